@@ -1,0 +1,139 @@
+"""The Celery application: lanes, routes and delivery settings, each with its reason.
+
+A message names one evaluation and carries nothing else that a worker acts on. Its ``kwargsrepr`` header
+is a label for Flower; the truth about the evaluation is read from Postgres by whoever executes it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from uuid import UUID
+
+from celery import Celery
+from kombu import Queue
+from kombu.exceptions import OperationalError
+
+from kqueue.config import Config
+from kqueue.errors import BrokerUnavailable, UnknownLane
+
+#: The one task. Its only argument is the evaluation's id.
+EVALUATE: Final = "kqueue.evaluate"
+#: Seconds that Celery's hard limit lies above the sum of the judge's own deadlines.
+HARD_LIMIT_GRACE_S: Final = 15.0
+#: Seconds that an evaluation may wait for its GPU while other slots use it.
+GPU_WAIT_S: Final = 900.0
+#: Redis hands an unacknowledged message out again after this many seconds. Above every hard limit, and
+#: the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
+VISIBILITY_TIMEOUT_S: Final = 6 * 3600
+
+_LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
+_PREFIX: Final = "kqueue."
+
+
+def check_lane(lane: str) -> str:
+    """Return ``lane`` if its name is one (``cpu``, ``gpu``, ``gpu.<model>``).
+
+    Raises:
+        UnknownLane: it is not.
+    """
+    if not _LANE.fullmatch(lane):
+        raise UnknownLane(f"unknown lane {lane!r}: use auto, cpu, gpu, or gpu.<model> such as gpu.h200")
+    return lane
+
+
+def queue(lane: str) -> Queue:
+    """The queue of a lane."""
+    name = _PREFIX + check_lane(lane)
+    return Queue(name, routing_key=name)
+
+
+def make_app(config: Config) -> Celery:
+    """The Celery application of a fleet; it connects when first used."""
+    app = Celery("kqueue", broker=config.require_redis(), set_as_current=False)
+    app.conf.update(
+        # Only JSON crosses: a writer to Redis can at worst name an evaluation.
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        # Postgres is the record. A result backend in Redis turns a success into a failure when Redis
+        # is away at the moment that the task ends.
+        result_backend=None,
+        task_ignore_result=True,
+        task_track_started=False,
+        # One evaluation a process, one process a worker: a fresh CUDA context for each.
+        worker_pool="workers.pool:TaskPool",
+        worker_concurrency=1,
+        worker_max_tasks_per_child=1,
+        # A message stays in Redis until the slot is free: idle slots get the work, and nothing that was
+        # fetched early comes back as a duplicate.
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        # A dead worker's message comes back; a kernel that kills its process does not (that is a verdict).
+        task_acks_late=True,
+        task_acks_on_failure=True,
+        task_acks_on_timeout=True,
+        task_reject_on_worker_lost=False,
+        # A child needs its imports' pages and a fork: 4 s, the default, can be too short on a busy host.
+        worker_proc_alive_timeout=60.0,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_enable_remote_control=True,
+        # Flower shows nothing without the worker's events, and no queued time without the sender's.
+        worker_send_task_events=True,
+        task_send_sent_event=True,
+        # A lane that nobody declared is an error at submission, not a queue that nobody reads.
+        task_create_missing_queues=False,
+        task_queues=[queue("cpu"), queue("gpu")],
+        task_default_queue="kqueue.unrouted",
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            "unacked_restore_interval": 10,
+            "unacked_restore_throttle": 1,
+            # Without a socket timeout a half-open connection waits for ever.
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 25,
+            "global_keyprefix": "",
+        },
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        enable_utc=True,
+        timezone="UTC",
+    )
+    return app
+
+
+def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, label: str) -> None:
+    """Send the message that has an evaluation executed.
+
+    Args:
+        app: what :func:`make_app` made.
+        evaluation_id: the only thing that a worker reads from the message; also the Celery task's id.
+        lane: a lane's name, not ``auto``.
+        deadlines_s: sum of the evaluation's own deadlines in seconds; Celery's hard limit lies above it.
+        label: one line for Flower, never a source.
+
+    Raises:
+        BrokerUnavailable: Redis did not take it. The evaluation is not lost: the sweeper sends it later.
+    """
+    try:
+        app.send_task(
+            EVALUATE,
+            args=[str(evaluation_id)],
+            task_id=str(evaluation_id),
+            queue=queue(lane),
+            time_limit=hard_limit_s(deadlines_s),
+            argsrepr=f"('{evaluation_id}',)",
+            kwargsrepr=label,
+            retry=False,
+        )
+    except (OperationalError, OSError) as error:
+        raise BrokerUnavailable(f"Redis did not take the message: {error}") from error
+
+
+def hard_limit_s(deadlines_s: float) -> float:
+    """Celery's hard time limit in seconds for an evaluation whose deadlines sum to ``deadlines_s``."""
+    return deadlines_s + GPU_WAIT_S + HARD_LIMIT_GRACE_S

@@ -1,0 +1,312 @@
+"""What crosses every boundary: requests, settings, outcomes and verdicts.
+
+Everything here is an immutable pydantic model with a JSON form; unknown fields are refused. Durations
+carry their unit in the name (``_s`` seconds, ``_ms`` milliseconds), sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kqueue.categories import Blame, Category
+
+#: The largest source of a problem or kernel, in bytes of UTF-8.
+MAX_SOURCE_BYTES: Final = 1 << 20
+#: What is kept of a candidate's output, in bytes: the last of it.
+LOG_TAIL_BYTES: Final = 16 << 10
+GIB: Final = 1 << 30
+
+
+class Backend(StrEnum):
+    """What a kernel is written in."""
+
+    CUDA = "cuda"
+    TRITON = "triton"
+    TORCH = "torch"
+    CPP = "cpp"
+    CUPY = "cupy"
+
+
+#: The backends that can be judged on the ``cpu`` lane (Triton through its interpreter).
+CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON})
+
+
+class Precision(StrEnum):
+    """The floating dtype of the weights and inputs."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class Phase(StrEnum):
+    """The phases of an evaluation, each with its own deadline."""
+
+    PREPARE = "prepare"
+    REFERENCE = "reference"
+    LOAD = "load"
+    COMPILE = "compile"
+    CONSTRUCT = "construct"
+    CHECK = "check"
+    TIME = "time"
+    CLEANUP = "cleanup"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+_Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class Deadlines(_Model):
+    """How long each phase may take, in seconds."""
+
+    reference_s: _Seconds = 120.0
+    """Loading the problem, making the inputs and running the reference on them."""
+    load_s: _Seconds = 60.0
+    """Importing the kernel's source, what a compiler takes not counted."""
+    compile_s: _Seconds = 300.0
+    """All compilation at import together."""
+    construct_s: _Seconds = 60.0
+    """Constructing ``ModelNew`` and moving it to the device."""
+    check_s: _Seconds = 60.0
+    """All checked calls together, Triton's compilation at the first call included."""
+    time_s: _Seconds = 60.0
+    """All timed calls together."""
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all phases, in seconds."""
+        return self.reference_s + self.load_s + self.compile_s + self.construct_s + self.check_s + self.time_s
+
+
+class Limits(_Model):
+    """What a candidate may use."""
+
+    host_memory_bytes: Annotated[int, Field(ge=256 << 20)] = 16 * GIB
+    """Resident memory of the candidate's whole process tree."""
+    output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES)] = 1 << 20
+    """What may be written to stdout and stderr together."""
+    processes: Annotated[int, Field(ge=16, le=65536)] = 512
+    """Threads and processes at once (enforced where the candidate has a uid of its own)."""
+    file_bytes: Annotated[int, Field(ge=1 << 20)] = 2 * GIB
+    """The largest file that it may write."""
+
+
+class Timing(_Model):
+    """Whether and how the kernel is timed."""
+
+    enabled: bool = True
+    calls: Annotated[int, Field(ge=5, le=10_000)] = 100
+    """Timed calls."""
+    warmup: Annotated[int, Field(ge=0, le=1_000)] = 10
+    """Untimed calls before them."""
+    cold_l2: bool = True
+    """Flush the GPU's L2 cache before every timed call."""
+    baseline: bool = True
+    """Time the reference in eager mode as well (cached per problem, settings and environment)."""
+
+
+class Tolerance(_Model):
+    """The largest accepted error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
+
+    atol: Annotated[float, Field(ge=0)]
+    rtol: Annotated[float, Field(ge=0)]
+
+
+class Settings(_Model):
+    """How an evaluation is judged."""
+
+    precision: Precision = Precision.FP32
+    checks: Annotated[int, Field(ge=1, le=100)] = 5
+    """Input sets, each from its own seed, on which the kernel must agree with the reference."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    """Set before both constructors, so that weights agree. Input seeds are the judge's own."""
+    tolerance: Tolerance | None = None
+    """Where None, by output dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, exact for the rest."""
+    timing: Timing = Timing()
+    deadlines: Deadlines = Deadlines()
+    limits: Limits = Limits()
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """Attempts in all, further ones only after a failure of the fleet."""
+
+
+def _source(value: str, what: str) -> str:
+    if not value.strip():
+        raise ValueError(f"the {what}'s source is empty")
+    try:
+        size = len(value.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what}'s source is not valid UTF-8 text: {error.reason}") from None
+    if size > MAX_SOURCE_BYTES:
+        raise ValueError(f"the {what}'s source has {size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+    if "\0" in value:
+        raise ValueError(f"the {what}'s source holds a NUL character")
+    return value
+
+
+_Label = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Request(_Model):
+    """One request to judge one kernel against one problem."""
+
+    problem: str
+    """Source of the reference: ``class Model``, ``get_inputs()``, ``get_init_inputs()``."""
+    kernel: str
+    """Source of the candidate: ``class ModelNew``."""
+    backend: Backend
+    lane: Annotated[str, Field(max_length=64)] = "auto"
+    """``auto`` (``gpu`` where a GPU worker lives, else ``cpu``), ``cpu``, ``gpu`` or ``gpu.<model>``."""
+    settings: Settings = Settings()
+    problem_label: _Label | None = None
+    """A name for people; never used to identify."""
+    kernel_label: _Label | None = None
+    batch: _Label | None = None
+    """A name under which a producer finds its evaluations again."""
+    idempotency_key: _Label | None = None
+    """Submitting the same key again returns the same evaluation."""
+    queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
+    """How long the evaluation may wait for a worker before it ends as ``expired``; None for ever."""
+
+    @field_validator("problem")
+    @classmethod
+    def _problem(cls, value: str) -> str:
+        return _source(value, "problem")
+
+    @field_validator("kernel")
+    @classmethod
+    def _kernel(cls, value: str) -> str:
+        return _source(value, "kernel")
+
+    @property
+    def problem_hash(self) -> str:
+        """SHA-256 of the problem's source, in hex."""
+        return hashlib.sha256(self.problem.encode()).hexdigest()
+
+    @property
+    def kernel_hash(self) -> str:
+        """SHA-256 of the kernel's backend and source, in hex."""
+        return hashlib.sha256(f"{self.backend}\0{self.kernel}".encode()).hexdigest()
+
+
+class Measurement(_Model):
+    """A time taken, with what it rests on. All times in milliseconds, the null subtracted."""
+
+    basis: Literal["cpu_clock"]
+    """``cpu_clock``: the judge's CPU clock from the go-ahead to the candidate's answer, end to end."""
+    count: Annotated[int, Field(ge=1)]
+    """Timed calls."""
+    median_ms: float
+    q1_ms: float
+    q3_ms: float
+    mean_ms: float
+    std_ms: float
+    min_ms: float
+    max_ms: float
+    null_ms: float
+    """Median of the same round trip without a forward, subtracted from all the above."""
+    cold_l2: bool
+    clocks: dict[str, float | str | None] = {}
+    """SM and memory clock in MHz and throttle reasons, where the device tells."""
+
+
+class Outcome(_Model):
+    """What one attempt came to, before it is recorded."""
+
+    category: Category
+    message: str = ""
+    """One line for people: what happened and where."""
+    phase: Phase | None = None
+    facts: dict[str, Any] = {}
+    """The structured facts that the category was decided from."""
+    runtime: Measurement | None = None
+    baseline: Measurement | None = None
+    log: str = ""
+    """The last of the candidate's output, sanitised."""
+    evidence: dict[str, Any] = {}
+    """Isolation, durations of the phases and checks."""
+
+    @model_validator(mode="after")
+    def _only_passed_kernels_have_a_time(self) -> Self:
+        if self.runtime is not None and self.category is not Category.PASSED:
+            raise ValueError(f"a runtime belongs to a passed kernel, not to {self.category}")
+        return self
+
+
+class Verdict(Outcome):
+    """The one final outcome of an evaluation."""
+
+    evaluation_id: UUID
+    problem_label: str | None = None
+    kernel_label: str | None = None
+    backend: Backend
+    lane: str
+    attempts: int
+    """Attempts made, 0 where it never started."""
+    written_by: str
+    """Who recorded it: ``judge``, ``worker``, ``sweeper`` or ``client``."""
+    environment: dict[str, Any] | None = None
+    """GPU, driver, CUDA, torch, triton, host; None where no attempt was made."""
+    submitted_at: datetime
+    finished_at: datetime
+
+    @property
+    def blame(self) -> Blame:
+        """Whose failure it is; :attr:`Blame.NONE` for a passed kernel."""
+        return self.category.blame
+
+    @property
+    def passed(self) -> bool:
+        """Whether the kernel was right."""
+        return self.category is Category.PASSED
+
+    @property
+    def compiled(self) -> bool | None:
+        """KernelBench's ``compiled``; None where it is unknown."""
+        return self.category.info.compiled
+
+    @property
+    def correctness(self) -> bool | None:
+        """KernelBench's ``correctness``; None where it is unknown."""
+        return self.category.info.correctness
+
+    @property
+    def runtime_ms(self) -> float | None:
+        """Median time of a call in milliseconds; None unless passed and timed."""
+        return self.runtime.median_ms if self.runtime else None
+
+    @property
+    def baseline_ms(self) -> float | None:
+        """Median time of the eager reference in milliseconds, where taken."""
+        return self.baseline.median_ms if self.baseline else None
+
+    @property
+    def speedup(self) -> float | None:
+        """``baseline / runtime``; None unless passed and both were timed above zero."""
+        if self.runtime is None or self.baseline is None:
+            return None
+        if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
+            return None
+        return self.baseline.median_ms / self.runtime.median_ms
+
+    def summary(self) -> dict[str, Any]:
+        """The verdict as a flat JSON-safe record, derived facts included, log and evidence left out."""
+        record = self.model_dump(
+            mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"}
+        )
+        return record | {
+            "blame": str(self.blame),
+            "compiled": self.compiled,
+            "correctness": self.correctness,
+            "runtime_ms": self.runtime_ms,
+            "baseline_ms": self.baseline_ms,
+            "speedup": self.speedup,
+        }

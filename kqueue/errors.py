@@ -1,0 +1,70 @@
+"""Every exception that kqueue raises on purpose.
+
+::
+
+    KqueueError
+    ├── ConfigError             settings that cannot work
+    ├── InvalidRequest          a request refused before anything was written
+    │   ├── UnknownLane         the lane's name is not one
+    │   └── LaneUnavailable     no worker serves the lane
+    ├── UnknownEvaluation       no evaluation has this id
+    ├── WaitTimeout             the verdict did not come in the time given
+    └── ServiceError            something the fleet stands on
+        ├── DatabaseUnavailable Postgres cannot be reached or refused
+        ├── BrokerUnavailable   Redis cannot be reached or refused
+        ├── SchemaMismatch      the database's schema is not this version's
+        └── LocalFleetError     the one-machine fleet or an embedded service failed
+
+A kernel's failure is never an exception: it is a :class:`kqueue.Verdict`.
+Each message says what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class KqueueError(Exception):
+    """The root of all exceptions that kqueue raises on purpose."""
+
+
+class ConfigError(KqueueError):
+    """Settings that cannot work; the message names the setting."""
+
+
+class InvalidRequest(KqueueError, ValueError):
+    """A request refused before anything was written; the message names the field and the fix."""
+
+
+class UnknownLane(InvalidRequest):
+    """The lane's name is not one."""
+
+
+class LaneUnavailable(InvalidRequest):
+    """No live worker serves the lane, so the evaluation would only wait."""
+
+
+class UnknownEvaluation(KqueueError, LookupError):
+    """No evaluation has this id."""
+
+
+class WaitTimeout(KqueueError, TimeoutError):
+    """The verdict did not come within the time given; the evaluation goes on."""
+
+
+class ServiceError(KqueueError):
+    """Something that the fleet stands on is missing or refused."""
+
+
+class DatabaseUnavailable(ServiceError):
+    """Postgres cannot be reached or refused the connection."""
+
+
+class BrokerUnavailable(ServiceError):
+    """Redis cannot be reached or refused the connection."""
+
+
+class SchemaMismatch(ServiceError):
+    """The database's schema is not the one that this version of kqueue works with."""
+
+
+class LocalFleetError(ServiceError):
+    """The one-machine fleet or one of its embedded services failed."""

@@ -1,0 +1,216 @@
+"""The tables. ``migrations/`` makes the same schema; a test compares the two.
+
+The unit is the evaluation. An evaluation has attempts (more than one only when the fleet failed) and, in
+the end, exactly one verdict. Times are UTC, set by the database's clock, never by a worker's.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Types and constraint names shared by all tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[str]: ARRAY(Text),
+        str: Text,
+        float: Double,
+    }
+
+
+class Problem(Base):
+    """A reference, identified by the hash of its source."""
+
+    __tablename__ = "problems"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Kernel(Base):
+    """A candidate's source and backend, identified by the hash of both."""
+
+    __tablename__ = "kernels"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    backend: Mapped[str]
+    source: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Evaluation(Base):
+    """One request to judge one kernel against one problem."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (
+        CheckConstraint("state IN ('queued', 'running', 'done')", name="state"),
+        UniqueConstraint("idempotency_key"),
+        Index("ix_evaluations_open", "state", "available_at", postgresql_where=text("state <> 'done'")),
+        Index("ix_evaluations_submitted_at", "submitted_at"),
+        Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
+        Index("ix_evaluations_problem_hash", "problem_hash"),
+        Index("ix_evaluations_kernel_hash", "kernel_hash"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"))
+    kernel_hash: Mapped[str] = mapped_column(ForeignKey("kernels.hash"))
+    problem_label: Mapped[str | None]
+    kernel_label: Mapped[str | None]
+    lane: Mapped[str]
+    settings: Mapped[dict[str, Any]]
+    """A :class:`kqueue.contract.Settings`."""
+    batch: Mapped[str | None]
+    idempotency_key: Mapped[str | None]
+    state: Mapped[str] = mapped_column(server_default="queued")
+    """``queued``, ``running`` or ``done``; a verdict exists exactly when it is ``done``."""
+    attempts: Mapped[int] = mapped_column(Integer, server_default="0")
+    """Attempts begun; the running or last attempt's number."""
+    submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    available_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """Not claimed before: the backoff after a fleet's failure."""
+    expires_at: Mapped[datetime | None]
+    """Ends as ``expired`` if it is still queued and was never started by then."""
+    published_at: Mapped[datetime | None]
+    """When its message was last given to Redis."""
+
+
+class Worker(Base):
+    """A slot's worker process: one row for each life of it."""
+
+    __tablename__ = "workers"
+    __table_args__ = (Index("ix_workers_alive", "heartbeat_at", postgresql_where=text("stopped_at IS NULL")),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    """Celery's node name, such as ``gpu0-1@host``."""
+    host: Mapped[str]
+    pid: Mapped[int]
+    lanes: Mapped[list[str]]
+    device: Mapped[str]
+    """A GPU's UUID, or ``cpu``."""
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    stopped_at: Mapped[datetime | None]
+
+
+class Environment(Base):
+    """What a number was taken on: identified by the hash of its facts."""
+
+    __tablename__ = "environments"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    device: Mapped[str]
+    """The GPU's or CPU's model name."""
+    driver: Mapped[str | None]
+    cuda: Mapped[str | None]
+    torch: Mapped[str]
+    triton: Mapped[str | None]
+    python: Mapped[str]
+    host: Mapped[str]
+    facts: Mapped[dict[str, Any]]
+    """All of the above and whatever else the worker knew."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Attempt(Base):
+    """One execution of an evaluation by one worker."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        UniqueConstraint("evaluation_id", "number"),
+        Index("ix_attempts_running", "lease_until", postgresql_where=text("ended_at IS NULL")),
+        Index("ix_attempts_worker_id", "worker_id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    evaluation_id: Mapped[UUID] = mapped_column(ForeignKey("evaluations.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id"))
+    environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    lease_until: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    category: Mapped[str | None]
+    message: Mapped[str | None]
+    outcome: Mapped[dict[str, Any] | None]
+    """The :class:`kqueue.contract.Outcome` that the attempt came to."""
+    written_by: Mapped[str | None]
+
+
+class Verdict(Base):
+    """The one final outcome of an evaluation."""
+
+    __tablename__ = "verdicts"
+    __table_args__ = (
+        Index("ix_verdicts_category_finished_at", "category", "finished_at"),
+        Index("ix_verdicts_finished_at", "finished_at"),
+    )
+
+    evaluation_id: Mapped[UUID] = mapped_column(
+        ForeignKey("evaluations.id", ondelete="CASCADE"), primary_key=True
+    )
+    attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempts.id"))
+    category: Mapped[str]
+    blame: Mapped[str]
+    compiled: Mapped[bool | None]
+    correctness: Mapped[bool | None]
+    phase: Mapped[str | None]
+    message: Mapped[str]
+    runtime_ms: Mapped[float | None]
+    baseline_ms: Mapped[float | None]
+    speedup: Mapped[float | None]
+    facts: Mapped[dict[str, Any]]
+    runtime: Mapped[dict[str, Any] | None]
+    baseline: Mapped[dict[str, Any] | None]
+    evidence: Mapped[dict[str, Any]]
+    log: Mapped[str]
+    written_by: Mapped[str]
+    finished_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Baseline(Base):
+    """The reference's own time in one environment, cached."""
+
+    __tablename__ = "baselines"
+
+    problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"), primary_key=True)
+    environment_hash: Mapped[str] = mapped_column(ForeignKey("environments.hash"), primary_key=True)
+    settings_key: Mapped[str] = mapped_column(primary_key=True)
+    """What else the time depends on: precision, seed, L2 and the method."""
+    measurement: Mapped[dict[str, Any]]
+    """A :class:`kqueue.contract.Measurement`."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

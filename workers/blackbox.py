@@ -1,0 +1,67 @@
+"""The flight recorder: what a judge was doing when it died, readable by the worker's parent.
+
+One page of anonymous shared memory, made by the parent before it forks. The judge writes where it is;
+the parent reads after the judge's death, when nobody can be asked. A worker has one judge at a time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from uuid import UUID
+
+from kqueue.contract import Phase
+
+_PHASES = list(Phase)
+#: evaluation id, attempt number, phase's index, monotonic deadline of the phase in seconds (0: none)
+_LAYOUT = struct.Struct("=16sIid")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where the judge was last seen.
+
+    Attributes:
+        evaluation_id: the evaluation that it had claimed.
+        number: the attempt's number.
+        phase: the phase it was in; None before the first.
+        overdue: whether the phase's deadline had passed when this was read.
+    """
+
+    evaluation_id: UUID
+    number: int
+    phase: Phase | None
+    overdue: bool
+
+
+class BlackBox:
+    """One page shared by a worker's parent and its children."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def open(self, evaluation_id: UUID, number: int) -> None:
+        """The judge has claimed this attempt."""
+        self._write(evaluation_id, number, -1, 0.0)
+
+    def enter(self, phase: Phase, deadline: float = 0.0) -> None:
+        """The judge enters a phase that should end by ``deadline`` on the monotonic clock (0: none)."""
+        identity, number, _, _ = _LAYOUT.unpack_from(self._page)
+        _LAYOUT.pack_into(self._page, 0, identity, number, _PHASES.index(phase), deadline)
+
+    def close(self) -> None:
+        """The attempt's outcome has been recorded; nothing is left to say."""
+        self._page[: _LAYOUT.size] = bytes(_LAYOUT.size)
+
+    def read(self) -> Record | None:
+        """What was last written; None if no attempt is open."""
+        identity, number, phase, deadline = _LAYOUT.unpack_from(self._page)
+        if number == 0:
+            return None
+        overdue = 0.0 < deadline <= time.monotonic()
+        return Record(UUID(bytes=identity), number, _PHASES[phase] if phase >= 0 else None, overdue)
+
+    def _write(self, evaluation_id: UUID, number: int, phase: int, deadline: float) -> None:
+        _LAYOUT.pack_into(self._page, 0, evaluation_id.bytes, number, phase, deadline)
