@@ -102,9 +102,7 @@ def _rows() -> list[CategoryInfo]:
         Blame.NONE,
         True,
         True,
-        {
-            c.PASSED: "The kernel's outputs matched the reference on every input, and its time was taken if asked for."
-        },
+        {c.PASSED: "The kernel's outputs matched the reference on every input, and its time was taken if asked for."},
     )
     add(
         Blame.CANDIDATE,

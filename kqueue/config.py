@@ -33,9 +33,7 @@ class Config(BaseSettings):
         env_ignore_empty=True,
     )
 
-    home: Path = Field(
-        default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue"
-    )
+    home: Path = Field(default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue")
     """Where a one-machine fleet keeps its data, and where clients on that machine find it."""
     database_url: SecretStr | None = None
     """SQLAlchemy URL of Postgres: ``postgresql+psycopg://user:password@host/database``."""
@@ -89,8 +87,7 @@ class Config(BaseSettings):
 def _require(value: SecretStr | None, name: str, home: Path) -> str:
     if value is None:
         raise ConfigError(
-            f"no fleet is known: set {name}, or start one on this machine with `kqueue up`"
-            f" (none runs under {home})"
+            f"no fleet is known: set {name}, or start one on this machine with `kqueue up` (none runs under {home})"
         )
     return value.get_secret_value()
 

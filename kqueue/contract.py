@@ -299,9 +299,7 @@ class Verdict(Outcome):
 
     def summary(self) -> dict[str, Any]:
         """The verdict as a flat JSON-safe record, derived facts included, log and evidence left out."""
-        record = self.model_dump(
-            mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"}
-        )
+        record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
         return record | {
             "blame": str(self.blame),
             "compiled": self.compiled,

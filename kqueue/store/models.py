@@ -180,9 +180,7 @@ class Verdict(Base):
         Index("ix_verdicts_finished_at", "finished_at"),
     )
 
-    evaluation_id: Mapped[UUID] = mapped_column(
-        ForeignKey("evaluations.id", ondelete="CASCADE"), primary_key=True
-    )
+    evaluation_id: Mapped[UUID] = mapped_column(ForeignKey("evaluations.id", ondelete="CASCADE"), primary_key=True)
     attempt_id: Mapped[int | None] = mapped_column(ForeignKey("attempts.id"))
     category: Mapped[str]
     blame: Mapped[str]
