@@ -110,8 +110,6 @@ class Timing(_Model):
     """Untimed calls before them."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""
-    baseline: bool = True
-    """Time the reference in eager mode as well (cached per problem, settings and environment)."""
 
 
 class Tolerance(_Model):
