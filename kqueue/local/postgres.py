@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.process import Child, Lock, running, socket_directory, wait_until_ready
+from kqueue.local.process import Child, Lock, drop_socket_directory, running, socket_directory, wait_until_ready
 
 _DATABASE: Final = "kqueue"
 _USER: Final = "postgres"
@@ -69,7 +69,9 @@ class Postgres:
             LocalFleetError: it was not started.
         """
         if self._sockets is None:
-            raise LocalFleetError("this Postgres was not started: use it in a `with` statement")
+            raise LocalFleetError(
+                "this Postgres was not started, or was stopped: use its address inside its `with` block"
+            )
         return f"postgresql+psycopg://{_USER}@/{_DATABASE}?host={quote(str(self._sockets))}&port={_PORT}"
 
     @property
@@ -117,6 +119,9 @@ class Postgres:
                 self._child.stop((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
         finally:
             self._child = None
+            if self._sockets is not None:
+                drop_socket_directory(self._sockets, self._directory)
+                self._sockets = None
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None

