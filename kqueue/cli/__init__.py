@@ -1,0 +1,51 @@
+"""The command `kqueue`: one file a command group, and the exit statuses that all of them share."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from kqueue.cli import categories, database, doctor, fleet, results, submit
+from kqueue.errors import ConfigError, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation, WaitTimeout
+
+#: What a command ends with when it could not do its work. 1 is kept for "done, and the answer is no".
+STATUSES: dict[type[KqueueError], int] = {
+    InvalidRequest: 2,
+    ServiceError: 3,
+    ConfigError: 3,
+    WaitTimeout: 4,
+    UnknownEvaluation: 5,
+}
+
+app = typer.Typer(
+    name="kqueue",
+    help="A worker fleet that judges GPU kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for group in (submit, results, fleet, database, categories, doctor):
+    group.register(app)
+
+
+def exit_status(error: KqueueError) -> int:
+    """The exit status that stands for ``error``."""
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 1)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit.
+
+    What kqueue raises on purpose becomes one line on stderr and a status of :data:`STATUSES`.
+    """
+    try:
+        app(prog_name="kqueue")
+    except KqueueError as error:
+        from kqueue.cli.render import one_line
+
+        print(f"kqueue: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(exit_status(error))
+    sys.exit(0)

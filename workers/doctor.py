@@ -1,0 +1,357 @@
+"""What this host can do as a worker: GPUs, torch, compilers, and what the sandbox may rest on.
+
+Run as ``python -m workers.doctor`` by `kqueue doctor`, in a process of its own: it imports torch, makes a
+CUDA context on every GPU, and would take a hang or a crash of the driver with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.config import Config, load
+from kqueue.doctor import Check, State, installed
+from workers.sandbox import linux
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SYS_LANDLOCK_CREATE_RULESET, _LANDLOCK_CREATE_RULESET_VERSION = 444, 1
+_CLONE_NEWUSER: Final = 0x10000000
+_NAMESPACES: Final = {"user": _CLONE_NEWUSER, "network": 0x40000000, "mount": linux.CLONE_NEWNS, "pid": 0x20000000}
+#: Names of the capabilities by bit.
+_CAPABILITIES: Final = """
+    chown dac_override dac_read_search fowner fsetid kill setgid setuid setpcap linux_immutable net_bind_service
+    net_broadcast net_admin net_raw ipc_lock ipc_owner sys_module sys_rawio sys_chroot sys_ptrace sys_pacct sys_admin
+    sys_boot sys_nice sys_resource sys_time sys_tty_config mknod lease audit_write audit_control setfcap mac_override
+    mac_admin syslog wake_alarm block_suspend audit_read perfmon bpf checkpoint_restore
+"""
+#: Those that a fleet of root's uses: private directories for candidates, their uids, their end.
+_NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
+_GIB: Final = 1 << 30
+
+
+def examine(config: Config) -> list[Check]:
+    """Every check of a worker's parts; on a host without torch only what tells that it is not a worker."""
+    devices = list(_devices())
+    if importlib.util.find_spec("torch") is None:
+        fix = "for a worker: install `kqueue[worker]`"
+        return [*devices, Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)]
+    # Probes that fork come before torch, which may start threads.
+    probes = list(_probes())
+    return [*devices, *_torch(), *_compilers(), *_user(config), *probes, *_scratch(config)]
+
+
+# GPUs ------------------------------------------------------------------------------------------------
+
+
+def _devices() -> Iterator[Check]:
+    try:
+        import pynvml as nvml  # a part of kqueue[worker]
+    except ImportError:
+        yield Check("gpu", "driver", State.INFO, "not looked for: nvidia-ml-py is not installed (kqueue[worker])")
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        yield Check("gpu", "driver", State.INFO, f"no NVIDIA GPU here ({error}): the cpu lane only")
+        return
+    try:
+        yield Check("gpu", "driver", State.OK, str(nvml.nvmlSystemGetDriverVersion()))
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                yield _device(nvml, index)
+            except nvml.NVMLError as error:
+                yield Check("gpu", f"gpu {index}", State.FAIL, str(error), "see `nvidia-smi`; reset or drain the GPU")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, index: int) -> Check:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    detail = (
+        f"{nvml.nvmlDeviceGetName(handle)} {nvml.nvmlDeviceGetUUID(handle)}, sm_{major}{minor}, "
+        f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
+    )
+    # The judge and the candidate each have a context; so has the next evaluation in preparation.
+    if nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT:
+        fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
+        return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
+    busy = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if busy:
+        fix = "times taken beside other work are not to be trusted (a running fleet's own contexts count here)"
+        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
+    return Check("gpu", f"gpu {index}", State.OK, detail)
+
+
+# torch -----------------------------------------------------------------------------------------------
+
+
+def _torch() -> Iterator[Check]:
+    # Counts devices without a context, so that the loop below decides where one is made.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Check("gpu", "torch", State.FAIL, f"cannot be imported: {error}", "install torch again")
+        return
+    built = torch.version.cuda
+    node = Path("/dev/nvidiactl").exists()
+    if built is None and node:
+        fix = "install a CUDA build of torch (see pytorch.org), else only the cpu lane is served"
+        yield Check("gpu", "torch", State.FAIL, f"{torch.__version__}, a CPU build, on a host with a GPU", fix)
+    else:
+        yield Check("gpu", "torch", State.OK, f"{torch.__version__}, {f'CUDA {built}' if built else 'CPU build'}")
+    for index in range(torch.cuda.device_count() if built else 0):
+        yield _kernel_runs(torch, index)
+    yield _triton()
+    if (cupy := _any_cupy()) is not None:
+        yield Check("gpu", "cupy", State.OK, cupy)
+    else:
+        fix = f"for kernels of backend cupy: install `cupy-cuda{(built or '12').split('.')[0]}x`" if built else ""
+        yield Check("gpu", "cupy", State.INFO, "not installed", fix)
+
+
+def _kernel_runs(torch: Any, index: int) -> Check:
+    name = f"cuda:{index}"
+    try:
+        value = torch.arange(1024, device=name).sum().item()
+    except (RuntimeError, AssertionError) as error:
+        fix = "is the driver new enough for this build of torch, and are the device nodes readable?"
+        return Check("gpu", name, State.FAIL, f"torch cannot use it: {error}", fix)
+    right = value == 1023 * 512
+    return Check("gpu", name, State.OK if right else State.FAIL, "a kernel ran" if right else f"computed {value}")
+
+
+def _triton() -> Check:
+    version = installed("triton")
+    if version is None:
+        return Check("gpu", "triton", State.WARN, "not installed", "for kernels of backend triton: install triton")
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the import is the check
+    except (ImportError, OSError) as error:
+        return Check("gpu", "triton", State.FAIL, f"{version} cannot be imported: {error}", "install triton again")
+    return Check("gpu", "triton", State.OK, version)
+
+
+def _any_cupy() -> str | None:
+    names = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+    return next((f"{name} {version}" for name in names if (version := installed(name))), None)
+
+
+# compilers -------------------------------------------------------------------------------------------
+
+
+def _compilers() -> Iterator[Check]:
+    gpu = Path("/dev/nvidiactl").exists()
+
+    def tool(name: str, found: str | None, absent: State, fix: str) -> Check:
+        if found:
+            return Check("compilers", name, State.OK, found)
+        return Check("compilers", name, absent, "not found", fix)
+
+    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
+    # Triton builds its launcher with a compiler, so on a GPU nothing but plain torch works without one.
+    needed = State.FAIL if gpu else State.WARN
+    fix = "for kernels of backends cuda, cpp and triton: install g++"
+    yield tool("c++", compiler and f"{_output(compiler)[0]} at {compiler}", needed, fix)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    fix = f"for kernels that are compiled: install python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+    yield tool("python headers", str(header.parent) if header.is_file() else None, needed, fix)
+    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    fix = "for kernels of backends cuda and cpp: install ninja"
+    yield tool("ninja", ninja and f"{_output(ninja)[0]} at {ninja}", State.WARN, fix)
+    nvcc = _nvcc()
+    fix = "for kernels of backend cuda: install the CUDA toolkit of torch's version, or set CUDA_HOME" if gpu else ""
+    yield tool("nvcc", nvcc and f"{_output(nvcc)[-1]} at {nvcc}", State.WARN if gpu else State.INFO, fix)
+
+
+def _nvcc() -> str | None:
+    """As torch's extension builder looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((found for place in places if (found := shutil.which(place))), None)
+
+
+def _output(program: str) -> list[str]:
+    """The lines that a program prints of its version; at least one."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"does not run: {error}"]
+    return done.stdout.strip().splitlines() or [f"ended with {done.returncode}"]
+
+
+# the sandbox -----------------------------------------------------------------------------------------
+
+
+def _user(config: Config) -> Iterator[Check]:
+    if os.geteuid() != 0:
+        fix = "run the worker as root (its container does) so that candidates get a uid of their own"
+        yield Check("sandbox", "user", State.WARN, f"uid {os.geteuid()}: candidates run as this user", fix)
+        return
+    uid = config.candidate_uid
+    yield Check("sandbox", "user", State.OK, f"root: candidates get uids from {uid}")
+    yield _capabilities()
+    from workers.sandbox import view
+
+    blocked = ", ".join(map(str, view.unreadable()))
+    refused = _in_child(view.rebuild) if blocked else 0
+    if refused:
+        detail = f"{blocked} is closed to other users and mounting is refused ({os.strerror(refused)})"
+        fix = "give the worker CAP_SYS_ADMIN, or install Python and kqueue where all users may go, such as /opt"
+        yield Check("sandbox", "candidate uid", State.WARN, f"candidates run as this user: {detail}", fix)
+        return
+
+    def start() -> None:
+        view.rebuild()
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        os.chdir("/")
+        os.execv(sys.executable, [sys.executable, "-c", "import torch.version, kqueue, workers"])  # noqa: S606
+
+    if failed := _in_child(start):
+        fix = "give the worker CAP_SETUID and CAP_SETGID, or run it as another user than root"
+        yield Check("sandbox", "candidate uid", State.FAIL, f"the interpreter does not start as {uid} ({failed})", fix)
+    else:
+        around = f", in a private view of {blocked}" if blocked else ""
+        yield Check("sandbox", "candidate uid", State.OK, f"the interpreter starts as {uid}{around}")
+
+
+def _probes() -> Iterator[Check]:
+    def probe(name: str, call: Callable[[], None], otherwise: State, fix: str) -> Check:
+        code = _in_child(call)
+        if code == 0:
+            return Check("sandbox", name, State.OK, "available")
+        return Check("sandbox", name, otherwise, f"refused: {os.strerror(code)}", fix)
+
+    yield probe("no_new_privs", lambda: linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1), State.FAIL, "use a newer kernel")
+    yield _landlock()
+    yield _seccomp()
+    for name, flag in _NAMESPACES.items():
+        # Without privileges every other namespace needs a user namespace around it.
+        wanted = flag if os.geteuid() == 0 else flag | _CLONE_NEWUSER
+        fix = "allow it in the container's seccomp profile or by kernel.unprivileged_userns_clone, if you can"
+        yield probe(f"{name} namespace", lambda flags=wanted: linux.unshare(flags), State.INFO, fix)
+    yield _cgroup()
+
+
+def _in_child(call: Callable[[], None]) -> int:
+    """Do ``call`` in a forked child, so that its effect ends with it; 0, or the errno or status it ended with."""
+    child = os.fork()
+    if child == 0:
+        code = 255
+        try:
+            call()
+            code = 0
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _capabilities() -> Check:
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    mask = int(line.split()[1], 16)
+    held = [name for bit, name in enumerate(_CAPABILITIES.split()) if mask >> bit & 1]
+    if lacking := sorted(_NEEDED.difference(held)):
+        names = ", ".join(f"CAP_{name.upper()}" for name in lacking)
+        return Check("sandbox", "capabilities", State.FAIL, f"without {names}", f"give the container {names}")
+    return Check("sandbox", "capabilities", State.OK, " ".join(held))
+
+
+def _landlock() -> Check:
+    version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+    if version >= 1:
+        return Check("sandbox", "landlock", State.OK, f"ABI {version}")
+    code = ctypes.get_errno()
+    if code == errno.EOPNOTSUPP:
+        fix = "boot with `lsm=landlock,...`"
+    else:
+        fix = "use Linux 5.13 or later, and allow it in the container's seccomp profile"
+    return Check("sandbox", "landlock", State.WARN, f"not available: {os.strerror(code)}", fix)
+
+
+def _seccomp() -> Check:
+    # A filter at address 0 is refused with EFAULT where filters are known, with EINVAL where they are not.
+    _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
+    code = ctypes.get_errno()
+    if code in {errno.EFAULT, errno.EACCES}:
+        return Check("sandbox", "seccomp", State.OK, "filters are available")
+    return Check("sandbox", "seccomp", State.WARN, os.strerror(code), "use a kernel with CONFIG_SECCOMP_FILTER")
+
+
+def _cgroup() -> Check:
+    top = Path("/sys/fs/cgroup")
+    fix = "where memory cannot be limited by a cgroup, the judge watches it and kills instead"
+    unified = next((line for line in _own_cgroups() if line.startswith("0::")), None)
+    if (top / "cgroup.controllers").is_file() and unified is not None:
+        own = top / unified.removeprefix("0::").lstrip("/")
+        if not own.is_dir():  # a container that sees the host's path
+            own = top
+        version = "v2"
+    elif (top / "memory").is_dir():
+        own, version = top / "memory", "v1"
+    else:
+        return Check("sandbox", "cgroup", State.INFO, "none mounted", fix)
+    trial = own / f"kqueue-doctor-{os.getpid()}"
+    try:
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        return Check("sandbox", "cgroup", State.INFO, f"{version}, not writable: {error.strerror}", fix)
+    return Check("sandbox", "cgroup", State.OK, f"{version}, writable at {own}")
+
+
+def _own_cgroups() -> list[str]:
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _scratch(config: Config) -> Iterator[Check]:
+    from workers.sandbox import view
+
+    place = config.scratch.resolve()
+    there = next(part for part in (place, *place.parents) if part.exists())
+    free = shutil.disk_usage(there).free
+    # A compiled kernel is a library that is mapped to be executed.
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        fix = "mount it with exec, or set KQUEUE_SCRATCH to another place"
+        yield Check("sandbox", "scratch", State.FAIL, f"{place} is on a file system mounted noexec", fix)
+    elif os.geteuid() == 0 and (blocked := view.obstacle(there)) is not None:
+        fix = f"`chmod o+x {blocked}`, or set KQUEUE_SCRATCH to a place that all users may enter"
+        yield Check("sandbox", "scratch", State.FAIL, f"{place} is behind {blocked}", fix)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Check(
+            "sandbox", "scratch", State.FAIL, f"{there} is not writable", "set KQUEUE_SCRATCH to a place that is"
+        )
+    elif free < 4 * _GIB:
+        fix = "free some, or set KQUEUE_SCRATCH to another disk"
+        yield Check("sandbox", "scratch", State.WARN, f"{place}: {free / _GIB:.1f} GiB free", fix)
+    else:
+        yield Check("sandbox", "scratch", State.OK, f"{place}: {free / _GIB:.0f} GiB free")
+
+
+def main() -> None:
+    """Print every check as one JSON list."""
+    sys.stdout.write(json.dumps([check.to_json() for check in examine(load())]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
