@@ -108,10 +108,12 @@ def load(**overrides: Any) -> Config:
     Raises:
         ConfigError: a setting has a value that cannot work; the message names it.
     """
-    given = {k: v for k, v in overrides.items() if v is not None}
+    given: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
     try:
         config = Config(**given)
-        missing = {k: v for k, v in _running_fleet(config.home_path).items() if getattr(config, k) is None}
+        missing: dict[str, Any] = {
+            k: v for k, v in _running_fleet(config.home_path).items() if getattr(config, k) is None
+        }
         return Config(**given, **missing) if missing else config
     except ValidationError as error:
         first = error.errors()[0]

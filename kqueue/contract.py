@@ -115,8 +115,8 @@ class Timing(_Model):
 class Tolerance(_Model):
     """The largest accepted error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
 
-    atol: Annotated[float, Field(ge=0)]
-    rtol: Annotated[float, Field(ge=0)]
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(_Model):
@@ -150,7 +150,8 @@ def _source(value: str, what: str) -> str:
     return value
 
 
-_Label = Annotated[str, Field(min_length=1, max_length=200)]
+#: Postgres holds no NUL in text.
+_Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
 class Request(_Model):
@@ -238,24 +239,6 @@ class Outcome(_Model):
             raise ValueError(f"a runtime belongs to a passed kernel, not to {self.category}")
         return self
 
-
-class Verdict(Outcome):
-    """The one final outcome of an evaluation."""
-
-    evaluation_id: UUID
-    problem_label: str | None = None
-    kernel_label: str | None = None
-    backend: Backend
-    lane: str
-    attempts: int
-    """Attempts made, 0 where it never started."""
-    written_by: str
-    """Who recorded it: ``judge``, ``worker``, ``sweeper`` or ``client``."""
-    environment: dict[str, Any] | None = None
-    """GPU, driver, CUDA, torch, triton, host; None where no attempt was made."""
-    submitted_at: datetime
-    finished_at: datetime
-
     @property
     def blame(self) -> Blame:
         """Whose failure it is; :attr:`Blame.NONE` for a passed kernel."""
@@ -294,6 +277,24 @@ class Verdict(Outcome):
         if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
             return None
         return self.baseline.median_ms / self.runtime.median_ms
+
+
+class Verdict(Outcome):
+    """The one final outcome of an evaluation."""
+
+    evaluation_id: UUID
+    problem_label: str | None = None
+    kernel_label: str | None = None
+    backend: Backend
+    lane: str
+    attempts: int
+    """Attempts made, 0 where it never started."""
+    written_by: str
+    """Who recorded it: ``judge``, ``worker``, ``sweeper`` or ``client``."""
+    environment: dict[str, Any] | None = None
+    """GPU, driver, CUDA, torch, triton, host; None where no attempt was made."""
+    submitted_at: datetime
+    finished_at: datetime
 
     def summary(self) -> dict[str, Any]:
         """The verdict as a flat JSON-safe record, derived facts included, log and evidence left out."""

@@ -6,7 +6,8 @@
     ├── ConfigError             settings that cannot work
     ├── InvalidRequest          a request refused before anything was written
     │   ├── UnknownLane         the lane's name is not one
-    │   └── LaneUnavailable     no worker serves the lane
+    │   ├── LaneUnavailable     no worker serves the lane
+    │   └── IdempotencyConflict a known idempotency key, given for another problem or kernel
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in the time given
     └── ServiceError            something the fleet stands on
@@ -20,6 +21,9 @@ Each message says what to do about it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
 
 
 class KqueueError(Exception):
@@ -42,12 +46,36 @@ class LaneUnavailable(InvalidRequest):
     """No live worker serves the lane, so the evaluation would only wait."""
 
 
+class IdempotencyConflict(InvalidRequest):
+    """A known idempotency key was given for another problem or kernel.
+
+    Attributes:
+        keys: the keys in question.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.keys = frozenset(keys)
+        names = ", ".join(repr(key) for key in sorted(self.keys))
+        super().__init__(f"idempotency_key: {names} was used for another problem or kernel; use a new key")
+
+
 class UnknownEvaluation(KqueueError, LookupError):
     """No evaluation has this id."""
 
+    def __init__(self, evaluation_id: UUID | str) -> None:
+        super().__init__(f"no evaluation has the id {evaluation_id}: see `kqueue results` for those that exist")
+
 
 class WaitTimeout(KqueueError, TimeoutError):
-    """The verdict did not come within the time given; the evaluation goes on."""
+    """The verdict did not come within the time given; the evaluation goes on.
+
+    Attributes:
+        evaluation_ids: what was waited for, in order, those included whose verdicts have come.
+    """
+
+    def __init__(self, message: str, evaluation_ids: Iterable[UUID] = ()) -> None:
+        self.evaluation_ids = tuple(evaluation_ids)
+        super().__init__(message)
 
 
 class ServiceError(KqueueError):

@@ -1,0 +1,1 @@
+"""The database's schema, step by step (Alembic). Used through :mod:`kqueue.store.schema`."""

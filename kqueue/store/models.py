@@ -7,7 +7,7 @@ the end, exactly one verdict. Times are UTC, set by the database's clock, never 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from sqlalchemy import (
@@ -20,6 +20,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Table,
     Text,
     UniqueConstraint,
     func,
@@ -43,11 +44,16 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
         list[str]: ARRAY(Text),
         str: Text,
         float: Double,
     }
+
+    def __init_subclass__(cls) -> None:
+        """A table's docstring opens with its comment in the database."""
+        super().__init_subclass__()
+        cast("Table", cls.__table__).comment = (cls.__doc__ or "").splitlines()[0]
 
 
 class Problem(Base):

@@ -1,0 +1,137 @@
+"""Connections to Postgres, and the one place where its errors become kqueue's."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors as pg
+from sqlalchemy import Connection, Engine, create_engine, exc
+from sqlalchemy.engine import URL, make_url
+
+from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
+
+CONNECT_TIMEOUT_S: Final = 5
+#: What the server holds every session to. A process that is stopped in the middle of a transaction must
+#: not keep its locks, and nobody waits for ever for those of another.
+_SESSION: Final = {
+    "timezone": "UTC",
+    "statement_timeout": "30s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "60s",
+}
+#: A peer that vanished without a word is noticed within half a minute.
+_KEEPALIVE: Final[dict[str, Any]] = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+#: A fault of the connection, the server or the rights on it, as opposed to one of the statement.
+_UNAVAILABLE: Final = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.InternalError,
+    pg.InsufficientPrivilege,
+)
+_OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn)
+
+
+def parse(url: str) -> URL:
+    """The database's URL, with the driver that kqueue uses.
+
+    Raises:
+        ConfigError: it is not a URL of a Postgres database.
+    """
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError:
+        raise ConfigError("KQUEUE_DATABASE_URL is not a URL: use postgresql+psycopg://user:password@host/db") from None
+    if parsed.get_backend_name() not in {"postgresql", "postgres"}:
+        raise ConfigError(f"KQUEUE_DATABASE_URL names {parsed.drivername}: kqueue needs postgresql+psycopg://...")
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
+    """An engine on the database; it connects when first used.
+
+    Args:
+        url: SQLAlchemy or libpq URL of Postgres.
+        application: shown in ``pg_stat_activity``.
+        pool_size: connections kept; two more may be opened for a moment.
+
+    Raises:
+        ConfigError: ``url`` is not one of a Postgres database.
+    """
+    return create_engine(
+        parse(url),
+        pool_size=pool_size,
+        max_overflow=2,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": application,
+            "options": " ".join(f"-c {name}={value}" for name, value in _SESSION.items()),
+            **_KEEPALIVE,
+        },
+    )
+
+
+def connect_listener(url: str, *, application: str) -> psycopg.Connection:
+    """A connection outside any pool, in autocommit, to wait for notifications on.
+
+    Raises:
+        DatabaseUnavailable: it cannot be had.
+    """
+    dsn = parse(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with translate():
+        return psycopg.connect(
+            dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name=application, **_KEEPALIVE
+        )
+
+
+@contextmanager
+def translate() -> Generator[None]:
+    """Raise kqueue's errors for those of SQLAlchemy and psycopg that are no fault of the statement.
+
+    Raises:
+        DatabaseUnavailable: Postgres cannot be reached, refused, or did not answer in time.
+        SchemaMismatch: a table or column that kqueue needs is not there.
+    """
+    try:
+        yield
+    except exc.TimeoutError as error:
+        raise DatabaseUnavailable(f"no free connection to Postgres: {error}") from error
+    except exc.DBAPIError as error:
+        _raise(error.orig, error, lost=error.connection_invalidated)
+        raise
+    except psycopg.Error as error:
+        _raise(error, error, lost=False)
+        raise
+
+
+def _raise(fault: BaseException | None, error: Exception, *, lost: bool) -> None:
+    if isinstance(fault, _OTHER_SCHEMA):
+        raise SchemaMismatch(
+            f"the database lacks what this kqueue needs ({_line(fault)}): run `kqueue db upgrade`"
+        ) from error
+    if lost or isinstance(fault, _UNAVAILABLE):
+        raise DatabaseUnavailable(
+            f"Postgres cannot be used: {_line(fault)}; check KQUEUE_DATABASE_URL and that the server runs"
+        ) from error
+
+
+def _line(fault: BaseException | None) -> str:
+    """The first line of an error's text; libpq's may go on for many."""
+    return (str(fault).strip() or type(fault).__name__).splitlines()[0]
+
+
+@contextmanager
+def transaction(engine: Engine) -> Generator[Connection]:
+    """One transaction, committed at the end of the block, with :func:`translate` around it."""
+    with translate(), engine.begin() as connection:
+        yield connection

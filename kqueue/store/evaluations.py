@@ -1,0 +1,596 @@
+"""The life of an evaluation in Postgres: submitted, claimed, ended once.
+
+Two rules carry everything. An attempt begins by compare-and-set on a queued evaluation, so that any
+number of messages for it are harmless. It ends under a lock on the evaluation's row, and the first who
+writes wins, so that judge, worker, sweeper and producer may all try and exactly one verdict comes of it.
+Whoever holds an evaluation's row may then lock its attempt's, never the other way round.
+
+Every function is one transaction unless it says otherwise. They raise
+:class:`~kqueue.errors.DatabaseUnavailable` where Postgres cannot be reached, refuses, or does not answer
+in time; nothing is half written then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from pydantic import ValidationError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    RowMapping,
+    Text,
+    Uuid,
+    and_,
+    any_,
+    false,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
+from kqueue import contract
+from kqueue.categories import Blame, Category
+from kqueue.contract import Deadlines, Outcome, Request, Settings
+from kqueue.errors import IdempotencyConflict, UnknownEvaluation
+from kqueue.store import clean
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict
+
+#: Notified with the evaluation's id when its verdict is committed.
+VERDICTS_CHANNEL: Final = "kqueue_verdicts"
+#: A message is on its way this long after the commit: nobody else sends it meanwhile.
+_PUBLISHING_S: Final = 5.0
+#: The most rows that one call of the sweeper's functions ends.
+_SWEEP_ROWS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An accepted evaluation, with what its message needs.
+
+    Attributes:
+        evaluation_id: its id, and its Celery task's.
+        created: False where an earlier submission under the same idempotency key made it.
+        lane: the lane whose queue the message goes to.
+        label: one line for people, never a source.
+        deadlines_s: sum of its phases' deadlines in seconds.
+    """
+
+    evaluation_id: UUID
+    created: bool
+    lane: str
+    label: str
+    deadlines_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt that the caller, and nobody else, now executes.
+
+    Attributes:
+        evaluation_id: what to judge.
+        attempt_id: the attempt's row.
+        number: the attempt's number, from 1.
+        request: sources and settings, as submitted.
+        lane: the lane that it was submitted to.
+    """
+
+    evaluation_id: UUID
+    attempt_id: int
+    number: int
+    request: Request
+    lane: str
+
+
+class Recorded(Enum):
+    """What became of an outcome that was handed to :func:`finish`."""
+
+    FINAL = "final"
+    """It is the verdict."""
+    RETRY = "retry"
+    """The fleet failed; the evaluation is queued again."""
+    LATE = "late"
+    """The attempt or the evaluation had ended before: nothing changed but that the attempt is closed."""
+
+
+def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
+    """Write evaluations, all or none, and return them in the order of ``requests``.
+
+    Lanes are resolved already (never ``auto``). A request whose idempotency key is known, from before or
+    from earlier in ``requests``, comes back as the evaluation that has it, with ``created`` False.
+
+    Raises:
+        IdempotencyConflict: a known key was given for another problem or kernel.
+    """
+    if not requests:
+        return []
+    first: dict[str, int] = {}
+    for i, request in enumerate(requests):
+        if request.idempotency_key is not None:
+            first.setdefault(request.idempotency_key, i)
+    ids = {i: uuid4() for i, r in enumerate(requests) if r.idempotency_key is None or first[r.idempotency_key] == i}
+    # One order for everybody: two submissions that share rows wait for each other instead of deadlocking.
+    ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
+    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests}
+    kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}
+    with transaction(engine) as connection:
+        connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
+        connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
+        now = connection.scalars(select(func.now())).one()
+        connection.execute(
+            insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
+            [_evaluation_row(ids[i], requests[i], now) for i in ordered],
+        )
+        rows = connection.execute(
+            _SUBMITTABLE.where(
+                or_(Evaluation.id == _any_id(ids.values()), Evaluation.idempotency_key == _any_text(first))
+            )
+        ).all()
+        by_id = {row.id: row for row in rows}
+        by_key = {row.idempotency_key: row for row in rows}
+        found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
+        conflicts = {
+            row.idempotency_key
+            for row, r in zip(found, requests, strict=True)
+            if (row.problem_hash, row.kernel_hash) != (r.problem_hash, r.kernel_hash)
+        }
+        if conflicts:
+            raise IdempotencyConflict(conflicts)
+    return [_submitted(row, created=ids.get(i) == row.id) for i, row in enumerate(found)]
+
+
+def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: float) -> Claim | None:
+    """Begin an attempt, if the evaluation is queued and due; of any number of callers one gets it.
+
+    None: it is running, done, not due yet, or unknown; or it has waited longer than its producer allowed
+    and is given its ``expired`` verdict here; or what is stored of it cannot be read by this version,
+    and it is given a ``judge_error``.
+
+    Args:
+        engine: the database.
+        evaluation_id: from the message.
+        worker_id: a registered worker's.
+        lease_s: how long the attempt counts as alive without a heartbeat.
+    """
+    with transaction(engine) as connection:
+        number = connection.scalar(
+            update(Evaluation)
+            .where(
+                Evaluation.id == evaluation_id,
+                Evaluation.state == "queued",
+                Evaluation.available_at <= func.now(),
+                not_(_EXPIRED),
+            )
+            .values(state="running", attempts=Evaluation.attempts + 1)
+            .returning(Evaluation.attempts)
+        )
+        if number is None:
+            _expire(connection, Evaluation.id == evaluation_id)
+            return None
+        attempt_id = connection.scalars(
+            insert(Attempt)
+            .values(
+                evaluation_id=evaluation_id,
+                number=number,
+                worker_id=worker_id,
+                lease_until=func.now() + timedelta(seconds=lease_s),
+            )
+            .returning(Attempt.id)
+        ).one()
+        row = connection.execute(
+            select(Evaluation, Problem.source.label("problem"), Kernel.source.label("kernel"), Kernel.backend)
+            .join(Problem, Problem.hash == Evaluation.problem_hash)
+            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+            .where(Evaluation.id == evaluation_id)
+        ).one()
+        try:
+            request = Request(
+                problem=row.problem,
+                kernel=row.kernel,
+                backend=row.backend,
+                lane=row.lane,
+                settings=Settings.model_validate(row.settings),
+                problem_label=row.problem_label,
+                kernel_label=row.kernel_label,
+                batch=row.batch,
+                idempotency_key=row.idempotency_key,
+            )
+        except ValidationError as error:
+            message = f"this version of kqueue cannot read the stored request: {error.errors()[0]['msg']}"
+            outcome = Outcome(category=Category.JUDGE_ERROR, message=message)
+            _close_attempt(connection, attempt_id, outcome, written_by="worker")
+            _conclude(connection, evaluation_id, outcome, written_by="worker", attempt_id=attempt_id)
+            return None
+    return Claim(evaluation_id, attempt_id, number, request, row.lane)
+
+
+def finish(
+    engine: Engine, evaluation_id: UUID, number: int, outcome: Outcome, *, written_by: str, retry_delay_s: float
+) -> Recorded:
+    """End an attempt with its outcome. The first who writes wins; calling it again does no harm.
+
+    A failure of the fleet puts the evaluation back into the queue while it has attempts left, due after
+    ``retry_delay_s`` seconds, doubled for each further one. Anything else is its verdict. Characters and
+    numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
+
+    Args:
+        engine: the database.
+        evaluation_id: the evaluation.
+        number: the attempt's number, as claimed.
+        outcome: what it came to.
+        written_by: ``judge``, ``worker`` or ``sweeper``.
+        retry_delay_s: seconds before a second attempt.
+    """
+    with transaction(engine) as connection:
+        recorded = _end(connection, evaluation_id, number, outcome, written_by=written_by, retry_delay_s=retry_delay_s)
+    return recorded or Recorded.LATE
+
+
+def cancel(engine: Engine, evaluation_id: UUID) -> bool:
+    """End an evaluation as ``cancelled``; False if it had its verdict already.
+
+    An attempt that runs stays open until its worker ends it.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        state = connection.scalar(select(Evaluation.state).where(Evaluation.id == evaluation_id).with_for_update())
+        if state is None:
+            raise UnknownEvaluation(evaluation_id)
+        if state == "done":
+            return False
+        outcome = Outcome(category=Category.CANCELLED, message="the producer cancelled the evaluation")
+        return _conclude(connection, evaluation_id, outcome, written_by="client", attempt_id=None)
+
+
+def verdict(engine: Engine, evaluation_id: UUID) -> contract.Verdict | None:
+    """The evaluation's verdict; None while it has none.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    found = verdicts(engine, [evaluation_id])
+    if not found and not existing(engine, [evaluation_id]):
+        raise UnknownEvaluation(evaluation_id)
+    return found.get(evaluation_id)
+
+
+def verdicts(engine: Engine, ids: Collection[UUID]) -> dict[UUID, contract.Verdict]:
+    """The verdicts of those of ``ids`` that have one."""
+    with transaction(engine) as connection:
+        rows = connection.execute(VERDICTS.where(Verdict.evaluation_id == _any_id(ids))).mappings()
+        return {row["id"]: to_verdict(row) for row in rows}
+
+
+def existing(engine: Engine, ids: Collection[UUID]) -> set[UUID]:
+    """Those of ``ids`` that are evaluations."""
+    with transaction(engine) as connection:
+        return set(connection.scalars(select(Evaluation.id).where(Evaluation.id == _any_id(ids))))
+
+
+def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any]) -> str:
+    """Say what an attempt runs on, and return the environment's hash.
+
+    Args:
+        engine: the database.
+        attempt_id: the attempt's row.
+        facts: what numbers depend on and nothing that changes between attempts; must hold ``device``,
+            ``torch``, ``python`` and ``host``, may hold ``driver``, ``cuda``, ``triton`` and more.
+    """
+    known = clean.json(facts)
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    row = {name: str(known[name]) for name in ("device", "torch", "python", "host")}
+    row |= {name: str(known[name]) for name in ("driver", "cuda", "triton") if known.get(name) is not None}
+    with transaction(engine) as connection:
+        connection.execute(insert(Environment).values(hash=digest, facts=known, **row).on_conflict_do_nothing())
+        connection.execute(update(Attempt).where(Attempt.id == attempt_id).values(environment_hash=digest))
+    return digest
+
+
+def due_for_publishing(engine: Engine, *, older_than_s: float, limit: int) -> list[Submitted]:
+    """Queued and due evaluations whose message may be missing, the longest waiting first.
+
+    Those never published (and not just being submitted), and those last published or confirmed
+    (:func:`mark_published`) more than ``older_than_s`` seconds ago.
+    """
+    now = func.now()
+    patience = timedelta(seconds=min(_PUBLISHING_S, older_than_s))
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            _SUBMITTABLE.where(
+                Evaluation.state == "queued",
+                Evaluation.available_at <= now,
+                or_(
+                    and_(
+                        Evaluation.published_at.is_(None),
+                        or_(Evaluation.attempts > 0, Evaluation.submitted_at <= now - patience),
+                    ),
+                    Evaluation.published_at <= now - timedelta(seconds=older_than_s),
+                ),
+            )
+            .order_by(Evaluation.available_at)
+            .limit(limit)
+        ).all()
+    return [_submitted(row, created=False) for row in rows]
+
+
+def mark_published(engine: Engine, ids: Collection[UUID]) -> None:
+    """Note that the messages of ``ids`` are in Redis now."""
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Evaluation)
+            .where(Evaluation.id == _any_id(ids), Evaluation.state == "queued")
+            .values(published_at=func.now())
+        )
+
+
+def expire_queued(engine: Engine) -> int:
+    """End those that waited longer than their producers allowed, as ``expired``; return how many."""
+    with transaction(engine) as connection:
+        return _expire(connection, literal(True))
+
+
+def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, Recorded]]:
+    """End every attempt whose worker has been silent past its lease, as ``worker_lost``.
+
+    One transaction each. An attempt that somebody else is ending at this moment is left to them.
+    """
+    with transaction(engine) as connection:
+        overdue = connection.execute(
+            select(Attempt.evaluation_id, Attempt.number)
+            .where(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
+            .order_by(Attempt.lease_until)
+            .limit(_SWEEP_ROWS)
+        ).all()
+    outcome = Outcome(
+        category=Category.WORKER_LOST,
+        message="the worker fell silent while it ran the evaluation",
+        facts={"lease_expired": True},
+    )
+    ended: list[tuple[UUID, Recorded]] = []
+    for evaluation_id, number in overdue:
+        with transaction(engine) as connection:
+            recorded = _end(
+                connection,
+                evaluation_id,
+                number,
+                outcome,
+                written_by="sweeper",
+                retry_delay_s=retry_delay_s,
+                only_overdue=True,
+            )
+        if recorded is not None:
+            ended.append((evaluation_id, recorded))
+    return ended
+
+
+def lose_worker(engine: Engine, worker_id: UUID, *, retry_delay_s: float, message: str) -> list[tuple[UUID, Recorded]]:
+    """End a worker's open attempts as ``worker_lost`` at once: whoever calls has seen it die.
+
+    One transaction each.
+    """
+    with transaction(engine) as connection:
+        running = connection.execute(
+            select(Attempt.evaluation_id, Attempt.number).where(
+                Attempt.worker_id == worker_id, Attempt.ended_at.is_(None)
+            )
+        ).all()
+    outcome = Outcome(category=Category.WORKER_LOST, message=clean.text(message))
+    return [
+        (
+            evaluation_id,
+            finish(engine, evaluation_id, number, outcome, written_by="worker", retry_delay_s=retry_delay_s),
+        )
+        for evaluation_id, number in running
+    ]
+
+
+# What follows runs inside a transaction of the functions above.
+
+_EXPIRED: Final = and_(
+    Evaluation.state == "queued",
+    Evaluation.attempts == 0,
+    func.coalesce(Evaluation.expires_at <= func.now(), false()),
+)
+
+_SUBMITTABLE: Final = select(
+    Evaluation.id,
+    Evaluation.idempotency_key,
+    Evaluation.problem_hash,
+    Evaluation.kernel_hash,
+    Evaluation.problem_label,
+    Evaluation.kernel_label,
+    Evaluation.lane,
+    Evaluation.settings,
+    Kernel.backend,
+).join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+
+#: One row for each verdict, as :func:`to_verdict` reads it.
+VERDICTS: Final = (
+    select(
+        Evaluation.id,
+        Evaluation.problem_label,
+        Evaluation.kernel_label,
+        Evaluation.lane,
+        Evaluation.attempts,
+        Evaluation.submitted_at,
+        Kernel.backend,
+        Environment.facts.label("environment"),
+        Verdict.category,
+        Verdict.message,
+        Verdict.phase,
+        Verdict.facts,
+        Verdict.runtime,
+        Verdict.baseline,
+        Verdict.log,
+        Verdict.evidence,
+        Verdict.written_by,
+        Verdict.finished_at,
+    )
+    .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+    .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
+    .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+)
+
+
+def to_verdict(row: RowMapping) -> contract.Verdict:
+    """The verdict in a row of :data:`VERDICTS`."""
+    known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    return contract.Verdict(evaluation_id=known.pop("id"), **known)
+
+
+def _any_id(ids: Collection[UUID]) -> ColumnElement[Any]:
+    return any_(literal(list(ids), ARRAY(Uuid)))
+
+
+def _any_text(texts: Collection[str]) -> ColumnElement[Any]:
+    return any_(literal(list(texts), ARRAY(Text)))
+
+
+def _evaluation_row(identity: UUID, request: Request, now: datetime) -> dict[str, Any]:
+    wait = request.queue_wait_s
+    return {
+        "id": identity,
+        "problem_hash": request.problem_hash,
+        "kernel_hash": request.kernel_hash,
+        "problem_label": request.problem_label,
+        "kernel_label": request.kernel_label,
+        "lane": request.lane,
+        "settings": request.settings.model_dump(mode="json"),
+        "batch": request.batch,
+        "idempotency_key": request.idempotency_key,
+        "expires_at": None if wait is None else now + timedelta(seconds=wait),
+    }
+
+
+def _submitted(row: Row[*tuple[Any, ...]], *, created: bool) -> Submitted:
+    problem = row.problem_label or row.problem_hash[:12]
+    kernel = row.kernel_label or row.kernel_hash[:12]
+    return Submitted(
+        evaluation_id=row.id,
+        created=created,
+        lane=row.lane,
+        label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
+        deadlines_s=Deadlines.model_validate(row.settings["deadlines"]).total_s,
+    )
+
+
+def _end(
+    connection: Connection,
+    evaluation_id: UUID,
+    number: int,
+    outcome: Outcome,
+    *,
+    written_by: str,
+    retry_delay_s: float,
+    only_overdue: bool = False,
+) -> Recorded | None:
+    """End attempt ``number``. None: unknown, or with ``only_overdue`` locked by another or alive again."""
+    evaluation = connection.execute(
+        select(Evaluation.state, Evaluation.settings["max_attempts"].as_integer().label("max_attempts"))
+        .where(Evaluation.id == evaluation_id)
+        .with_for_update(skip_locked=only_overdue)
+    ).one_or_none()
+    if evaluation is None:
+        return None
+    attempt_id = connection.scalar(
+        select(Attempt.id)
+        .where(
+            Attempt.evaluation_id == evaluation_id,
+            Attempt.number == number,
+            Attempt.ended_at.is_(None),
+            Attempt.lease_until < func.now() if only_overdue else literal(True),
+        )
+        .with_for_update()
+    )
+    if attempt_id is None:
+        return None if only_overdue else Recorded.LATE
+    _close_attempt(connection, attempt_id, outcome, written_by=written_by)
+    if evaluation.state == "done":
+        return Recorded.LATE
+    if outcome.category.blame is Blame.FLEET and number < evaluation.max_attempts:
+        delay = timedelta(seconds=retry_delay_s * 2 ** (number - 1))
+        connection.execute(
+            update(Evaluation)
+            .where(Evaluation.id == evaluation_id)
+            .values(state="queued", available_at=func.now() + delay, published_at=None)
+        )
+        return Recorded.RETRY
+    _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)
+    return Recorded.FINAL
+
+
+def _close_attempt(connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: str) -> None:
+    connection.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt_id)
+        .values(
+            ended_at=func.now(),
+            category=outcome.category.value,
+            message=clean.text(outcome.message),
+            outcome=clean.json(outcome.model_dump()),
+            written_by=written_by,
+        )
+    )
+
+
+def _expire(connection: Connection, which: ColumnElement[bool]) -> int:
+    """Give the expired among ``which`` their verdicts; those that another holds are left to them."""
+    ids = connection.scalars(
+        select(Evaluation.id).where(_EXPIRED, which).limit(_SWEEP_ROWS).with_for_update(skip_locked=True)
+    ).all()
+    outcome = Outcome(
+        category=Category.EXPIRED, message="no worker began the evaluation within the queue wait that its producer set"
+    )
+    for evaluation_id in ids:
+        _conclude(connection, evaluation_id, outcome, written_by="sweeper", attempt_id=None)
+    return len(ids)
+
+
+def _conclude(
+    connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: str, attempt_id: int | None
+) -> bool:
+    """Write the verdict, unless there is one, and tell those who wait. The caller holds the evaluation's row."""
+    written = connection.scalar(
+        insert(Verdict)
+        .values(
+            evaluation_id=evaluation_id,
+            attempt_id=attempt_id,
+            category=outcome.category.value,
+            blame=outcome.blame.value,
+            compiled=outcome.compiled,
+            correctness=outcome.correctness,
+            phase=None if outcome.phase is None else outcome.phase.value,
+            message=clean.text(outcome.message),
+            runtime_ms=outcome.runtime_ms,
+            baseline_ms=outcome.baseline_ms,
+            speedup=outcome.speedup,
+            facts=clean.json(outcome.facts),
+            runtime=clean.json(outcome.runtime and outcome.runtime.model_dump()),
+            baseline=clean.json(outcome.baseline and outcome.baseline.model_dump()),
+            evidence=clean.json(outcome.evidence),
+            log=clean.text(outcome.log),
+            written_by=written_by,
+        )
+        .on_conflict_do_nothing()
+        .returning(Verdict.evaluation_id)
+    )
+    connection.execute(update(Evaluation).where(Evaluation.id == evaluation_id).values(state="done"))
+    connection.execute(select(func.pg_notify(VERDICTS_CHANNEL, str(evaluation_id))))
+    return written is not None

@@ -1,0 +1,130 @@
+"""The schema's version: reading it, and moving the database from one to another with ``migrations/``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Connection, Engine, text
+
+from kqueue.errors import SchemaMismatch
+from kqueue.store.engine import connect, transaction, translate
+
+if TYPE_CHECKING:
+    from alembic.config import Config as AlembicConfig
+
+#: Held while the schema is changed, so that migration jobs started together take turns.
+_LOCK: Final = 0x6B71_7565_7565_0001
+
+
+def head() -> str:
+    """The revision that this version of kqueue works with."""
+    from alembic.script import ScriptDirectory
+
+    revision = ScriptDirectory.from_config(_alembic()).get_current_head()
+    assert revision is not None, "migrations/versions is never empty"
+    return revision
+
+
+def current(url: str) -> str | None:
+    """The database's revision; None where kqueue has made nothing yet.
+
+    Raises:
+        DatabaseUnavailable: it cannot be reached.
+    """
+    engine = connect(url, application="kqueue-schema", pool_size=1)
+    try:
+        return _current(engine)
+    finally:
+        engine.dispose()
+
+
+def check(engine: Engine) -> None:
+    """Return if the database's schema is the one that this version of kqueue works with.
+
+    Raises:
+        SchemaMismatch: it is not; the message says which side to upgrade.
+        DatabaseUnavailable: the database cannot be reached.
+    """
+    from alembic.script import ScriptDirectory
+
+    found, wanted = _current(engine), head()
+    if found == wanted:
+        return
+    if found is None:
+        raise SchemaMismatch("the database has no kqueue schema yet: run `kqueue db upgrade`")
+    known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
+    if found in known:
+        raise SchemaMismatch(
+            f"the database's schema is at {found}, this kqueue needs {wanted}: run `kqueue db upgrade`"
+        )
+    raise SchemaMismatch(
+        f"the database's schema is at {found}, which this kqueue (at {wanted}) does not know: "
+        "it was made by a newer version; upgrade kqueue here"
+    )
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database to ``revision``; nothing happens where it is there already.
+
+    Raises:
+        DatabaseUnavailable: it cannot be reached or refuses to be changed.
+        SchemaMismatch: a newer version of kqueue made its schema.
+    """
+    from alembic import command
+
+    with _migrating(url) as config:
+        command.upgrade(config, revision)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database back to ``revision`` (``base``: nothing of kqueue is left). Loses data.
+
+    Raises:
+        DatabaseUnavailable: it cannot be reached or refuses to be changed.
+        SchemaMismatch: a newer version of kqueue made its schema.
+    """
+    from alembic import command
+
+    with _migrating(url) as config:
+        command.downgrade(config, revision)
+
+
+def _current(engine: Engine) -> str | None:
+    with transaction(engine) as connection:
+        if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+            return None
+        return connection.scalar(text("SELECT version_num FROM alembic_version"))
+
+
+def _alembic(connection: Connection | None = None) -> AlembicConfig:
+    from alembic.config import Config
+
+    spec = importlib.util.find_spec("migrations")
+    assert spec is not None, "the package `migrations` is part of kqueue's wheel"
+    assert spec.origin is not None
+    config = Config()
+    config.set_main_option("script_location", str(Path(spec.origin).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def _migrating(url: str) -> Generator[AlembicConfig]:
+    """One transaction in which the schema changes, all of it or not at all."""
+    from alembic.util import CommandError
+
+    engine = connect(url, application="kqueue-migrate", pool_size=1)
+    try:
+        with translate(), engine.begin() as connection:
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
+            connection.execute(text("SET LOCAL lock_timeout = 0"))
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            yield _alembic(connection)
+    except CommandError as error:
+        raise SchemaMismatch(f"the schema cannot be brought there: {error}") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,136 @@
+"""Workers: who serves which lanes, and who is alive. The database's clock decides.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
+cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Engine, Uuid, and_, any_, func, literal, select, text, update
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
+from kqueue.broker import hard_limit_s
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Worker
+
+#: An attempt whose end nobody could record must not live as long as its worker does: past Celery's hard
+#: limit, which kills it, and these seconds its lease is renewed no more.
+_OVERTIME_S: Final = 60.0
+
+#: A worker runs one attempt at a time, so only its last is alive.
+_RENEW: Final = text("""
+    UPDATE attempts AS a
+    SET lease_until = least(
+        now() + make_interval(secs => :lease_s),
+        a.started_at + make_interval(secs => :over_s + (
+            SELECT coalesce(sum(value::float8), 0) FROM jsonb_each_text(e.settings -> 'deadlines')
+        ))
+    )
+    FROM evaluations AS e
+    WHERE e.id = a.evaluation_id
+      AND a.ended_at IS NULL
+      AND a.id IN (
+          SELECT max(last.id) FROM attempts AS last WHERE last.worker_id = ANY(:ids) GROUP BY last.worker_id
+      )
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker that lives.
+
+    Attributes:
+        id: of this life of the worker process.
+        name: Celery's node name.
+        host: the host's name.
+        pid: on that host.
+        lanes: the lanes that it serves.
+        device: a GPU's UUID, or ``cpu``.
+        busy_with: the evaluation that it executes now.
+    """
+
+    id: UUID
+    name: str
+    host: str
+    pid: int
+    lanes: tuple[str, ...]
+    device: str
+    busy_with: UUID | None
+
+
+def register(engine: Engine, *, id: UUID, name: str, host: str, pid: int, lanes: Sequence[str], device: str) -> None:  # noqa: A002
+    """Say that a worker process begins to serve ``lanes``. Registering it again renews the row."""
+    row: dict[str, Any] = {"name": name, "host": host, "pid": pid, "lanes": list(lanes), "device": device}
+    with transaction(engine) as connection:
+        connection.execute(
+            insert(Worker)
+            .values(id=id, **row)
+            .on_conflict_do_update(
+                index_elements=[Worker.id], set_=row | {"heartbeat_at": func.now(), "stopped_at": None}
+            )
+        )
+
+
+def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
+    """Say that the workers ``ids`` live, and renew the lease of what they execute by ``lease_s`` seconds.
+
+    A worker that was taken for dead lives again.
+    """
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Worker)
+            .where(Worker.id == any_(literal(list(ids), ARRAY(Uuid))))
+            .values(heartbeat_at=func.now(), stopped_at=None)
+        )
+        connection.execute(_RENEW, {"ids": list(ids), "lease_s": lease_s, "over_s": hard_limit_s(0.0) + _OVERTIME_S})
+
+
+def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
+    """Say that a worker process has ended."""
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Worker).where(Worker.id == id, Worker.stopped_at.is_(None)).values(stopped_at=func.now())
+        )
+
+
+def stop_silent(engine: Engine, *, older_than_s: float) -> int:
+    """Mark workers as stopped that have been silent for longer; return how many."""
+    with transaction(engine) as connection:
+        return len(
+            connection.scalars(
+                update(Worker)
+                .where(Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - timedelta(seconds=older_than_s))
+                .values(stopped_at=func.now())
+                .returning(Worker.id)
+            ).all()
+        )
+
+
+def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
+    """The workers that gave a sign of life within the last ``within_s`` seconds, by host and name."""
+    busy = (
+        select(Attempt.evaluation_id)
+        .where(Attempt.worker_id == Worker.id, Attempt.ended_at.is_(None))
+        .order_by(Attempt.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(Worker.id, Worker.name, Worker.host, Worker.pid, Worker.lanes, Worker.device, busy.label("busy"))
+            .where(and_(Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s)))
+            .order_by(Worker.host, Worker.name)
+        ).all()
+    return [LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.busy) for r in rows]
+
+
+def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
+    """How many live workers serve each lane; lanes without any are left out."""
+    return dict(Counter(lane for worker in live(engine, within_s=within_s) for lane in worker.lanes))
