@@ -7,11 +7,12 @@ is a label for Flower; the truth about the evaluation is read from Postgres by w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
 from celery import Celery
-from kombu import Queue
+from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
 from kqueue.config import Config
@@ -25,7 +26,7 @@ HARD_LIMIT_GRACE_S: Final = 15.0
 GPU_WAIT_S: Final = 900.0
 #: Redis hands an unacknowledged message out again after this many seconds. Above every hard limit, and
 #: the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
-VISIBILITY_TIMEOUT_S: Final = 6 * 3600
+VISIBILITY_TIMEOUT_S: Final = 7 * 3600
 
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
@@ -48,8 +49,13 @@ def queue(lane: str) -> Queue:
     return Queue(name, routing_key=name)
 
 
-def make_app(config: Config) -> Celery:
-    """The Celery application of a fleet; it connects when first used."""
+def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery:
+    """The Celery application of a fleet; it connects when first used.
+
+    Args:
+        config: the fleet's settings.
+        lanes: those that a worker may be told to serve; a sender needs none.
+    """
     app = Celery("kqueue", broker=config.require_redis(), set_as_current=False)
     app.conf.update(
         # Only JSON crosses: a writer to Redis can at worst name an evaluation.
@@ -74,21 +80,31 @@ def make_app(config: Config) -> Celery:
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
         task_reject_on_worker_lost=False,
-        # A child needs its imports' pages and a fork: 4 s, the default, can be too short on a busy host.
+        task_retry_on_worker_lost=False,
+        # A child that is not up in this time is killed and another forked, for ever: 4 s, the default, can be
+        # too short on a busy host.
         worker_proc_alive_timeout=60.0,
+        # Work that is under way does not need Redis; cancelled work is lost with its message.
         worker_cancel_long_running_tasks_on_connection_loss=False,
+        # Flower's and the client's `revoke`. Redis must be out of strangers' reach in any case.
         worker_enable_remote_control=True,
         # Flower shows nothing without the worker's events, and no queued time without the sender's.
         worker_send_task_events=True,
         task_send_sent_event=True,
         # A lane that nobody declared is an error at submission, not a queue that nobody reads.
         task_create_missing_queues=False,
-        task_queues=[queue("cpu"), queue("gpu")],
+        task_queues=[queue(lane) for lane in lanes],
         task_default_queue="kqueue.unrouted",
+        # A worker waits for Redis as long as it takes.
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
             "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            # A sender does not wait: the sweeper sends what could not be sent.
+            "max_retries": 1,
+            "interval_start": 0,
+            "interval_step": 0.2,
+            # Messages of dead workers are looked for every 10 s instead of every 100 s.
             "unacked_restore_interval": 10,
             "unacked_restore_throttle": 1,
             # Without a socket timeout a half-open connection waits for ever.
@@ -96,8 +112,8 @@ def make_app(config: Config) -> Celery:
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 25,
-            "global_keyprefix": "",
         },
+        # The worker's own structured logs (workers/logs.py).
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         enable_utc=True,

@@ -11,6 +11,8 @@ from uuid import UUID
 
 #: The supervisor tells a worker process its slot through this variable, as JSON. Holds no secret.
 VARIABLE: Final = "KQUEUE_SLOT"
+#: The number of the socket on which a worker process says that it is ready, and waits to be let in.
+READY_VARIABLE: Final = "KQUEUE_READY"
 
 
 @dataclass(frozen=True, slots=True)

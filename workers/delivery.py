@@ -1,0 +1,240 @@
+"""What is recorded of an evaluation whose judge cannot speak for itself any more, and what Flower is told.
+
+Celery runs the judge in a child. What the child ends by itself, it records itself. Of everything else the
+worker's parent learns through :class:`Request`, looks into the flight recorder (:mod:`workers.blackbox`)
+and records once, first writer wins:
+
+============================================  ==========================  ================================
+how the judge ended                           where it was                recorded, and by whom
+============================================  ==========================  ================================
+it finished                                   any                         its outcome, by the judge
+``evaluate`` raised                           any                         ``judge_error``, by the judge
+it could not reach Postgres                   before its claim            nothing: still queued, sent again
+it could not reach Postgres                   after its claim             ``worker_lost``, by the worker
+it died                                       before its claim            nothing: still queued, sent again
+it died                                       claimed, box not open yet   ``worker_lost``, by the worker
+SIGALRM at the phase's deadline               reference                   ``reference_timeout``, worker
+SIGKILL or another signal sent from outside   any                         ``worker_lost``, by the worker
+SIGKILL while the kernel ran out of memory    reference                   ``reference_error``, worker
+another signal, or an exit                    reference                   ``reference_error``, worker
+another signal, or an exit                    elsewhere                   ``judge_error``, by the worker
+Celery's hard limit                           reference, overdue          ``reference_timeout``, worker
+Celery's hard limit                           elsewhere                   ``judge_error``, by the worker
+revoked (cancelled) while it ran              any                         ``cancelled``; attempt closed
+revoked while it was queued                   -                           ``cancelled``
+a cold stop of the worker                     any                         ``worker_lost``, by the worker
+the worker's parent died                      any                         ``worker_lost``, by the supervisor
+the supervisor or the host died               any                         ``worker_lost``, by a sweeper
+============================================  ==========================  ================================
+
+Reference code runs inside the judge, under SIGALRM's default action, which is why a problem can kill it.
+A candidate cannot: it is another process. Nothing here waits for Postgres longer than a few seconds, as
+the worker's event loop stands still meanwhile. Where Postgres is away the worker ends itself instead:
+a living worker's leases are renewed, so only its end lets another worker have the evaluation.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Terminated, TimeLimitExceeded
+from celery.worker import request
+from sqlalchemy import Engine, event
+
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Outcome, Phase
+from kqueue.errors import ServiceError, UnknownEvaluation
+from kqueue.store import engine as store_engine
+from kqueue.store import evaluations
+from workers.blackbox import BlackBox, Record
+from workers.pool import ChildDied
+from workers.slot import Slot
+
+_log: Any = structlog.get_logger(__name__)
+
+#: Signals that nothing in a judge sends to itself: an operator, a supervisor or the kernel did.
+_FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
+#: How long the worker's event loop waits for Postgres, to connect and for each statement.
+_PATIENCE_S: Final = 2
+
+
+def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = False) -> Outcome:
+    """What an attempt came to whose judge did not say: the table above, after the claim.
+
+    Args:
+        error: what Celery reports, such as :class:`~workers.pool.ChildDied`.
+        record: where the judge was last seen.
+        out_of_memory: whether the kernel's out-of-memory killer struck while it ran.
+    """
+    in_reference = record.phase is Phase.REFERENCE
+
+    def outcome(category: Category, message: str, **facts: Any) -> Outcome:
+        return Outcome(category=category, message=message, phase=record.phase, facts=facts)
+
+    if isinstance(error, Terminated):
+        return outcome(Category.CANCELLED, "the evaluation was cancelled while it ran")
+    if isinstance(error, TimeLimitExceeded):
+        if in_reference and record.overdue:
+            return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline")
+        return outcome(Category.JUDGE_ERROR, "the judge overran Celery's hard limit", hard_limit=True)
+    if isinstance(error, SystemExit):
+        error = ChildDied(error.code if isinstance(error.code, int) else 1)
+    if not isinstance(error, ChildDied):
+        return outcome(Category.WORKER_LOST, f"the judge could not record its outcome: {type(error).__name__}")
+
+    code, how = error.exitcode, str(error)
+    facts: dict[str, Any] = {"exit_status": code} if code >= 0 else {"signal": how.rpartition(" ")[2]}
+    if out_of_memory:
+        facts["out_of_memory"] = True
+    if in_reference and record.overdue and code == -signal.SIGALRM:
+        return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline", **facts)
+    if code in _FROM_OUTSIDE and not (in_reference and out_of_memory):
+        return outcome(Category.WORKER_LOST, f"the judge {how}", **facts)
+    if in_reference:
+        reason = " as the host ran out of memory" if out_of_memory else ""
+        return outcome(Category.REFERENCE_ERROR, f"the reference's process {how}{reason}", **facts)
+    return outcome(Category.JUDGE_ERROR, f"the judge {how}", **facts)
+
+
+class Recorder:
+    """Writes for judges that cannot. One a worker, in its parent; connects when needed, and only then."""
+
+    def __init__(self, config: Config, slot: Slot, blackbox: BlackBox) -> None:
+        self._slot = slot
+        self._blackbox = blackbox
+        self._retry_delay_s = config.retry_delay_s
+        self._engine = _impatient(
+            store_engine.connect(config.require_database(), application=f"kqueue worker {slot.name}", pool_size=1)
+        )
+        self._oom_kills = 0
+
+    def begun(self) -> None:
+        """A child has begun a task."""
+        self._oom_kills = _oom_kills()
+
+    def settle(self, error: BaseException) -> Outcome | None:
+        """Record what came of the child's attempt, which ended with ``error``; None if it had none."""
+        record = self._blackbox.read()
+        if record is None:
+            # Usually nothing is open. A child that died between its claim and its first word left an attempt.
+            self._record(
+                lambda: evaluations.lose_worker(
+                    self._engine,
+                    self._slot.worker_id,
+                    retry_delay_s=self._retry_delay_s,
+                    message=f"the judge ended before it began: {type(error).__name__}",
+                )
+            )
+            return None
+        outcome = outcome_of(error, record, out_of_memory=_oom_kills() > self._oom_kills)
+        self._record(
+            lambda: evaluations.finish(
+                self._engine,
+                record.evaluation_id,
+                record.number,
+                outcome,
+                written_by="worker",
+                retry_delay_s=self._retry_delay_s,
+            )
+        )
+        self._blackbox.close()
+        _log.warning(
+            "recorded for a judge that could not",
+            evaluation=str(record.evaluation_id),
+            attempt=record.number,
+            category=str(outcome.category),
+            reason=outcome.message,
+        )
+        return outcome
+
+    def cancel(self, evaluation_id: UUID) -> None:
+        """End an evaluation as ``cancelled``, unless it has its verdict."""
+        try:
+            evaluations.cancel(self._engine, evaluation_id)
+        except UnknownEvaluation:
+            _log.warning("a task was revoked that is no evaluation", evaluation=str(evaluation_id))
+        except ServiceError as error:
+            _log.error("a revoked evaluation could not be cancelled and will be sent again", reason=str(error))
+
+    def _record(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001
+            # Whatever it was, the attempt may be open, and stays so while this worker is alive.
+            _log.exception("an outcome could not be recorded: this worker ends", reason=str(error))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Request(request.Request):
+    """Celery's view of one delivery, in the worker's parent.
+
+    Stock Celery 5.7 reports a hard limit twice, and shows Flower a killed child's failure as
+    ``ExceptionWithTraceback()``.
+    """
+
+    _reason = ""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A child has begun."""
+        self.task.recorder.begun()
+        super().on_accepted(pid, time_accepted)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        """The task raised (``return_ok``), or its child is gone; called once for each."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if self._already_cancelled:
+            # A cold stop: the child was killed for the worker's sake.
+            error = ChildDied(-signal.SIGKILL)
+        outcome = self.task.recorder.settle(error)
+        self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
+        """The hard limit: :meth:`on_failure` has done all there is to do, a moment ago."""
+        _log.error("the judge overran Celery's hard limit", evaluation=self.id, limit_s=timeout)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002
+        """Tell Flower. Of a failure it learns the category; tracebacks could quote a source."""
+        if type == "task-failed":
+            fields |= {"exception": self._reason, "traceback": ""}
+        super().send_event(type, **fields)
+
+    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+        super()._announce_revoked(*args, **kwargs)
+        with suppress(ValueError):
+            self.task.recorder.cancel(UUID(self.id))
+
+
+def _impatient(engine: Engine) -> Engine:
+    """Make an engine give up soon: the event loop waits for it."""
+
+    def configure(_dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
+        limit_ms = _PATIENCE_S * 1000
+        options["connect_timeout"] = _PATIENCE_S
+        options["tcp_user_timeout"] = limit_ms
+        options["options"] += f" -c statement_timeout={limit_ms} -c lock_timeout={limit_ms}"
+
+    event.listen(engine, "do_connect", configure)
+    return engine
+
+
+def _oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck on this host; 0 where it does not tell."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0
