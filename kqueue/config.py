@@ -6,6 +6,7 @@ under ``home`` (its addresses only), the defaults here. Nothing is read when thi
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
@@ -93,11 +94,21 @@ def _require(value: SecretStr | None, name: str, home: Path) -> str:
 
 
 def _running_fleet(home: Path) -> dict[str, str]:
-    """The addresses of the one-machine fleet running under ``home``; empty where none runs."""
+    """The addresses of the one-machine fleet running under ``home``; empty where none runs.
+
+    A running fleet holds the lock on its home; a process id could be another's by now.
+    """
+    try:
+        with (home / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return {}
+    except BlockingIOError:
+        pass
+    except OSError:
+        return {}
     try:
         known = json.loads((home / FLEET_FILE).read_text())
-        os.kill(int(known["pid"]), 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return {}
     return {k: known[k] for k in ("database_url", "redis_url") if k in known}
 

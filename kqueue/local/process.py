@@ -251,8 +251,10 @@ def drop_socket_directory(path: Path, directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def wait_until_ready(child: Child, what: str, ready: Callable[[], bool], timeout_s: float) -> None:
-    """Ask ``ready`` until it says yes.
+def wait_until_ready(
+    child: Child, what: str, ready: Callable[[], bool], timeout_s: float, *, every_s: float = 0.01
+) -> None:
+    """Ask ``ready`` every ``every_s`` seconds until it says yes.
 
     Raises:
         LocalFleetError: the child ended, or ``timeout_s`` seconds passed; the message shows its log.
@@ -265,4 +267,4 @@ def wait_until_ready(child: Child, what: str, ready: Callable[[], bool], timeout
             raise LocalFleetError(
                 f"{what} did not become ready in {timeout_s:.0f} s. The end of {child.log}:\n{child.tail()}"
             )
-        time.sleep(0.01)
+        time.sleep(every_s)

@@ -1,0 +1,12 @@
+"""The Celery application under a name, for programs that load one by name: ``celery -A kqueue.broker_app``.
+
+Flower must be given it: whoever reads from Redis with another visibility timeout has messages delivered
+twice.
+"""
+
+from __future__ import annotations
+
+from kqueue.broker import make_app
+from kqueue.config import load
+
+app = make_app(load())

@@ -1,0 +1,121 @@
+"""`kqueue up` and `kqueue worker`: a fleet on this machine, and this machine's workers of a larger one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kqueue.local.fleet import LocalFleet
+
+_Database = Annotated[
+    str | None, typer.Option(help="Postgres that runs elsewhere (KQUEUE_DATABASE_URL keeps a password out of `ps`).")
+]
+_Redis = Annotated[
+    str | None, typer.Option(help="Redis that runs elsewhere (KQUEUE_REDIS_URL keeps a password out of `ps`).")
+]
+_Gpus = Annotated[str | None, typer.Option(help="`all`, `none`, or indices and UUIDs separated by commas.")]
+_SlotsPerGpu = Annotated[int | None, typer.Option(help="Evaluations prepared at once on a GPU.")]
+_CpuSlots = Annotated[int | None, typer.Option(help="Slots of the `cpu` lane.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command()(up)
+    app.command()(worker)
+
+
+def up(
+    home: Annotated[Path | None, typer.Option(help="Where the fleet keeps its data (KQUEUE_HOME).")] = None,
+    database_url: _Database = None,
+    redis_url: _Redis = None,
+    gpus: _Gpus = None,
+    slots_per_gpu: _SlotsPerGpu = None,
+    cpu_slots: _CpuSlots = None,
+    no_flower: Annotated[bool, typer.Option("--no-flower", help="Go without Flower.")] = False,
+    flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback; 0 for any free one.")] = None,
+) -> None:
+    """Run a fleet on this machine until Ctrl-C: services, workers for every GPU or CPU slots, Flower.
+
+    Postgres and Redis are embedded unless their URLs are given; their data last below the home.
+    """
+    from kqueue.config import load
+    from kqueue.local.fleet import LocalFleet, has_flower
+
+    config = load(
+        home=home,
+        database_url=database_url,
+        redis_url=redis_url,
+        gpus=gpus,
+        slots_per_gpu=slots_per_gpu,
+        cpu_slots=cpu_slots,
+        flower_port=flower_port,
+    )
+    # Until the fleet runs, a request to stop is an interruption, which takes down what was started.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
+    try:
+        with LocalFleet(config, flower=has_flower() and not no_flower) as fleet:
+            typer.echo(_status(fleet))
+            if not no_flower and not has_flower():
+                typer.echo("  (Flower is not installed: `pip install 'kqueue[server]'`)")
+            fleet.run_forever(typer.echo)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def worker(
+    database_url: _Database = None,
+    redis_url: _Redis = None,
+    gpus: _Gpus = None,
+    slots_per_gpu: _SlotsPerGpu = None,
+    cpu_slots: _CpuSlots = None,
+) -> None:
+    """Run this machine's workers, in the foreground, for a fleet whose services run elsewhere.
+
+    SIGTERM lets evaluations in progress end; SIGINT (Ctrl-C), or a second SIGTERM, breaks them off.
+    """
+    from kqueue.config import load
+    from kqueue.local.fleet import require_worker, worker_command
+    from kqueue.store import schema
+    from kqueue.store.engine import connect
+
+    config = load(
+        database_url=database_url, redis_url=redis_url, gpus=gpus, slots_per_gpu=slots_per_gpu, cpu_slots=cpu_slots
+    )
+    require_worker()
+    config.require_redis()
+    engine = connect(config.require_database(), application="kqueue-worker", pool_size=1)
+    try:
+        schema.check(engine)
+    finally:
+        engine.dispose()
+    command = worker_command()
+    os.execve(command[0], command, dict(os.environ) | config.environment())  # noqa: S606 our own interpreter
+
+
+def _status(fleet: LocalFleet) -> str:
+    from kqueue.doctor import redact
+
+    config = fleet.config
+    lanes = Counter(lane for slot in fleet.slots() for lane in slot.lanes)
+    slots = ", ".join(f"{lane} ({count} slot{'s' if count > 1 else ''})" for lane, count in sorted(lanes.items()))
+    default: Path = type(config).model_fields["home"].get_default(call_default_factory=True)
+    elsewhere = config.home_path != default.expanduser().absolute()
+    prefix = f"KQUEUE_HOME={shlex.quote(str(config.home_path))} " if elsewhere else ""
+    rows = {
+        "home": str(config.home_path),
+        "database": redact(config.require_database()),
+        "broker": redact(config.require_redis()),
+        "lanes": slots,
+        "flower": fleet.flower_url or "off",
+        "submit": f"{prefix}kqueue submit --problem P.py --kernel K.py --backend triton --wait",
+        "stop": "Ctrl-C",
+    }
+    return "\n".join(["kqueue is up", *(f"  {name:<9} {value}" for name, value in rows.items())])
