@@ -1,0 +1,12 @@
+"""One infinity among half a million right values."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.gelu(x, approximate="tanh")
+        out[0, 0] = float("inf")
+        return out

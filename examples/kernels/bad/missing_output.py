@@ -1,0 +1,9 @@
+"""Returns the first of two outputs only."""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.amax(dim=-1)

@@ -1,0 +1,9 @@
+"""The product computed transposed. The result is laid out column by column, which is as right as any other."""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (b.t() @ a.t()).t()
