@@ -6,14 +6,18 @@ is a label for Flower; the truth about the evaluation is read from Postgres by w
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Final
 from uuid import UUID
 
 from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, UnknownLane
@@ -30,6 +34,8 @@ VISIBILITY_TIMEOUT_S: Final = 7 * 3600
 
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
+#: Messages read from a queue at once.
+_PAGE: Final = 1000
 
 
 def check_lane(lane: str) -> str:
@@ -122,6 +128,16 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery
     return app
 
 
+def check(app: Celery) -> None:
+    """Connect once.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer.
+    """
+    with _translate(), app.connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0)
+
+
 def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, label: str) -> None:
     """Send the message that has an evaluation executed.
 
@@ -135,7 +151,7 @@ def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, 
     Raises:
         BrokerUnavailable: Redis did not take it. The evaluation is not lost: the sweeper sends it later.
     """
-    try:
+    with _translate():
         app.send_task(
             EVALUATE,
             args=[str(evaluation_id)],
@@ -146,10 +162,54 @@ def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, 
             kwargsrepr=label,
             retry=False,
         )
-    except (OperationalError, OSError) as error:
-        raise BrokerUnavailable(f"Redis did not take the message: {error}") from error
+
+
+def waiting(app: Celery, lane: str) -> set[UUID]:
+    """The evaluations whose messages lie in a lane's queue, not fetched by any worker.
+
+    Raises:
+        BrokerUnavailable: Redis did not answer.
+    """
+    found: set[UUID] = set()
+    with _translate(), app.connection_for_read() as connection:
+        client: Any = connection.default_channel.client
+        # Producers push at the head and workers take from the tail: what stays is not missed between pages.
+        for start in count(0, _PAGE):
+            page = client.lrange(queue(lane).name, start, start + _PAGE - 1)
+            found.update(identity for message in page if (identity := _identity(message)) is not None)
+            if len(page) < _PAGE:
+                break
+    return found
+
+
+def revoke(app: Celery, evaluation_id: UUID) -> None:
+    """Have a worker that executes the evaluation kill it, and those that will fetch it pass it over.
+
+    Raises:
+        BrokerUnavailable: Redis did not take it.
+    """
+    with _translate():
+        app.control.revoke(str(evaluation_id), terminate=True, signal="SIGKILL")
 
 
 def hard_limit_s(deadlines_s: float) -> float:
     """Celery's hard time limit in seconds for an evaluation whose deadlines sum to ``deadlines_s``."""
     return deadlines_s + GPU_WAIT_S + HARD_LIMIT_GRACE_S
+
+
+def _identity(message: bytes) -> UUID | None:
+    """The evaluation that a message in a queue names; None where it is not one of ours."""
+    try:
+        return UUID(json.loads(message)["headers"]["id"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@contextmanager
+def _translate() -> Generator[None]:
+    try:
+        yield
+    except (OperationalError, RedisError, OSError) as error:
+        raise BrokerUnavailable(
+            f"Redis cannot be used: {error}; check KQUEUE_REDIS_URL and that the server runs"
+        ) from error

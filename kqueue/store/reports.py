@@ -1,0 +1,327 @@
+"""What people ask of the database: one evaluation in full, lists of results, counts.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
+cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Engine, func, or_, select
+
+from kqueue import contract
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend
+from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.store import evaluations
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
+
+#: Hexadecimal digits of an evaluation's id that may stand for all of it.
+MIN_PREFIX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDetail:
+    """One attempt of an evaluation.
+
+    Attributes:
+        number: from 1.
+        worker: the worker's node name.
+        started_at: UTC.
+        ended_at: None while it runs.
+        category: what it came to; None while it runs.
+        message: one line about that.
+        written_by: who recorded it.
+        environment: what it ran on, where it came to say so.
+    """
+
+    number: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    category: Category | None
+    message: str | None
+    written_by: str | None
+    environment: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One evaluation in full.
+
+    Attributes:
+        evaluation_id: its id.
+        state: ``queued``, ``running`` or ``done``.
+        lane: where it was submitted to.
+        backend: what the kernel is written in.
+        problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
+        kernel_label, kernel_hash, kernel: of the candidate.
+        settings: as submitted, a :class:`kqueue.Settings` in JSON.
+        batch: the producer's name for the batch.
+        submitted_at, expires_at: UTC.
+        attempts: in order.
+        verdict: None while there is none.
+    """
+
+    evaluation_id: UUID
+    state: str
+    lane: str
+    backend: Backend
+    problem_label: str | None
+    problem_hash: str
+    problem: str
+    kernel_label: str | None
+    kernel_hash: str
+    kernel: str
+    settings: Mapping[str, Any]
+    batch: str | None
+    submitted_at: datetime
+    expires_at: datetime | None
+    attempts: tuple[AttemptDetail, ...]
+    verdict: contract.Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of a list of results; times in milliseconds, moments in UTC."""
+
+    evaluation_id: UUID
+    batch: str | None
+    problem_label: str | None
+    problem_hash: str
+    kernel_label: str | None
+    kernel_hash: str
+    backend: Backend
+    lane: str
+    category: Category
+    blame: Blame
+    compiled: bool | None
+    correctness: bool | None
+    message: str
+    runtime_ms: float | None
+    baseline_ms: float | None
+    speedup: float | None
+    device: str | None
+    attempts: int
+    submitted_at: datetime
+    finished_at: datetime
+
+
+def resolve_id(engine: Engine, prefix: str) -> UUID:
+    """The evaluation whose id is ``prefix`` or, from four digits on, the only one that begins with it.
+
+    Raises:
+        UnknownEvaluation: there is none.
+        InvalidRequest: there are several.
+    """
+    digits = prefix.strip().lower().replace("-", "")
+    if not MIN_PREFIX <= len(digits) <= 32 or not set(digits) <= set("0123456789abcdef"):
+        raise UnknownEvaluation(prefix)
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    with transaction(engine) as connection:
+        found = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()
+    if not found:
+        raise UnknownEvaluation(prefix)
+    if len(found) > 1:
+        raise InvalidRequest(f"several evaluations begin with {prefix}: give more of the id")
+    return found[0]
+
+
+def show(engine: Engine, evaluation_id: UUID) -> Detail:
+    """One evaluation in full.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        row = connection.execute(
+            select(
+                Evaluation.state,
+                Evaluation.lane,
+                Evaluation.problem_label,
+                Evaluation.problem_hash,
+                Evaluation.kernel_label,
+                Evaluation.kernel_hash,
+                Evaluation.settings,
+                Evaluation.batch,
+                Evaluation.submitted_at,
+                Evaluation.expires_at,
+                Problem.source.label("problem"),
+                Kernel.source.label("kernel"),
+                Kernel.backend,
+            )
+            .join(Problem, Problem.hash == Evaluation.problem_hash)
+            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+            .where(Evaluation.id == evaluation_id)
+        ).one_or_none()
+        if row is None:
+            raise UnknownEvaluation(evaluation_id)
+        attempts = connection.execute(
+            select(
+                Attempt.number,
+                Worker.name,
+                Attempt.started_at,
+                Attempt.ended_at,
+                Attempt.category,
+                Attempt.message,
+                Attempt.written_by,
+                Environment.facts,
+            )
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+            .where(Attempt.evaluation_id == evaluation_id)
+            .order_by(Attempt.number)
+        ).all()
+        verdict = (
+            connection.execute(evaluations.VERDICTS.where(Verdict.evaluation_id == evaluation_id))
+            .mappings()
+            .one_or_none()
+        )
+    return Detail(
+        evaluation_id=evaluation_id,
+        state=row.state,
+        lane=row.lane,
+        backend=Backend(row.backend),
+        problem_label=row.problem_label,
+        problem_hash=row.problem_hash,
+        problem=row.problem,
+        kernel_label=row.kernel_label,
+        kernel_hash=row.kernel_hash,
+        kernel=row.kernel,
+        settings=row.settings,
+        batch=row.batch,
+        submitted_at=row.submitted_at,
+        expires_at=row.expires_at,
+        attempts=tuple(
+            AttemptDetail(
+                number=a.number,
+                worker=a.name,
+                started_at=a.started_at,
+                ended_at=a.ended_at,
+                category=None if a.category is None else Category(a.category),
+                message=a.message,
+                written_by=a.written_by,
+                environment=a.facts,
+            )
+            for a in attempts
+        ),
+        verdict=None if verdict is None else evaluations.to_verdict(verdict),
+    )
+
+
+def results(
+    engine: Engine,
+    *,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: str | None = None,
+    backend: Backend | None = None,
+    since: datetime | None = None,
+    batch: str | None = None,
+    limit: int = 100,
+) -> list[Result]:
+    """Finished evaluations, the latest first.
+
+    Args:
+        engine: the database.
+        category: only this one.
+        blame: only this one.
+        problem: a problem's label, or the beginning of its hash.
+        backend: only kernels of this one.
+        since: finished then or later.
+        batch: only of this batch.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = []
+    if category is not None:
+        wanted.append(Verdict.category == category.value)
+    if blame is not None:
+        wanted.append(Verdict.blame == blame.value)
+    if problem is not None:
+        wanted.append(
+            or_(Evaluation.problem_label == problem, Evaluation.problem_hash.startswith(problem, autoescape=True))
+        )
+    if backend is not None:
+        wanted.append(Kernel.backend == backend.value)
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    if batch is not None:
+        wanted.append(Evaluation.batch == batch)
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(
+                Evaluation.id.label("evaluation_id"),
+                Evaluation.batch,
+                Evaluation.problem_label,
+                Evaluation.problem_hash,
+                Evaluation.kernel_label,
+                Evaluation.kernel_hash,
+                Kernel.backend,
+                Evaluation.lane,
+                Verdict.category,
+                Verdict.blame,
+                Verdict.compiled,
+                Verdict.correctness,
+                Verdict.message,
+                Verdict.runtime_ms,
+                Verdict.baseline_ms,
+                Verdict.speedup,
+                Environment.device,
+                Evaluation.attempts,
+                Evaluation.submitted_at,
+                Verdict.finished_at,
+            )
+            .select_from(Verdict)
+            .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+            .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
+            .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+            .where(*wanted)
+            .order_by(Verdict.finished_at.desc(), Evaluation.id)
+            .limit(limit)
+        ).mappings()
+        found = [{str(name): value for name, value in row.items()} for row in rows]
+    for record in found:
+        record |= {
+            "backend": Backend(record["backend"]),
+            "category": Category(record["category"]),
+            "blame": Blame(record["blame"]),
+        }
+    return [Result(**record) for record in found]
+
+
+def states(engine: Engine) -> dict[str, dict[str, int]]:
+    """How many evaluations are ``queued``, ``running`` and ``done``, by lane."""
+    counted: dict[str, dict[str, int]] = {}
+    with transaction(engine) as connection:
+        for lane, state, number in connection.execute(
+            select(Evaluation.lane, Evaluation.state, func.count())
+            .group_by(Evaluation.lane, Evaluation.state)
+            .order_by(Evaluation.lane)
+        ):
+            counted.setdefault(lane, {"queued": 0, "running": 0, "done": 0})[state] = number
+    return counted
+
+
+def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None = None) -> dict[Category, int]:
+    """How many evaluations came to each category, in the categories' order; those without any left out.
+
+    Args:
+        engine: the database.
+        since: finished then or later.
+        batch: only of this batch.
+    """
+    query = select(Verdict.category, func.count().label("number")).group_by(Verdict.category)
+    if since is not None:
+        query = query.where(Verdict.finished_at >= since)
+    if batch is not None:
+        query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(Evaluation.batch == batch)
+    with transaction(engine) as connection:
+        counted = {row.category: row.number for row in connection.execute(query)}
+    return {category: counted[category.value] for category in Category if category.value in counted}
