@@ -1,0 +1,459 @@
+"""``python -m workers.fleet``: one worker process for each slot of this host, kept alive.
+
+The supervisor judges nothing. It finds the GPUs, starts a Celery worker for each slot pinned to its GPU's
+UUID, lets it in once its row is in the database, keeps its leases, hands back what it held when it dies,
+and starts another. It also sweeps: overdue leases, waits that ended, messages that Redis lost.
+
+SIGTERM: workers finish what they run, then all end. SIGTERM again, or SIGINT: workers are killed and what
+they ran is queued again. Without the supervisor no worker lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import structlog
+
+from kqueue import broker, sweeper
+from kqueue.config import Config, load
+from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, KqueueError
+from kqueue.store import engine as store_engine
+from kqueue.store import evaluations, schema
+from kqueue.store import workers as registry
+from workers import logs
+from workers.gpu.devices import Device, choose, devices
+from workers.pool import describe, kill_group, sweep
+from workers.sandbox import linux
+from workers.slot import READY_VARIABLE, VARIABLE, Slot
+
+_log: Any = structlog.get_logger(__name__)
+
+#: CPU slots where none are asked for and there is no GPU: one a core, at most these.
+_MOST_CPU_SLOTS: Final = 8
+_SWEEP_EVERY_S: Final = 1.0
+#: After a service was found away.
+_SWEEP_AGAIN_S: Final = 3.0
+_FIRST_BACKOFF_S: Final = 1.0
+_LAST_BACKOFF_S: Final = 30.0
+#: A worker that lived as long starts again without delay.
+_HEALTHY_S: Final = 60.0
+#: How long a quick stop tries to hand evaluations back.
+_HAND_BACK_S: Final = 5.0
+#: How long services may take to answer at the start.
+_SERVICES_S: Final = 10.0
+
+
+def plan(config: Config, gpus: list[Device], cores: int) -> list[Slot]:
+    """The slots of this host, numbered from 0; their ``worker_id`` is set at each start.
+
+    Raises:
+        ConfigError: there would be none.
+    """
+    scratch = config.scratch.absolute()
+    slots: list[Slot] = []
+
+    def add(name: str, device: str, lanes: tuple[str, ...], siblings: int) -> None:
+        number = len(slots)
+        slots.append(
+            Slot(
+                worker_id=UUID(int=0),
+                name=name,
+                number=number,
+                device=device,
+                lanes=lanes,
+                siblings=siblings,
+                scratch=scratch / name,
+                lock=scratch / "locks" / f"{device}.lock",
+                uid=config.candidate_uid + number if os.geteuid() == 0 else None,
+            )
+        )
+
+    for gpu in gpus:
+        for i in range(config.slots_per_gpu):
+            add(f"gpu{gpu.index}-{i}", gpu.uuid, ("gpu", f"gpu.{gpu.model}"), config.slots_per_gpu)
+    cpu_slots = config.cpu_slots
+    if cpu_slots is None:
+        cpu_slots = 0 if gpus else min(cores, _MOST_CPU_SLOTS)
+    for i in range(cpu_slots):
+        add(f"cpu-{i}", "cpu", ("cpu",), cpu_slots)
+    if not slots:
+        raise ConfigError(
+            f"nothing to do: KQUEUE_GPUS={config.gpus} finds no GPU and KQUEUE_CPU_SLOTS is 0; set one of them"
+        )
+    return slots
+
+
+def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str]) -> dict[str, str]:
+    """A worker process's environment. Holds secrets."""
+    env = dict(base) | config.environment() | {VARIABLE: slot.to_json(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    if slot.on_gpu:
+        env["CUDA_VISIBLE_DEVICES"] = slot.device
+        env.pop("TRITON_INTERPRET", None)
+    else:
+        env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+        threads = str(max(1, cores // slot.siblings))
+        env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return env
+
+
+@dataclass(slots=True)
+class _Life:
+    """A slot, and the present life of its worker process."""
+
+    slot: Slot
+    process: subprocess.Popen[bytes] | None = None
+    #: Ours of the pair on which the worker waits to be let in; None once it is.
+    door: socket.socket | None = None
+    knocked: bool = False
+    registered: bool = False
+    started_at: float = 0.0
+    start_at: float = 0.0
+    backoff_s: float = _FIRST_BACKOFF_S
+
+
+@dataclass(slots=True)
+class _Debt:
+    """A dead worker's row, still to be closed in the database."""
+
+    worker_id: UUID
+    message: str
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Something to be done every so often."""
+
+    every_s: float
+    due_at: float = 0.0
+
+    def due(self, now: float) -> bool:
+        if now < self.due_at:
+            return False
+        self.due_at = now + self.every_s
+        return True
+
+
+@dataclass(slots=True)
+class _Stop:
+    """How often, and how urgently, the supervisor was told to stop."""
+
+    warm: bool = False
+    quick: bool = False
+    told: bool = False
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        self.quick = self.quick or self.warm or number == signal.SIGINT
+        self.warm = True
+
+
+class Supervisor:
+    """A host's workers. :meth:`run` returns when all of them have ended."""
+
+    def __init__(self, config: Config, slots: list[Slot], *, application: str = "workers.app") -> None:
+        """Make ready; nothing is started yet.
+
+        Args:
+            config: the fleet's settings.
+            slots: from :func:`plan`.
+            application: the module with the Celery application that workers run.
+        """
+        self._config = config
+        self._application = application
+        self._host = socket.gethostname()
+        self._cores = len(os.sched_getaffinity(0))
+        self._engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=1)
+        self._app = broker.make_app(config)
+        # A Redis that hangs must not keep the supervisor from its heartbeats.
+        self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
+        self._lives = [_Life(slot) for slot in slots]
+        self._debts: list[_Debt] = []
+        self._heartbeat = _Clock(config.lease_s / 4)
+        self._sweep = _Clock(_SWEEP_EVERY_S)
+        self._database_away = False
+        self._stop = _Stop()
+        self._selector = selectors.DefaultSelector()
+
+    def check_services(self) -> None:
+        """Wait a moment for Postgres and Redis.
+
+        Raises:
+            DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
+            SchemaMismatch: the database's schema is not this version's.
+        """
+        deadline = time.monotonic() + _SERVICES_S
+        while True:
+            try:
+                schema.check(self._engine)
+                broker.check(self._app)
+                return
+            except (DatabaseUnavailable, BrokerUnavailable):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.5)
+
+    def run(self) -> None:
+        """Keep the workers alive until told to stop."""
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+        wake, waker = socket.socketpair()
+        wake.setblocking(False)
+        waker.setblocking(False)
+        self._selector.register(wake, selectors.EVENT_READ, None)
+        before = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        handlers = {s: signal.signal(s, self._stop.on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_up)
+        try:
+            self._prepare_scratch()
+            while not self._done():
+                self._step()
+                for key, _ in self._selector.select(self._pause_s()):
+                    if key.data is None:
+                        wake.recv(4096)
+                    else:
+                        self._hear(key.data)
+        finally:
+            self._kill_all()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before)
+            self._selector.close()
+            wake.close()
+            waker.close()
+            self._engine.dispose()
+
+    def _done(self) -> bool:
+        return self._stop.warm and all(life.process is None for life in self._lives) and not self._debts
+
+    def _pause_s(self) -> float:
+        """Until the next thing is due; signals, deaths and knocks cut it short."""
+        now = time.monotonic()
+        due = [self._heartbeat.due_at, self._sweep.due_at]
+        due += [life.start_at for life in self._lives if life.process is None and not self._stop.warm]
+        return min(1.0, max(0.01, min(due) - now))
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for life in self._lives:
+            if life.process is not None and life.process.poll() is not None:
+                self._bury(life, life.process.returncode)
+        if self._stop.warm:
+            self._end_workers()
+        else:
+            for life in self._lives:
+                if life.process is None and now >= life.start_at:
+                    self._start(life)
+        self._pay_debts()
+        self._let_in()
+        if self._heartbeat.due(now):
+            self._beat()
+        # No lease is called overdue by one who could not renew its own.
+        if self._sweep.due(now) and not self._database_away:
+            self._clean()
+
+    def _start(self, life: _Life) -> None:
+        life.slot = slot = replace(life.slot, worker_id=uuid4())
+        _empty(slot.scratch)
+        ours, theirs = socket.socketpair()
+        node = f"{slot.name}@{self._host}"
+        command = [sys.executable, "-m", "celery", "--quiet", "-A", self._application, "worker"]
+        command += ["-n", node, "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
+        command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
+        command += ["--loglevel", self._config.log_level.upper()]
+        env = environment(slot, self._config, self._cores, os.environ) | {READY_VARIABLE: str(theirs.fileno())}
+        supervisor = os.getpid()
+
+        def die_with_supervisor() -> None:
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os._exit(1)
+
+        with theirs:
+            # Its own session: a terminal's Ctrl-C is for the supervisor to act on. One thread only runs here.
+            life.process = subprocess.Popen(
+                command,
+                env=env,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_supervisor,
+            )
+        life.door, life.knocked, life.registered = ours, False, False
+        life.started_at = time.monotonic()
+        self._selector.register(ours, selectors.EVENT_READ, life)
+        _log.info("worker started", slot=slot.name, device=slot.device, pid=life.process.pid)
+
+    def _hear(self, life: _Life) -> None:
+        if life.door is not None:
+            # Either it is ready, or it died and its end is noticed elsewhere.
+            self._selector.unregister(life.door)
+            life.knocked = bool(life.door.recv(1))
+
+    def _let_in(self) -> None:
+        """Register the workers that are ready, then let them take messages."""
+        for life in self._lives:
+            if not life.knocked or life.registered or life.process is None or life.door is None:
+                continue
+            slot = life.slot
+
+            def register(slot: Slot = slot, pid: int = life.process.pid) -> None:
+                registry.register(
+                    self._engine,
+                    id=slot.worker_id,
+                    name=f"{slot.name}@{self._host}",
+                    host=self._host,
+                    pid=pid,
+                    lanes=slot.lanes,
+                    device=slot.device,
+                )
+
+            if self._in_database(register):
+                life.registered = True
+                life.door.sendall(b"g")
+                self._close_door(life)
+                _log.info("worker ready", slot=slot.name, lanes=",".join(slot.lanes))
+
+    def _close_door(self, life: _Life) -> None:
+        if life.door is not None:
+            if life.door in self._selector.get_map():
+                self._selector.unregister(life.door)
+            life.door.close()
+            life.door = None
+
+    def _bury(self, life: _Life, returncode: int) -> None:
+        """A worker process has ended: its leftovers go, its evaluation goes back, its successor is due."""
+        lived = time.monotonic() - life.started_at
+        how = describe(returncode)
+        (_log.info if self._stop.warm else _log.warning)("worker ended", slot=life.slot.name, how=how)
+        self._close_door(life)
+        if life.registered:
+            self._debts.append(_Debt(life.slot.worker_id, f"the worker {life.slot.name} {how}"))
+        life.process, life.registered = None, False
+        sweep({other.process.pid for other in self._lives if other.process is not None})
+        if lived >= _HEALTHY_S:
+            life.backoff_s = _FIRST_BACKOFF_S
+        life.start_at = time.monotonic() + life.backoff_s
+        life.backoff_s = min(2 * life.backoff_s, _LAST_BACKOFF_S)
+
+    def _pay_debts(self) -> None:
+        while self._debts:
+            debt = self._debts[0]
+
+            def settle(debt: _Debt = debt) -> None:
+                evaluations.lose_worker(
+                    self._engine, debt.worker_id, retry_delay_s=self._config.retry_delay_s, message=debt.message
+                )
+                registry.stop(self._engine, debt.worker_id)
+
+            if not self._in_database(settle):
+                if self._stop.quick:
+                    # Another supervisor's sweeper hands them back when their leases have run out.
+                    self._debts.clear()
+                return
+            self._debts.pop(0)
+
+    def _beat(self) -> None:
+        ids = [life.slot.worker_id for life in self._lives if life.registered]
+        self._in_database(lambda: registry.heartbeat(self._engine, ids, lease_s=self._config.lease_s))
+
+    def _clean(self) -> None:
+        def clean() -> None:
+            report = sweeper.sweep(self._engine, self._app, retry_delay_s=self._config.retry_delay_s)
+            _log.debug("swept", report=repr(report))
+
+        if not self._in_database(clean):
+            self._sweep.due_at = time.monotonic() + _SWEEP_AGAIN_S
+
+    def _in_database(self, work: Callable[[], object]) -> bool:
+        """Do something in Postgres; False if it is away, which is logged once for each outage."""
+        try:
+            work()
+        except DatabaseUnavailable as error:
+            if not self._database_away:
+                _log.error("Postgres is away: what needs it waits", reason=str(error))
+            self._database_away = True
+            return False
+        if self._database_away:
+            _log.info("Postgres is back")
+        self._database_away = False
+        return True
+
+    def _end_workers(self) -> None:
+        for life in self._lives:
+            if life.process is None:
+                continue
+            if self._stop.quick:
+                kill_group(life.process.pid)
+            elif not self._stop.told:
+                _log.info("worker told to finish and end", slot=life.slot.name)
+                self._close_door(life)
+                life.process.terminate()
+        self._stop.told = True
+
+    def _kill_all(self) -> None:
+        for life in self._lives:
+            if life.process is not None:
+                kill_group(life.process.pid)
+                life.process.wait()
+        sweep(set())
+
+    def _prepare_scratch(self) -> None:
+        """Make the directories that all slots share; others may traverse them and no more.
+
+        Raises:
+            ConfigError: somebody else owns them.
+        """
+        root = self._config.scratch.absolute()
+        for directory in (root, root / "locks"):
+            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                raise ConfigError(f"{directory} belongs to somebody else: set KQUEUE_SCRATCH to a directory of yours")
+        root.chmod(0o711)
+        (root / "locks").chmod(0o700)
+
+
+def _empty(scratch: Path) -> None:
+    """A slot's directory as a worker's life begins: nothing in it."""
+    if scratch.is_symlink():
+        scratch.unlink()
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+
+
+def _wake_up(_number: int, _frame: object) -> None:
+    """With a handler of its own a child's death reaches the wake-up descriptor."""
+
+
+def main() -> int:
+    """Run this host's fleet as the environment says; the exit status is 2 where it cannot start."""
+    try:
+        config = load()
+        logs.configure(config)
+        found = devices()
+        slots = plan(config, choose(config.gpus, found, os.environ.get("CUDA_VISIBLE_DEVICES")), _cores())
+        supervisor = Supervisor(config, slots)
+        supervisor.check_services()
+        _log.info("fleet starts", slots=[slot.name for slot in slots], gpus=[gpu.name for gpu in found])
+        supervisor.run()
+    except KqueueError as error:
+        print(f"kqueue: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
