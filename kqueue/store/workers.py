@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, Uuid, and_, any_, func, literal, select, text, update
+from sqlalchemy import Engine, Uuid, and_, any_, func, literal, select, text, true, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from kqueue.broker import hard_limit_s
@@ -54,6 +54,7 @@ class LiveWorker:
         lanes: the lanes that it serves.
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
+        busy_since: when it began with that, UTC.
     """
 
     id: UUID
@@ -63,6 +64,7 @@ class LiveWorker:
     lanes: tuple[str, ...]
     device: str
     busy_with: UUID | None
+    busy_since: datetime | None
 
 
 def register(engine: Engine, *, id: UUID, name: str, host: str, pid: int, lanes: Sequence[str], device: str) -> None:  # noqa: A002
@@ -116,19 +118,31 @@ def stop_silent(engine: Engine, *, older_than_s: float) -> int:
 def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
     """The workers that gave a sign of life within the last ``within_s`` seconds, by host and name."""
     busy = (
-        select(Attempt.evaluation_id)
+        select(Attempt.evaluation_id, Attempt.started_at)
         .where(Attempt.worker_id == Worker.id, Attempt.ended_at.is_(None))
         .order_by(Attempt.id.desc())
         .limit(1)
-        .scalar_subquery()
+        .lateral()
     )
     with transaction(engine) as connection:
         rows = connection.execute(
-            select(Worker.id, Worker.name, Worker.host, Worker.pid, Worker.lanes, Worker.device, busy.label("busy"))
+            select(
+                Worker.id,
+                Worker.name,
+                Worker.host,
+                Worker.pid,
+                Worker.lanes,
+                Worker.device,
+                busy.c.evaluation_id,
+                busy.c.started_at,
+            )
+            .outerjoin(busy, true())
             .where(and_(Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s)))
             .order_by(Worker.host, Worker.name)
         ).all()
-    return [LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.busy) for r in rows]
+    return [
+        LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.evaluation_id, r.started_at) for r in rows
+    ]
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
