@@ -325,3 +325,15 @@ def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None
     with transaction(engine) as connection:
         counted = {row.category: row.number for row in connection.execute(query)}
     return {category: counted[category.value] for category in Category if category.value in counted}
+
+
+def unfinished(engine: Engine, *, batch: str) -> list[UUID]:
+    """The evaluations of a batch that have no verdict yet, the oldest first."""
+    with transaction(engine) as connection:
+        return list(
+            connection.scalars(
+                select(Evaluation.id)
+                .where(Evaluation.batch == batch, Evaluation.state != "done")
+                .order_by(Evaluation.submitted_at, Evaluation.id)
+            )
+        )
