@@ -1,4 +1,4 @@
-"""Tiles and pipeline stages that need 384 KB of shared memory: Triton raises OutOfResources."""
+"""Tiles and pipeline stages that need 512 KB of shared memory: Triton raises OutOfResources."""
 
 import torch
 import torch.nn as nn

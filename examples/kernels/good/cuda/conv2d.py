@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 __global__ void conv2d_kernel(const float* __restrict__ x, const float* __restrict__ weight,
                               const float* __restrict__ bias, float* __restrict__ out, int batch, int in_channels,
@@ -38,7 +38,7 @@ torch::Tensor conv2d_cuda(torch::Tensor x, torch::Tensor weight, torch::Tensor b
     const int out_channels = taps.size(0);
     auto out = torch::empty({batch, out_channels, height, width}, in.options());
     const int size = out.numel();
-    conv2d_kernel<<<(size + 127) / 128, 128, 0, at::cuda::getCurrentCUDAStream()>>>(
+    conv2d_kernel<<<(size + 127) / 128, 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
         in.data_ptr<float>(), taps.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), batch,
         in_channels, out_channels, height, width);
     C10_CUDA_KERNEL_LAUNCH_CHECK();

@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 __global__ void add_relu_kernel(const float4* __restrict__ x, float4* __restrict__ out, float shift, size_t quads) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -22,7 +22,7 @@ torch::Tensor add_relu_cuda(torch::Tensor x, double shift) {
     TORCH_CHECK(in.numel() % 4 == 0, "expects a multiple of four elements");
     auto out = torch::empty_like(in);
     const size_t quads = in.numel() / 4;
-    add_relu_kernel<<<(quads + 255) / 256, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+    add_relu_kernel<<<(quads + 255) / 256, 256, 0, c10::cuda::getCurrentCUDAStream()>>>(
         reinterpret_cast<const float4*>(in.data_ptr<float>()), reinterpret_cast<float4*>(out.data_ptr<float>()),
         static_cast<float>(shift), quads);
     C10_CUDA_KERNEL_LAUNCH_CHECK();

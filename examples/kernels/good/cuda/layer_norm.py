@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 __device__ float warp_sum(float value) {
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
@@ -33,7 +33,7 @@ torch::Tensor layer_norm_cuda(torch::Tensor x, torch::Tensor weight, torch::Tens
     auto in = x.contiguous();
     auto out = torch::empty_like(in);
     const int rows = in.size(0), columns = in.size(1);
-    layer_norm_kernel<<<(rows + 3) / 4, 128, 0, at::cuda::getCurrentCUDAStream()>>>(
+    layer_norm_kernel<<<(rows + 3) / 4, 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
         in.data_ptr<float>(), weight.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), rows, columns,
         static_cast<float>(eps));
     C10_CUDA_KERNEL_LAUNCH_CHECK();

@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 __global__ void bias_relu_kernel(float* out, const float* __restrict__ bias, int columns, int size) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -15,7 +15,7 @@ __global__ void bias_relu_kernel(float* out, const float* __restrict__ bias, int
 
 void bias_relu_cuda(torch::Tensor out, torch::Tensor bias) {
     const int size = out.numel();
-    bias_relu_kernel<<<(size + 255) / 256, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+    bias_relu_kernel<<<(size + 255) / 256, 256, 0, c10::cuda::getCurrentCUDAStream()>>>(
         out.data_ptr<float>(), bias.data_ptr<float>(), out.size(-1), size);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 constexpr int TILE = 16;
 
@@ -31,7 +31,7 @@ torch::Tensor matmul_cuda(torch::Tensor a, torch::Tensor b) {
     const int m = left.size(0), k = left.size(1), n = right.size(1);
     auto out = torch::empty({m, n}, left.options());
     const dim3 grid((n + TILE - 1) / TILE, (m + TILE - 1) / TILE), block(TILE, TILE);
-    matmul_kernel<<<grid, block, 0, at::cuda::getCurrentCUDAStream()>>>(
+    matmul_kernel<<<grid, block, 0, c10::cuda::getCurrentCUDAStream()>>>(
         left.data_ptr<float>(), right.data_ptr<float>(), out.data_ptr<float>(), m, n, k);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return out;

@@ -5,8 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 template <typename Combine>
 __device__ float block_reduce(float value, Combine combine) {
@@ -36,7 +36,7 @@ torch::Tensor softmax_cuda(torch::Tensor x) {
     TORCH_CHECK(x.is_cuda() && x.dim() == 2 && x.scalar_type() == torch::kFloat32, "expects a float matrix on the GPU");
     auto in = x.contiguous();
     auto out = torch::empty_like(in);
-    softmax_kernel<<<in.size(0), 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+    softmax_kernel<<<in.size(0), 256, 0, c10::cuda::getCurrentCUDAStream()>>>(
         in.data_ptr<float>(), out.data_ptr<float>(), in.size(1));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return out;

@@ -1,0 +1,134 @@
+"""The gallery shows every category, and its right kernels are right."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import CPU_BACKENDS, Backend
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
+
+
+def load_gallery() -> ModuleType:
+    """``examples/gallery.py``, which is no part of an installed package."""
+    spec = importlib.util.spec_from_file_location("gallery", EXAMPLES / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gallery"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+gallery = load_gallery()
+ENTRIES = {entry.name: entry for entry in gallery.entries()}
+CPU_GOOD = [e for e in gallery.entries("cpu") if e.expected is Category.PASSED]
+#: No static policy and no detection of cheats decides a verdict yet.
+NOT_REACHED = {Category.REJECTED_BY_POLICY, Category.REWARD_HACK}
+GPU_ONLY = {
+    Category.ILLEGAL_MEMORY_ACCESS,
+    Category.CUDA_ERROR,
+    Category.LAUNCH_RESOURCES_EXCEEDED,
+    Category.GPU_OUT_OF_MEMORY,
+}
+
+
+def test_names_are_unique() -> None:
+    """An entry is found again by its name."""
+    assert len(ENTRIES) == len(gallery.entries())
+
+
+def test_every_category_of_candidate_and_problem_is_shown() -> None:
+    """The gpu lane shows every category that a kernel or problem can cause; the cpu lane all but the GPU's own."""
+    caused = {c for c in Category if c.blame in (Blame.CANDIDATE, Blame.PROBLEM, Blame.NONE)} - NOT_REACHED
+    assert gallery.categories_covered("gpu") == caused
+    assert gallery.categories_covered("cpu") == caused - GPU_ONLY
+
+
+def test_every_problem_has_a_good_kernel_and_every_backend_too() -> None:
+    """A right kernel on the gpu lane for at least ten problems, and one in every backend."""
+    good = [e for e in gallery.entries("gpu") if e.expected is Category.PASSED]
+    faulty = {e.problem for e in ENTRIES.values() if e.expected.blame is Blame.PROBLEM}
+    solved = {e.problem for e in good}
+    assert solved == set((EXAMPLES / "problems").glob("*.py")) - faulty
+    assert len(solved) >= 10
+    assert {e.backend for e in good} == set(Backend)
+    assert {e.backend for e in CPU_GOOD} == set(CPU_BACKENDS)
+
+
+def test_every_file_is_in_the_table() -> None:
+    """No kernel lies about that nobody judges."""
+    assert {e.kernel for e in ENTRIES.values()} == set((EXAMPLES / "kernels").rglob("*.py"))
+    assert {e.problem for e in ENTRIES.values()} == set((EXAMPLES / "problems").glob("*.py"))
+
+
+def test_only_the_syntax_error_does_not_parse() -> None:
+    """Every source is Python with a docstring, but the one that is there because it is not."""
+    for file in [*(EXAMPLES / "kernels").rglob("*.py"), *(EXAMPLES / "problems").glob("*.py")]:
+        source = file.read_text(encoding="utf-8")
+        if file.stem == "syntax_error":
+            with pytest.raises(SyntaxError):
+                ast.parse(source)
+        else:
+            assert ast.get_docstring(ast.parse(source)), file
+
+
+@pytest.mark.parametrize("lane", ["cpu", "gpu", "gpu.h200"])
+def test_requests_are_valid(lane: str) -> None:
+    """Every entry makes a request for its lanes, on the cpu lane with backends that it has and few calls."""
+    for entry in gallery.entries(lane):
+        request = entry.request(lane)
+        assert request.lane == lane
+        assert request.kernel_label == entry.name
+        if lane == "cpu":
+            assert request.backend in CPU_BACKENDS
+            assert request.settings.checks <= 3
+            assert request.settings.timing.calls <= 20
+
+
+def test_a_lane_that_is_not_the_entrys_is_refused() -> None:
+    """A CUDA kernel makes no request for the cpu lane."""
+    with pytest.raises(ValueError, match="not for the lane 'cpu'"):
+        ENTRIES["good/cuda/gelu"].request("cpu")
+
+
+#: Compiling C++ takes several seconds: two of them stand for all.
+RUN = [e for e in CPU_GOOD if e.backend is not Backend.CPP] + [e for e in CPU_GOOD if e.backend is Backend.CPP][:2]
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """By entry, what the comparison with the reference said; None where they agree."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("kernels")
+    subprocess.run(
+        [sys.executable, HERE / "run_kernels.py", folder / "found.json"],
+        input=json.dumps([[e.name, str(e.problem), str(e.kernel), e.settings.precision] for e in RUN]),
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "TORCH_EXTENSIONS_DIR": str(folder),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # ninja lies there
+        },
+        text=True,
+        timeout=170,
+        check=True,
+    )
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("name", [e.name for e in RUN])
+def test_good_kernels_agree_with_their_reference(name: str, differences: dict[str, str | None]) -> None:
+    """On the CPU, Triton interpreted, a right kernel's outputs are the reference's and its inputs are unchanged."""
+    assert differences[name] is None, differences[name]
