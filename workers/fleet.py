@@ -173,7 +173,7 @@ class Supervisor:
         self._application = application
         self._host = socket.gethostname()
         self._cores = len(os.sched_getaffinity(0))
-        self._engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=1)
+        self._engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=2)
         self._app = broker.make_app(config)
         # A Redis that hangs must not keep the supervisor from its heartbeats.
         self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
@@ -367,12 +367,19 @@ class Supervisor:
         self._in_database(lambda: registry.heartbeat(self._engine, ids, lease_s=self._config.lease_s))
 
     def _clean(self) -> None:
-        def clean() -> None:
-            report = sweeper.sweep(self._engine, self._app, retry_delay_s=self._config.retry_delay_s)
-            _log.debug("swept", report=repr(report))
+        report: sweeper.SweepReport | None = None
 
-        if not self._in_database(clean):
+        def clean() -> None:
+            nonlocal report
+            report = sweeper.sweep(self._engine, self._app, retry_delay_s=self._config.retry_delay_s)
+
+        if not self._in_database(clean) or report is None or report.broker_error:
             self._sweep.due_at = time.monotonic() + _SWEEP_AGAIN_S
+            return
+        for evaluation_id, recorded in report.lost:
+            _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
+        if report.published:
+            _log.info("messages sent that Redis lacked", count=report.published)
 
     def _in_database(self, work: Callable[[], object]) -> bool:
         """Do something in Postgres; False if it is away, which is logged once for each outage."""

@@ -1,0 +1,177 @@
+"""A real fleet in front of real services: its judge alone is told what to do (judges.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from kqueue import broker
+from kqueue.config import Config, load
+from kqueue.contract import Request, Settings, Verdict
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+from kqueue.store import engine as store_engine
+from kqueue.store import evaluations, schema
+from kqueue.store import workers as registry
+
+HERE = Path(__file__).parent
+
+
+def until(look: Callable[[], Any], timeout_s: float = 20.0, what: str = "it") -> Any:
+    """Look until there is something to see."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come within {timeout_s} s")
+        time.sleep(0.02)
+    return seen
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@dataclass
+class Services:
+    """Postgres and Valkey, and a client's view of them."""
+
+    postgres: Postgres
+    valkey: Valkey
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self.engine = store_engine.connect(self.postgres.url, application="tests", pool_size=5)
+        self.app = broker.make_app(self.config())
+
+    until = staticmethod(until)
+    alive = staticmethod(alive)
+
+    def config(self, **settings: Any) -> Config:
+        return load(
+            home=self.directory / "home",
+            database_url=self.postgres.url,
+            redis_url=self.valkey.url,
+            scratch=self.directory / "scratch",
+            gpus="none",
+            **settings,
+        )
+
+    def submit(
+        self, kernel: str, *, time_limit: float | None = None, send: bool = True, attempts: int = 1, **more: Any
+    ) -> UUID:
+        """Submit an evaluation whose judge is to do `kernel`; an attempt only, unless said."""
+        request = Request(
+            problem="p", kernel=kernel, backend="torch", lane="cpu", settings=Settings(max_attempts=attempts), **more
+        )
+        [submitted] = evaluations.submit(self.engine, [request])
+        if send:
+            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.label)
+            evaluations.mark_published(self.engine, [submitted.evaluation_id])
+        return submitted.evaluation_id
+
+    def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "") -> None:
+        self.app.send_task(
+            broker.EVALUATE,
+            args=[str(evaluation_id)],
+            task_id=str(evaluation_id),
+            queue=broker.queue("cpu"),
+            time_limit=time_limit,
+            argsrepr=f"('{evaluation_id}',)",
+            kwargsrepr=label,
+        )
+
+    def verdict(self, evaluation_id: UUID, timeout_s: float = 20.0) -> Verdict:
+        return until(lambda: evaluations.verdict(self.engine, evaluation_id), timeout_s, "the verdict")
+
+    def rows(self, sql: str, **values: Any) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(sql), values))
+
+    def attempts(self, evaluation_id: UUID) -> list[Any]:
+        return self.rows("SELECT * FROM attempts WHERE evaluation_id = :id ORDER BY number", id=evaluation_id)
+
+    def started(self, evaluation_id: UUID) -> Any:
+        """Wait until an attempt runs."""
+        return until(lambda: [a for a in self.attempts(evaluation_id) if a.ended_at is None], what="the attempt")[0]
+
+
+@dataclass
+class Fleet:
+    """A supervisor with its workers."""
+
+    services: Services
+    process: subprocess.Popen[bytes]
+    log: Path
+    environment: dict[str, str] = field(repr=False)
+
+    def live(self) -> list[registry.LiveWorker]:
+        return registry.live(self.services.engine, within_s=5)
+
+    def stop(self, number: int = signal.SIGINT, timeout_s: float = 20.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Postgres with the schema, and Valkey, of this module's own: its tests take them away at times."""
+    directory = tmp_path_factory.mktemp("fleet")
+    directory.chmod(0o755)
+    with Postgres(directory / "pg", durable=False) as postgres, Valkey(directory / "valkey") as valkey:
+        schema.upgrade(postgres.url)
+        services = Services(postgres, valkey, directory)
+        yield services
+        services.engine.dispose()
+        services.app.close()
+
+
+@pytest.fixture(scope="module")
+def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
+    """Start a supervisor of some slots and wait until they are let in."""
+    fleets: list[Fleet] = []
+
+    def start(*, slots: int = 1, torch: bool = False, **settings: Any) -> Fleet:
+        config = services.config(cpu_slots=slots, retry_delay_s=0.1, lease_s=4, **settings)
+        environment = os.environ | config.environment() | {"PYTHONPATH": str(HERE), "JUDGES": str(services.directory)}
+        if torch:
+            environment["JUDGES_TORCH"] = "1"
+        log = services.directory / f"fleet-{len(fleets)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "run_fleet.py")], env=environment, stdout=out, stderr=out
+            )
+        fleet = Fleet(services, process, log, environment)
+        fleets.append(fleet)
+        try:
+            until(lambda: len(fleet.live()) >= slots or process.poll() is not None, 60, "the fleet")
+            assert process.poll() is None
+        except AssertionError:
+            fleet.stop()
+            raise AssertionError(log.read_text()) from None
+        return fleet
+
+    yield start
+    for fleet in fleets:
+        fleet.stop()
+
+
+@pytest.fixture(scope="module")
+def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    """One worker, shared by the module's tests."""
+    return start_fleet()

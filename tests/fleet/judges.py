@@ -1,0 +1,154 @@
+"""A worker's application whose judge does what the kernel's source says: `segv`, `sleep 2`, ..."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from celery.worker.control import inspect_command
+
+import workers.app
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+from kqueue.store import evaluations
+from workers.app import app  # noqa: F401
+from workers.sandbox import linux
+
+PASSED = Outcome(category=Category.PASSED, message="as told")
+
+
+def sleep_holding_the_gil(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def end(how: str, *argument: str) -> None:
+    if how == "signal":
+        os.kill(os.getpid(), getattr(signal, argument[0]))
+        time.sleep(30)
+    elif how == "null":
+        ctypes.string_at(0)
+    elif how == "exit":
+        os._exit(int(argument[0]))
+    elif how == "sysexit":
+        sys.exit(int(argument[0]))
+    elif how == "gil":
+        sleep_holding_the_gil(30)
+    elif how == "closefds":
+        # Hostile: what the parent watches is closed, the process lives on and listens to nothing.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.closerange(3, 4096)
+        while True:
+            time.sleep(1)
+
+
+def orphan(pid_file: str) -> None:
+    """Leave a grandchild behind that has left group and session."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(3, 4096)
+            Path(pid_file).write_text(str(os.getpid()))
+            os.execvp("sleep", ["sleep", "120"])
+        os._exit(0)
+    os.wait()
+    while not Path(pid_file).exists():
+        time.sleep(0.01)
+
+
+def run_evaluation(claim, slot, blackbox, forkserver, engine):
+    action, *arguments = claim.request.kernel.split()
+    if action == "reference":
+        blackbox.enter(Phase.REFERENCE, time.monotonic() + 0.5)
+        if arguments[0] == "alarm":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            sleep_holding_the_gil(30)
+        end(*arguments)
+    blackbox.enter(Phase.CHECK)
+    match action:
+        case "ok":
+            return PASSED
+        case "wrong":
+            return Outcome(category=Category.WRONG_VALUES, message="off by one")
+        case "sleep":
+            time.sleep(float(arguments[0]))
+            return PASSED
+        case "sleep-once":
+            if claim.number == 1:
+                time.sleep(60)
+            return PASSED
+        case "raise":
+            raise ZeroDivisionError("the judge's own mistake")
+        case "orphan":
+            orphan(arguments[0])
+            return PASSED
+        case "write":
+            Path(arguments[0]).write_text(str(os.getpid()))
+            time.sleep(float(arguments[1]))
+            return PASSED
+        case _:
+            end(action, *arguments)
+    return PASSED
+
+
+class StandIn:
+    """In the fork server's place: a child of the worker's parent that must outlive every task."""
+
+    def __init__(self, slot) -> None:
+        self._process = subprocess.Popen(["sleep", "infinity"])
+
+    def wait_ready(self) -> None:
+        pass
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+_claim = evaluations.claim
+
+
+def claim(engine, evaluation_id, **options):
+    before, after = Path(os.environ["JUDGES"]) / "die-before-claim", Path(os.environ["JUDGES"]) / "die-after-claim"
+    if before.exists():
+        before.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    claimed = _claim(engine, evaluation_id, **options)
+    if after.exists() and claimed is not None:
+        after.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return claimed
+
+
+def preload() -> None:
+    if "JUDGES_TORCH" in os.environ:
+        import torch  # noqa: F401
+
+
+evaluations.claim = claim
+workers.app.run_evaluation = run_evaluation
+workers.app.start_forkserver = StandIn
+workers.app.preload = preload
+
+
+@inspect_command()
+def probe(state) -> dict[str, object]:
+    """What a test asks the worker's parent about itself."""
+    torch = sys.modules.get("torch")
+    descriptors = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    return {
+        "cuda_initialised": None if torch is None else torch.cuda.is_initialized(),
+        "nvidia": [path for path in descriptors if path.startswith("/dev/nvidia")],
+        "frozen": gc.get_freeze_count(),
+        "descriptors": len(descriptors),
+        "children": linux.children(os.getpid()),
+    }

@@ -1,0 +1,16 @@
+"""A supervisor of one or more CPU slots whose workers run the application `judges`."""
+
+from __future__ import annotations
+
+import sys
+
+from kqueue.config import load
+from workers import logs
+from workers.fleet import Supervisor, plan
+
+config = load()
+logs.configure(config)
+supervisor = Supervisor(config, plan(config, [], 2), application="judges")
+supervisor.check_services()
+supervisor.run()
+sys.exit(0)

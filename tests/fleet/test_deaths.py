@@ -1,0 +1,148 @@
+"""What is recorded when a judge dies, and by whom: each row of the table in workers/delivery.py."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from kqueue import broker
+from kqueue.store import evaluations
+
+DEATHS = [
+    # (what the judge does, Celery's limit, category, facts, who recorded)
+    ("ok", None, "passed", {}, "judge"),
+    ("wrong", None, "wrong_values", {}, "judge"),
+    ("raise", None, "judge_error", {"exception": "ZeroDivisionError"}, "judge"),
+    ("signal SIGSEGV", None, "judge_error", {"signal": "SIGSEGV"}, "worker"),
+    ("null", None, "judge_error", {"signal": "SIGSEGV"}, "worker"),
+    ("exit 0", None, "judge_error", {"exit_status": 0}, "worker"),
+    ("exit 1", None, "judge_error", {"exit_status": 1}, "worker"),
+    ("sysexit 3", None, "judge_error", {"exit_status": 3}, "worker"),
+    ("signal SIGKILL", None, "worker_lost", {"signal": "SIGKILL"}, "worker"),
+    ("reference signal SIGSEGV", None, "reference_error", {"signal": "SIGSEGV"}, "worker"),
+    ("reference exit 0", None, "reference_error", {"exit_status": 0}, "worker"),
+    ("reference sysexit 4", None, "reference_error", {"exit_status": 4}, "worker"),
+    ("reference alarm", None, "reference_timeout", {"signal": "SIGALRM"}, "worker"),
+    ("reference signal SIGALRM", None, "reference_error", {"signal": "SIGALRM"}, "worker"),
+    ("reference signal SIGKILL", None, "worker_lost", {"signal": "SIGKILL"}, "worker"),
+    ("reference gil", 1, "reference_timeout", {}, "worker"),
+    ("gil", 1, "judge_error", {"hard_limit": True}, "worker"),
+    ("closefds", 1, "judge_error", {"hard_limit": True}, "worker"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "limit", "category", "facts", "written_by"), DEATHS, ids=[d[0] for d in DEATHS])
+def test_a_death_is_recorded_once_with_its_facts(
+    services: Any, fleet: Any, kernel: str, limit: float | None, category: str, facts: dict[str, Any], written_by: str
+) -> None:
+    """However a judge ends there is one verdict, soon, with category, facts and writer as the table says."""
+    begun = time.monotonic()
+    evaluation = services.submit(kernel, time_limit=limit)
+    verdict = services.verdict(evaluation)
+    assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1)
+    assert facts.items() <= verdict.facts.items()
+    [attempt] = services.attempts(evaluation)
+    assert attempt.ended_at is not None
+    # Stock Celery sees a death up to 5 s late, and a child that closes its descriptors never.
+    assert time.monotonic() - begun < 4
+
+
+def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(services: Any, fleet: Any) -> None:
+    """No attempt was begun, so none is recorded: the next message has it judged."""
+    (services.directory / "die-before-claim").touch()
+    evaluation = services.submit("ok")
+    services.until(lambda: not (services.directory / "die-before-claim").exists())
+    time.sleep(0.3)
+    assert services.attempts(evaluation) == []
+    services.send(evaluation)
+    assert services.verdict(evaluation).passed
+
+
+def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services: Any, fleet: Any) -> None:
+    """The flight recorder is still empty then; the attempt ends nevertheless, and is retried."""
+    (services.directory / "die-after-claim").touch()
+    evaluation = services.submit("ok", attempts=2)
+    assert services.verdict(evaluation).passed
+    assert [a.category for a in services.attempts(evaluation)] == ["worker_lost", "passed"]
+
+
+def test_a_failure_of_the_fleet_is_tried_again(services: Any, fleet: Any) -> None:
+    """An evaluation whose judge was killed is judged anew, until its attempts are used up."""
+    evaluation = services.submit("signal SIGKILL", attempts=3)
+    assert services.verdict(evaluation).category == "worker_lost"
+    assert len(services.attempts(evaluation)) == 3
+
+
+def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """At the limit the judge dies first; who then cannot record ends the worker, and its attempt is handed back."""
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 60", time_limit=1)
+    pid = int(services.until(lambda: _read(tmp_path / "pid")))
+    with services.engine.begin() as connection:
+        connection.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": evaluation})
+        services.until(lambda: not services.alive(pid), 3)
+        time.sleep(2.5)
+    verdict = services.verdict(evaluation)
+    assert verdict.category == "worker_lost"
+    assert len(services.rows("SELECT 1 FROM verdicts WHERE evaluation_id = :id", id=evaluation)) == 1
+    assert services.verdict(services.submit("ok")).passed
+
+
+def test_nothing_that_a_task_left_behind_lives_on(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """A grandchild that left group and session dies with the task; the worker's own children do not."""
+    worker = fleet.live()[0].id
+    evaluation = services.submit(f"orphan {tmp_path / 'pid'}")
+    assert services.verdict(evaluation).passed
+    orphan = int((tmp_path / "pid").read_text())
+    services.until(lambda: not services.alive(orphan), 3)
+    assert services.verdict(services.submit("ok")).passed
+    assert fleet.live()[0].id == worker
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_cancelled_evaluation_stops_at_once(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """Cancelling kills the judge, closes the attempt and leaves the slot free."""
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 60")
+    pid = int(services.until(lambda: _read(tmp_path / "pid")))
+    assert evaluations.cancel(services.engine, evaluation)
+    broker.revoke(services.app, evaluation)
+    services.until(lambda: not services.alive(pid), 3)
+    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None, 5)
+    assert services.attempts(evaluation)[0].category == "cancelled"
+    assert services.verdict(services.submit("ok")).passed
+
+
+def test_a_revoked_running_task_is_a_cancelled_evaluation(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """Flower's terminate button does what cancelling does."""
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 60")
+    services.until(lambda: _read(tmp_path / "pid"))
+    broker.revoke(services.app, evaluation)
+    assert services.verdict(evaluation).category == "cancelled"
+    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None, 5)
+
+
+def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: Any) -> None:
+    """Flower's revoke button ends what waits; it is not sent again for ever."""
+    running = services.submit("sleep 1")
+    services.started(running)
+    queued = services.submit("ok")
+    broker.revoke(services.app, queued)
+    verdict = services.verdict(queued)
+    assert (verdict.category, verdict.attempts) == ("cancelled", 0)
+    assert services.verdict(running).passed
+
+
+def test_a_cancelled_queued_evaluation_is_not_judged(services: Any, fleet: Any) -> None:
+    """Its message finds it done."""
+    running = services.submit("sleep 0.5")
+    services.started(running)
+    queued = services.submit("ok")
+    assert evaluations.cancel(services.engine, queued)
+    assert services.verdict(services.submit("ok")).passed
+    assert services.attempts(queued) == []
