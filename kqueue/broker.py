@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from celery import Celery
@@ -20,7 +21,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from kqueue.config import Config
-from kqueue.errors import BrokerUnavailable, UnknownLane
+from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
 
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
@@ -55,14 +56,35 @@ def queue(lane: str) -> Queue:
     return Queue(name, routing_key=name)
 
 
+def parse(url: str) -> str:
+    """Return ``url`` if it can be one of Redis.
+
+    Raises:
+        ConfigError: it cannot; the message does not repeat it, as it may hold a password.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in {"redis", "rediss", "redis+socket"} or scheme == url:
+        raise ConfigError(
+            "KQUEUE_REDIS_URL is not one of Redis: use redis://:password@host:6379/0 or redis+socket:///path"
+        )
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ConfigError(f"KQUEUE_REDIS_URL: {error}; escape special characters of a password as %XX") from None
+    return url
+
+
 def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery:
     """The Celery application of a fleet; it connects when first used.
 
     Args:
         config: the fleet's settings.
         lanes: those that a worker may be told to serve; a sender needs none.
+
+    Raises:
+        ConfigError: no address of Redis is set, or what is set is not one.
     """
-    app = Celery("kqueue", broker=config.require_redis(), set_as_current=False)
+    app = Celery("kqueue", broker=parse(config.require_redis()), set_as_current=False)
     app.conf.update(
         # Only JSON crosses: a writer to Redis can at worst name an evaluation.
         task_serializer="json",
@@ -136,6 +158,18 @@ def check(app: Celery) -> None:
     """
     with _translate(), app.connection_for_write() as connection:
         connection.ensure_connection(max_retries=1, interval_start=0)
+
+
+def info(app: Celery) -> dict[str, Any]:
+    """What Redis says of itself and its settings (``INFO``).
+
+    Raises:
+        BrokerUnavailable: Redis does not answer.
+    """
+    with _translate(), app.connection_for_read() as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0)
+        client: Any = connection.default_channel.client
+        return dict(client.info())
 
 
 def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, label: str) -> None:
