@@ -67,10 +67,16 @@ def parse(url: str) -> str:
         raise ConfigError(
             "KQUEUE_REDIS_URL is not one of Redis: use redis://:password@host:6379/0 or redis+socket:///path"
         )
+    parts = urlsplit(url)
     try:
-        _ = urlsplit(url).port
-    except ValueError as error:
-        raise ConfigError(f"KQUEUE_REDIS_URL: {error}; escape special characters of a password as %XX") from None
+        sound = parts.port != 0 and (scheme == "redis+socket" or re.fullmatch(r"/?\d*", parts.path) is not None)
+    except ValueError:  # the port is no number
+        sound = False
+    if not sound:
+        raise ConfigError(
+            "KQUEUE_REDIS_URL is not redis://:password@host:6379/0: port and database are numbers, and special "
+            "characters in a password are written as %XX"
+        )
     return url
 
 
