@@ -1,0 +1,170 @@
+"""The whole gallery through a fleet of its own: `python examples/demo.py`.
+
+Starts Postgres, Valkey and the workers of this machine in a temporary home, submits every entry of the
+gallery that the lane can judge, and shows what came of each. On a machine with a GPU that is the `gpu` lane,
+else the `cpu` lane. Exits with 0 only if every entry got its expected category.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gallery import Entry, entries
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kqueue import Client, KqueueError, Verdict
+from kqueue.cli.render import category_text, clean, console, milliseconds, one_line, print_table, ratio, text, yes_no
+from kqueue.config import load
+from kqueue.contract import Backend
+from kqueue.local.fleet import LocalFleet
+
+#: No verdict may take longer to come, in seconds from submission of them all.
+PATIENCE_S = 1800.0
+#: Lines of a log that are shown where a verdict is not the expected one.
+LOG_LINES = 15
+
+
+def main() -> int:
+    """Run the demo; the exit status."""
+    options = _options()
+    home = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
+    started = time.monotonic()
+    keep = False
+    try:
+        config = load(home=home, gpus="none" if options.lane == "cpu" else None)
+        with LocalFleet(config, durable=False) as fleet, fleet.client() as kq:
+            lane = _lane(options.lane, fleet)
+            chosen = _chosen(lane, options.only)
+            print(f"{_slots(fleet, lane)}, started in {time.monotonic() - started:.1f} s; {len(chosen)} evaluations\n")
+            submitted = time.monotonic()
+            verdicts = _judge(kq, chosen, lane)
+            seconds = time.monotonic() - submitted
+    except KqueueError as error:
+        keep = True
+        print(f"demo: {error}\nThe fleet's logs are kept under {home}", file=sys.stderr)
+        return 1
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+    if options.json:
+        _write(options.json, chosen, verdicts)
+    _show(chosen, verdicts)
+    different = [(e, v) for e, v in zip(chosen, verdicts, strict=True) if v.category is not e.expected]
+    for entry, verdict in different:
+        _explain(entry, verdict)
+    as_expected = f"{len(chosen) - len(different)} of {len(chosen)} as expected"
+    print(f"lane {lane}: {as_expected}, in {seconds:.1f} s, {len(chosen) / seconds:.2f} evaluations/s")
+    return 1 if different else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", choices=["auto", "cpu", "gpu"], default="auto", help="auto: gpu where there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the full verdicts there")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="entries by name, such as bad/segfault, or all below one, such as bad"
+    )
+    return parser.parse_args()
+
+
+def _lane(wanted: str, fleet: LocalFleet) -> str:
+    served = {lane for slot in fleet.slots() for lane in slot.lanes}
+    lane = wanted if wanted != "auto" else "gpu" if "gpu" in served else "cpu"
+    if lane not in served:
+        raise KqueueError(f"no worker of this machine serves the lane {lane}: `kqueue doctor` says why; or --lane auto")
+    return lane
+
+
+def _slots(fleet: LocalFleet, lane: str) -> str:
+    slots = [slot for slot in fleet.slots() if lane in slot.lanes]
+    devices = {slot.device for slot in slots}
+    what = f"{len(devices)} GPU(s)" if lane == "gpu" else "no GPU"
+    return f"lane {lane} ({what}), {len(slots)} slot(s)"
+
+
+def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
+    found = entries(lane)
+    if only:
+        for name in only:
+            if not any(_below(entry, name) for entry in found):
+                raise KqueueError(f"--only: no entry of the lane {lane} is named {name}; examples/gallery.py has them")
+        return [entry for entry in found if any(_below(entry, name) for name in only)]
+    if importlib.util.find_spec("cupy") is None and any(entry.backend is Backend.CUPY for entry in found):
+        print("CuPy is not installed: its entries are left out")
+        found = [entry for entry in found if entry.backend is not Backend.CUPY]
+    return found
+
+
+def _below(entry: Entry, name: str) -> bool:
+    return entry.name == name or entry.name.startswith(name.rstrip("/") + "/")
+
+
+def _judge(kq: Client, chosen: list[Entry], lane: str) -> list[Verdict]:
+    """Submit everything at once; verdicts in the order of ``chosen``."""
+    tickets = kq.submit_batch([entry.request(lane) for entry in chosen])
+    places = {ticket.evaluation_id: place for place, ticket in enumerate(tickets)}
+    verdicts: dict[int, Verdict] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=len(chosen))
+        for ticket, verdict in kq.as_completed(tickets, timeout=PATIENCE_S):
+            place = places[ticket.evaluation_id]
+            verdicts[place] = verdict
+            mark = "" if verdict.category is chosen[place].expected else f", not {chosen[place].expected}"
+            progress.update(bar, advance=1, description=f"{chosen[place].name}: {verdict.category}{mark}")
+    return [verdicts[place] for place in range(len(chosen))]
+
+
+def _show(chosen: list[Entry], verdicts: list[Verdict]) -> None:
+    rows: list[list[object]] = []
+    for entry, verdict in zip(chosen, verdicts, strict=True):
+        category = category_text(verdict.category, verdict.blame)
+        if verdict.category is not entry.expected:
+            category.append_text(text(f" (not {entry.expected})", "bold red"))
+        rows.append(
+            [
+                entry.problem.stem,
+                entry.name,
+                entry.backend,
+                category,
+                yes_no(verdict.compiled),
+                yes_no(verdict.correctness),
+                milliseconds(verdict.runtime_ms),
+                milliseconds(verdict.baseline_ms),
+                ratio(verdict.speedup),
+            ]
+        )
+    print_table(
+        ("problem", "kernel", "backend", "category", "compiled", "correct", "runtime ms", "baseline ms", "speedup"),
+        rows,
+    )
+
+
+def _explain(entry: Entry, verdict: Verdict) -> None:
+    """Why a verdict is not the expected one, as far as it is known."""
+    phase = f" in the phase {verdict.phase}" if verdict.phase else ""
+    print(f"{entry.name}: expected {entry.expected}, got {verdict.category}{phase}: {one_line(verdict.message)}")
+    print(f"  {entry.note}\n  facts: {clean(json.dumps(verdict.facts, default=str))[:2000]}")
+    for line in clean(verdict.log).splitlines()[-LOG_LINES:]:
+        print(f"  | {line}")
+    print()
+
+
+def _write(file: Path, chosen: list[Entry], verdicts: list[Verdict]) -> None:
+    records = [
+        {"name": entry.name, "expected": entry.expected, "verdict": verdict.model_dump(mode="json")}
+        for entry, verdict in zip(chosen, verdicts, strict=True)
+    ]
+    file.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
