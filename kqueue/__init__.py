@@ -1,0 +1,96 @@
+"""kqueue judges GPU kernels on a fleet of workers, and says honestly whose fault a failure is.
+
+::
+
+    from kqueue import Client
+
+    with Client() as kq:
+        verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
+        print(verdict.category, verdict.runtime_ms, verdict.speedup)
+
+The names below are the public face. Each is imported when first used, so that ``import kqueue`` is light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kqueue.categories import Blame as Blame
+    from kqueue.categories import Category as Category
+    from kqueue.client import AsyncClient as AsyncClient
+    from kqueue.client import AsyncTicket as AsyncTicket
+    from kqueue.client import Client as Client
+    from kqueue.client import Ticket as Ticket
+    from kqueue.config import Config as Config
+    from kqueue.contract import Backend as Backend
+    from kqueue.contract import Deadlines as Deadlines
+    from kqueue.contract import Limits as Limits
+    from kqueue.contract import Measurement as Measurement
+    from kqueue.contract import Phase as Phase
+    from kqueue.contract import Precision as Precision
+    from kqueue.contract import Request as Request
+    from kqueue.contract import Settings as Settings
+    from kqueue.contract import Timing as Timing
+    from kqueue.contract import Tolerance as Tolerance
+    from kqueue.contract import Verdict as Verdict
+    from kqueue.errors import BrokerUnavailable as BrokerUnavailable
+    from kqueue.errors import ConfigError as ConfigError
+    from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
+    from kqueue.errors import IdempotencyConflict as IdempotencyConflict
+    from kqueue.errors import InvalidRequest as InvalidRequest
+    from kqueue.errors import KqueueError as KqueueError
+    from kqueue.errors import LaneUnavailable as LaneUnavailable
+    from kqueue.errors import LocalFleetError as LocalFleetError
+    from kqueue.errors import SchemaMismatch as SchemaMismatch
+    from kqueue.errors import ServiceError as ServiceError
+    from kqueue.errors import UnknownEvaluation as UnknownEvaluation
+    from kqueue.errors import UnknownLane as UnknownLane
+    from kqueue.errors import WaitTimeout as WaitTimeout
+
+_HOMES: Final = {
+    "kqueue.categories": ["Blame", "Category"],
+    "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
+    "kqueue.config": ["Config"],
+    "kqueue.contract": [
+        "Backend",
+        "Deadlines",
+        "Limits",
+        "Measurement",
+        "Phase",
+        "Precision",
+        "Request",
+        "Settings",
+        "Timing",
+        "Tolerance",
+        "Verdict",
+    ],
+    "kqueue.errors": [
+        "BrokerUnavailable",
+        "ConfigError",
+        "DatabaseUnavailable",
+        "IdempotencyConflict",
+        "InvalidRequest",
+        "KqueueError",
+        "LaneUnavailable",
+        "LocalFleetError",
+        "SchemaMismatch",
+        "ServiceError",
+        "UnknownEvaluation",
+        "UnknownLane",
+        "WaitTimeout",
+    ],
+}
+_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'kqueue' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

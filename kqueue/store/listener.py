@@ -1,0 +1,165 @@
+"""Waiting for verdicts without asking again and again: one connection, one thread, any number of waiters."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Collection
+from concurrent.futures import Future
+from contextlib import closing
+from typing import Final
+from uuid import UUID
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import Engine
+
+from kqueue.contract import Verdict
+from kqueue.errors import KqueueError
+from kqueue.store import evaluations
+from kqueue.store.engine import connect_listener
+
+_log = logging.getLogger(__name__)
+
+#: A silent connection is tried, and everything awaited read again, after so many seconds.
+_SILENCE_S: Final = 30.0
+#: The first and the longest pause before the connection is opened again, doubled in between.
+_RETRY_S: Final = (0.1, 5.0)
+
+
+class Listener:
+    """Tells when verdicts are there. Its thread starts with the first :meth:`watch`.
+
+    The database is read once the connection listens, and again after every reconnection, so that no
+    notification can be missed; a broken connection delays an answer and never loses it.
+    """
+
+    def __init__(self, url: str, engine: Engine, *, application: str) -> None:
+        """Name the database; ``engine`` is on the same one and is used to read verdicts."""
+        self._url = url
+        self._engine = engine
+        self._application = application
+        self._lock = threading.Lock()
+        self._waiters: dict[UUID, list[Future[Verdict]]] = {}
+        self._unread: set[UUID] = set()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._bell, self._push = socket.socketpair()
+        self._bell.setblocking(False)
+        self._push.setblocking(False)
+
+    def watch(self, evaluation_id: UUID) -> Future[Verdict]:
+        """The evaluation's verdict, when it comes. Cancel the future to stop waiting.
+
+        An evaluation that does not exist never gets one.
+        """
+        future: Future[Verdict] = Future()
+        with self._lock:
+            if self._closing.is_set():
+                raise KqueueError("the client is closed")
+            self._waiters.setdefault(evaluation_id, []).append(future)
+            self._unread.add(evaluation_id)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="kqueue-verdicts", daemon=True)
+                self._thread.start()
+        future.add_done_callback(lambda done: self._forget(evaluation_id, done))
+        self._ring()
+        return future
+
+    def close(self) -> None:
+        """Stop the thread; who still waits gets a :class:`~kqueue.errors.KqueueError`."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            thread = self._thread
+        self._ring()
+        if thread is not None:
+            thread.join()
+        self._bell.close()
+        self._push.close()
+
+    def _forget(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
+        with self._lock:
+            waiting = self._waiters.get(evaluation_id, [])
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self._waiters.pop(evaluation_id, None)
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._push.send(b"!")
+
+    def _run(self) -> None:
+        pause = _RETRY_S[0]
+        try:
+            while not self._closing.is_set():
+                try:
+                    with closing(connect_listener(self._url, application=self._application)) as connection:
+                        connection.execute(SQL("LISTEN {}").format(Identifier(evaluations.VERDICTS_CHANNEL)))
+                        self._settle(self._awaited())
+                        pause = _RETRY_S[0]
+                        self._listen(connection)
+                except (KqueueError, psycopg.Error) as error:
+                    _log.warning("waiting for verdicts goes on in %.1f s: %s", pause, error)
+                    self._closing.wait(pause)
+                    pause = min(2 * pause, _RETRY_S[1])
+        finally:
+            reason = "the client was closed" if self._closing.is_set() else "waiting for verdicts failed, see the log"
+            for future in self._awaited_futures():
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(KqueueError(reason))
+
+    def _listen(self, connection: psycopg.Connection) -> None:
+        """Settle what is told until closed or the connection breaks."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._bell, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                if not selector.select(_SILENCE_S):
+                    connection.execute("SELECT 1")
+                    self._settle(self._awaited())
+                    continue
+                with contextlib.suppress(BlockingIOError):  # it did not ring
+                    self._bell.recv(4096)
+                told = _told(connection)
+                with self._lock:
+                    news = (self._unread | told) & self._waiters.keys()
+                    self._unread.clear()
+                self._settle(news)
+
+    def _settle(self, ids: Collection[UUID]) -> None:
+        """Hand the verdicts that exist among ``ids`` to those who wait for them."""
+        if not ids:
+            return
+        for evaluation_id, verdict in evaluations.verdicts(self._engine, ids).items():
+            with self._lock:
+                waiting = self._waiters.pop(evaluation_id, [])
+            for future in waiting:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(verdict)
+
+    def _awaited(self) -> set[UUID]:
+        with self._lock:
+            self._unread.clear()
+            return set(self._waiters)
+
+    def _awaited_futures(self) -> list[Future[Verdict]]:
+        with self._lock:
+            futures = [future for waiting in self._waiters.values() for future in waiting]
+            self._waiters.clear()
+            return futures
+
+
+def _told(connection: psycopg.Connection) -> set[UUID]:
+    """The evaluations that the notifications at hand name."""
+    connection.pgconn.consume_input()
+    told: set[UUID] = set()
+    while notification := connection.pgconn.notifies():
+        with contextlib.suppress(ValueError):  # not one of ours
+            told.add(UUID(notification.extra.decode("ascii", "replace")))
+    return told

@@ -1,0 +1,134 @@
+"""Real services for every test that wants them: one Postgres and one Valkey a run, a fresh database a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.engine import make_url
+
+from kqueue.config import Config, load
+from kqueue.errors import LocalFleetError
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+from kqueue.store import schema
+from kqueue.store.engine import connect
+
+_TEMPLATE = "kqueue_template"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fleet of the developer's own must never be what a test talks to."""
+    for name in [name for name in os.environ if name.startswith("KQUEUE_") and name != "KQUEUE_REQUIRE_GPU"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "home"))
+
+
+def start(service: Postgres | Valkey) -> None:
+    """Start a service; without its program a laptop skips and CI fails."""
+    try:
+        service.start()
+    except LocalFleetError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def database(url: str, name: str) -> str:
+    """The URL of another database on the same server."""
+    return make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+class Server:
+    """The run's Postgres server, with a migrated template from which databases are cloned."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
+        self.empty_database(_TEMPLATE)
+        schema.upgrade(database(url, _TEMPLATE))
+
+    def execute(self, statement: str) -> None:
+        """Run one statement as the server's owner."""
+        with self._admin.connect() as connection:
+            connection.execute(text(statement))
+
+    def empty_database(self, name: str) -> str:
+        """A new database without any schema; returns its URL."""
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        return database(self._url, name)
+
+    def clone(self) -> str:
+        """A new database at the newest schema; returns its URL."""
+        name = f"test_{uuid4().hex}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{_TEMPLATE}" STRATEGY file_copy')
+        return database(self._url, name)
+
+    def drop(self, url: str) -> None:
+        """Remove a database, whoever is still connected."""
+        self.execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
+
+    def cut(self, url: str) -> None:
+        """Break every connection to a database, as a restart of the server would."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE datname = '{make_url(url).database}' AND pid <> pg_backend_pid()"
+        )
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The run's Postgres."""
+    postgres = Postgres(tmp_path_factory.mktemp("postgres"), durable=False)
+    start(postgres)
+    try:
+        yield Server(postgres.url)
+    finally:
+        postgres.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    """The run's Valkey."""
+    service = Valkey(tmp_path_factory.mktemp("valkey"))
+    start(service)
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture
+def database_url(server: Server) -> Iterator[str]:
+    """A fresh database at the newest schema."""
+    url = server.clone()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on the fresh database, with room for concurrent tests."""
+    engine = connect(database_url, application="tests", pool_size=16)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def redis_url(valkey: Valkey) -> str:
+    """The run's Valkey, emptied."""
+    with redis.Redis.from_url(valkey.url.replace("redis+socket://", "unix://")) as client:
+        client.flushall()
+    return valkey.url
+
+
+@pytest.fixture
+def config(database_url: str, redis_url: str, tmp_path: Path) -> Config:
+    """Settings of a fleet on a fresh database and an empty Redis."""
+    return load(database_url=database_url, redis_url=redis_url, home=tmp_path / "home", scratch=tmp_path / "scratch")

@@ -1,0 +1,146 @@
+"""The schema: up, down, no drift, and what is said when it is not the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, inspect, text
+
+from kqueue.errors import DatabaseUnavailable, SchemaMismatch
+from kqueue.store import schema
+from kqueue.store.engine import connect
+from kqueue.store.models import Base
+
+VIEWS = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
+
+
+@pytest.fixture
+def empty(server) -> Iterator[str]:
+    """A database without any schema."""
+    url = server.empty_database(f"empty_{uuid4().hex}")
+    yield url
+    server.drop(url)
+
+
+def revisions() -> list[str]:
+    """All revisions, the oldest first."""
+    return [s.revision for s in ScriptDirectory.from_config(schema._alembic()).walk_revisions()][::-1]
+
+
+def relations(url: str) -> set[str]:
+    """Tables and views, and nothing else, that the database holds."""
+    engine = connect(url, application="tests")
+    try:
+        found = inspect(engine)
+        return set(found.get_table_names()) | set(found.get_view_names())
+    finally:
+        engine.dispose()
+
+
+def test_upgrade_makes_everything_and_downgrade_leaves_nothing(empty: str) -> None:
+    """From empty to head and back to base, then up again."""
+    schema.upgrade(empty)
+    assert relations(empty) == set(Base.metadata.tables) | VIEWS | {"alembic_version"}
+    assert schema.current(empty) == schema.head()
+    schema.downgrade(empty, "base")
+    assert relations(empty) == {"alembic_version"}
+    assert schema.current(empty) is None
+    schema.upgrade(empty)
+    assert schema.current(empty) == schema.head()
+
+
+def test_every_step_goes_up_down_and_up(empty: str) -> None:
+    """Each single revision can be applied, taken back and applied again."""
+    before = "base"
+    for revision in revisions():
+        schema.upgrade(empty, revision)
+        made = relations(empty)
+        schema.downgrade(empty, before)
+        schema.upgrade(empty, revision)
+        assert (schema.current(empty), relations(empty)) == (revision, made)
+        before = revision
+
+
+def test_models_and_migrations_agree(engine: Engine) -> None:
+    """Autogenerate finds nothing to change between the models and the migrated schema."""
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_drift_would_be_seen(engine: Engine) -> None:
+    """The comparison above notices a missing column and a changed comment."""
+    with engine.begin() as connection:
+        connection.execute(text("DROP VIEW outcomes, best_verdicts, evaluation_overview"))
+        connection.execute(text("ALTER TABLE verdicts DROP COLUMN written_by"))
+        connection.execute(text("COMMENT ON TABLE problems IS 'other'"))
+        found = str(compare_metadata(MigrationContext.configure(connection), Base.metadata))
+    assert "written_by" in found
+    assert "problems" in found
+
+
+def test_every_table_and_view_says_what_it_is(engine: Engine) -> None:
+    """Each relation carries a comment in the database."""
+    with engine.connect() as connection:
+        silent = connection.scalars(
+            text(
+                "SELECT relname FROM pg_class WHERE relkind IN ('r', 'v') AND relname <> 'alembic_version' "
+                "AND relnamespace = 'public'::regnamespace AND obj_description(oid) IS NULL"
+            )
+        ).all()
+    assert silent == []
+
+
+def test_migrations_started_together_take_turns(empty: str) -> None:
+    """Several migration jobs at once leave one good schema and no error."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(schema.upgrade, [empty] * 4))
+    assert schema.current(empty) == schema.head()
+
+
+def test_check_accepts_the_right_schema(engine: Engine) -> None:
+    """The head's schema is accepted in silence."""
+    schema.check(engine)
+
+
+@pytest.mark.parametrize("state", ["empty", "base", "newer"])
+def test_check_says_what_to_do_about_another_schema(empty: str, state: str) -> None:
+    """None and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue."""
+    if state != "empty":
+        schema.upgrade(empty)
+    if state == "base":
+        schema.downgrade(empty, "base")
+    engine = connect(empty, application="tests")
+    if state == "newer":
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match="newer version; upgrade kqueue" if state == "newer" else "db upgrade"):
+        schema.check(engine)
+    engine.dispose()
+
+
+def test_a_newer_schema_is_not_touched(empty: str) -> None:
+    """Upgrading a database that a newer kqueue made is refused and changes nothing."""
+    schema.upgrade(empty)
+    engine = connect(empty, application="tests")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(SchemaMismatch):
+        schema.upgrade(empty)
+    assert schema.current(empty) == "9999"
+
+
+def test_an_unreachable_database_is_named_as_such(tmp_path) -> None:
+    """Nobody listens: the typed error, with the setting to look at."""
+    url = f"postgresql+psycopg://postgres@/kqueue?host={tmp_path}"
+    with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
+        schema.current(url)
+    with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
+        schema.upgrade(url)
