@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from kqueue.config import Config, load
 from kqueue.doctor import Check, State, installed
+from workers.gpu.devices import model
 from workers.sandbox import linux
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -80,8 +81,9 @@ def _device(nvml: Any, index: int) -> Check:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    name = nvml.nvmlDeviceGetName(handle)
     detail = (
-        f"{nvml.nvmlDeviceGetName(handle)} {nvml.nvmlDeviceGetUUID(handle)}, sm_{major}{minor}, "
+        f"{name} {nvml.nvmlDeviceGetUUID(handle)}, lane gpu.{model(name)}, sm_{major}{minor}, "
         f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
     )
     # The judge and the candidate each have a context; so has the next evaluation in preparation.

@@ -1,0 +1,1 @@
+"""Devices: what there is, and what a number was taken on."""

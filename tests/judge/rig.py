@@ -1,0 +1,151 @@
+"""A judge without a queue: a slot, its fork server, a database, and a child for each evaluation."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+from kqueue.contract import Outcome, Phase, Request
+from kqueue.store import engine as engines
+from kqueue.store import evaluations
+from kqueue.store import workers as fleet
+from workers.blackbox import BlackBox
+from workers.judge import run
+from workers.sandbox.launch import ForkServer
+from workers.slot import Slot
+
+
+class Rig:
+    """Judges requests one after the other, each in a forked child as the fleet does."""
+
+    def __init__(self, database_url: str, device: str = "cpu", siblings: int = 1, number: int = 0) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-")
+        root = Path(self._directory.name)
+        root.chmod(0o711)
+        self.slot = Slot(
+            worker_id=uuid4(),
+            name=f"rig-{number}",
+            number=number,
+            device=device,
+            lanes=("cpu",) if device == "cpu" else ("gpu",),
+            siblings=siblings,
+            scratch=root / "slot",
+            lock=root / "device.lock",
+            uid=61900 + number if os.getuid() == 0 else None,
+        )
+        self.url = database_url
+        self.engine = engines.connect(database_url, application="rig")
+        fleet.register(
+            self.engine,
+            id=self.slot.worker_id,
+            name=self.slot.name,
+            host="localhost",
+            pid=os.getpid(),
+            lanes=list(self.slot.lanes),
+            device=device,
+        )
+        self.blackbox = BlackBox()
+        self.forkserver = ForkServer.start(self.slot)
+
+    def __enter__(self) -> Self:
+        self.forkserver.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forkserver.stop()
+        fleet.stop(self.engine, self.slot.worker_id)
+        self.engine.dispose()
+        self._directory.cleanup()
+
+    def judge(self, request: Request) -> Outcome | tuple[int, Phase | None, bool]:
+        """The outcome; where the judge died instead: its wait status, its last phase, and whether it was overdue."""
+        lane = self.slot.lanes[0]
+        [submitted] = evaluations.submit(self.engine, [request.model_copy(update={"lane": lane})])
+        claim = evaluations.claim(self.engine, submitted.evaluation_id, worker_id=self.slot.worker_id, lease_s=600)
+        assert claim is not None
+        self.blackbox.open(claim.evaluation_id, claim.number)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._judge_in_child(claim, writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as stream:
+            data = stream.read()
+        _, status = os.waitpid(pid, 0)
+        if not data:
+            record = self.blackbox.read()
+            assert record is not None
+            return status, record.phase, record.overdue
+        outcome: Any = pickle.loads(data)
+        if isinstance(outcome, str):
+            raise AssertionError(outcome)
+        return outcome
+
+    def _judge_in_child(self, claim: Any, writer: int) -> None:
+        import traceback
+
+        try:
+            self.engine.dispose(close=False)
+            outcome: Any = run.evaluate(claim, self.slot, self.blackbox, self.forkserver, self.engine)
+        except BaseException:
+            outcome = traceback.format_exc()
+        with os.fdopen(writer, "wb") as stream:
+            pickle.dump(outcome, stream)
+        os._exit(0)
+
+
+def gallery(rig: Rig, lane: str, names: list[str]) -> int:
+    """Judge gallery entries by name and print what came of them; returns how many differ."""
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from examples.gallery import entries
+
+    different = 0
+    for entry in entries(lane):
+        if names and not any(name in entry.name for name in names):
+            continue
+        begun = time.monotonic()
+        outcome = rig.judge(entry.request(lane))
+        took = time.monotonic() - begun
+        if isinstance(outcome, tuple):
+            shown = f"judge died: {outcome}"
+            good = entry.expected.blame == "problem"
+        else:
+            good = outcome.category is entry.expected
+            times = outcome.evidence.get("durations_s")
+            shown = f"{outcome.category} {outcome.message[:150]!r}"
+            if outcome.runtime and outcome.baseline:
+                shown += f" {outcome.runtime.median_ms:.4f} of {outcome.baseline.median_ms:.4f} ms (null {outcome.runtime.null_ms:.4f})"
+            shown += f" {times}"
+        different += not good
+        print("ok  " if good else "BAD ", f"{took:6.2f}s", entry.name, "->", shown, flush=True)
+        if not good and not isinstance(outcome, tuple):
+            print("     expected", entry.expected, outcome.facts, "\n    ", outcome.log[-1500:])
+    return different
+
+
+if __name__ == "__main__":
+    import sys
+
+    from kqueue.local.postgres import Postgres
+    from kqueue.store import schema
+
+    lane, *wanted = sys.argv[1:]
+    device = "cpu"
+    if lane == "gpu":
+        from workers.gpu.devices import list_gpus
+
+        device = list_gpus()[0].uuid
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+    with tempfile.TemporaryDirectory() as place, Postgres(Path(place) / "pg", durable=False) as postgres:
+        schema.upgrade(postgres.url)
+        with Rig(postgres.url, device) as rig:
+            print("isolation", rig.forkserver.isolation)
+            sys.exit(1 if gallery(rig, lane, wanted) else 0)

@@ -1,0 +1,394 @@
+"""The fork server: parent of all candidates of a slot, preloaded, with nothing worth stealing.
+
+Started once with a clean environment by the worker's parent. It imports torch and Triton, never touches
+CUDA, and forks a candidate whenever the judge asks. It watches what it forked and is the one place where a
+candidate is ended: at a phase's deadline, beyond its memory or output, when the judge says so, and when the
+judge is gone. It then sweeps whatever the candidate left behind, and reports.
+
+Requests arrive on descriptor ``argv[1]``, each a JSON object with three descriptors beside it: the
+candidate's end of the channel, this side's end of a control socket, and the page of flags. On the control
+socket the judge sends ``{"compile": seconds}`` (what compilers may take in all), ``{"phase": name,
+"seconds": n}``, ``{"running": bool}`` (whose turn it is) or ``{"stop": true}``; the one message that comes
+back is a :class:`workers.sandbox.report.Report`. All of them are written and read by trusted code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from workers.candidate import harness
+from workers.channel import flags
+from workers.channel.protocol import receive_with_fds
+from workers.sandbox import linux, seal, view
+from workers.sandbox.report import Report
+
+#: What is kept of a candidate's output, in bytes.
+_TAIL: Final = 16 << 10
+#: How often a living candidate's memory is looked at, in seconds.
+_WATCH: Final = 0.04
+#: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
+_REAP: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Seconds left for a phase and for compilation; one of them runs while the candidate is at work."""
+
+    phase: float = 0.0
+    compile: float = 0.0
+    running: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    def spend(self, compiling: bool) -> str | None:
+        """Take the time since the last call from the budget; what ran out, if anything did."""
+        now = time.monotonic()
+        passed, self.since = now - self.since, now
+        if not self.running:
+            return None
+        if compiling:
+            self.compile -= passed
+            return "compile" if self.compile <= 0 else None
+        self.phase -= passed
+        return "phase" if self.phase <= 0 else None
+
+    def left(self, compiling: bool) -> float | None:
+        """Seconds until :meth:`spend` reports something; None for never."""
+        if not self.running:
+            return None
+        return self.compile if compiling else self.phase
+
+
+class _Candidate:
+    """One living candidate, as its parent sees it."""
+
+    def __init__(
+        self, pid: int, profile: seal.Profile, control: socket.socket, page: memoryview[int], output: int
+    ) -> None:
+        self.pid = pid
+        self.profile = profile
+        self.control = control
+        self.flags = page
+        self.output = output
+        self.phase = "load"
+        self.budget = _Budget()
+        self.peak = 0
+        self.written = 0
+        self.tail = bytearray()
+
+    @property
+    def compiling(self) -> bool:
+        return self.flags[flags.COMPILING] != 0
+
+    def heed(self, message: dict[str, Any]) -> None:
+        """Take the judge's word on phase, budget and whose turn it is."""
+        self.budget.spend(self.compiling)
+        self.phase = message.get("phase", self.phase)
+        self.budget.phase = message.get("seconds", self.budget.phase)
+        self.budget.compile = message.get("compile", self.budget.compile)
+        self.budget.running = message.get("running", self.budget.running)
+
+    def overdue(self) -> str | None:
+        """The phase whose deadline has passed."""
+        spent = self.budget.spend(self.compiling)
+        return None if spent is None else ("compile" if spent == "compile" else self.phase)
+
+    def read_output(self) -> bool:
+        """Take what was written and keep its tail; False at the end."""
+        try:
+            data = os.read(self.output, 65536)
+        except BlockingIOError:
+            return False
+        self.written += len(data)
+        self.tail += data
+        del self.tail[:-_TAIL]
+        return bool(data)
+
+    def memory(self) -> int:
+        """Private memory of the process tree in bytes."""
+        total, todo = 0, [self.pid]
+        while todo:
+            pid = todo.pop()
+            total += linux.private_bytes(pid)
+            todo += linux.children(pid)
+        self.peak = max(self.peak, total)
+        return total
+
+
+class ForkServer:
+    """The loop. One instance lives in the process, until its parent closes the request socket."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._selector = selectors.DefaultSelector()
+        self._candidates: dict[int, _Candidate] = {}
+        self._looked = 0.0
+        self._wake, writer = socket.socketpair()
+        self._wake.setblocking(False)
+        writer.setblocking(False)
+        self._wake_writer = writer
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._register(requests, self._on_request)
+        self._register(self._wake, self._on_wake)
+
+    def run(self) -> None:
+        """Serve until the parent is gone."""
+        while self._requests.fileno() >= 0:
+            for key, _ in self._selector.select(self._timeout()):
+                key.data()
+            self._watch()
+        for candidate in list(self._candidates.values()):
+            self._end(candidate, "stopped")
+
+    def _register(self, source: Any, callback: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def _timeout(self) -> float | None:
+        if not self._candidates:
+            return None
+        lefts = [c.budget.left(c.compiling) for c in self._candidates.values()]
+        return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        look = now - self._looked >= _WATCH
+        for candidate in list(self._candidates.values()):
+            if (phase := candidate.overdue()) is not None:
+                candidate.phase = phase
+                self._end(candidate, "deadline")
+            elif look and candidate.memory() > candidate.profile.host_memory_bytes:
+                self._end(candidate, "memory")
+        if look:
+            self._looked = now
+
+    def _on_request(self) -> None:
+        data, fds = receive_with_fds(self._requests, 65536)
+        if not data:
+            self._selector.unregister(self._requests)
+            self._requests.close()
+            return
+        channel, control, page = fds
+        self._spawn(seal.Profile(**json.loads(data)), channel, socket.socket(fileno=control), page)
+
+    def _on_wake(self) -> None:
+        self._wake.recv(4096)
+        for candidate in list(self._candidates.values()):
+            if _has_ended(candidate.pid):
+                self._conclude(candidate, "exited")
+
+    def _on_control(self, candidate: _Candidate) -> None:
+        if candidate.pid not in self._candidates:
+            return
+        try:
+            data = candidate.control.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        message: dict[str, Any] = json.loads(data) if data else {"stop": True}
+        if "stop" in message:
+            self._end(candidate, "stopped")
+        else:
+            candidate.heed(message)
+
+    def _on_output(self, candidate: _Candidate) -> None:
+        if candidate.pid not in self._candidates:
+            return
+        if not candidate.read_output():
+            self._selector.unregister(candidate.output)
+        elif candidate.written > candidate.profile.output_bytes:
+            self._end(candidate, "output")
+
+    def _spawn(self, profile: seal.Profile, channel: int, control: socket.socket, page: int) -> None:
+        _make_scratch(profile)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reader, False)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_candidate(profile, parent, channel, page, writer)
+        candidate = _Candidate(pid, profile, control, flags.attach(page), reader)
+        for descriptor in (channel, page, writer):
+            os.close(descriptor)
+        self._candidates[pid] = candidate
+        self._register(control, lambda: self._on_control(candidate))
+        self._register(reader, lambda: self._on_output(candidate))
+
+    def _end(self, candidate: _Candidate, reason: str) -> None:
+        """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
+        if _has_ended(candidate.pid):
+            self._conclude(candidate, "exited")
+            return
+        os.kill(candidate.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _REAP
+        while not _has_ended(candidate.pid):
+            if time.monotonic() > deadline:
+                reason = "stuck"
+                break
+            time.sleep(0.0005)
+        self._conclude(candidate, reason)
+
+    def _conclude(self, candidate: _Candidate, reason: str) -> None:
+        """Sweep what an ended candidate left, report, and forget it."""
+        del self._candidates[candidate.pid]
+        leftovers = self._orphans()
+        # The zombie keeps its pid, and so its group's number, from being given to a stranger.
+        _signal_group(candidate.pid)
+        if candidate.profile.uid is not None:
+            _kill_uid(candidate.profile.uid)
+        self._sweep()
+        status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
+        while candidate.read_output():
+            pass
+        report = Report(
+            reason=reason,
+            phase=candidate.phase,
+            status=status,
+            leftovers=len(leftovers),
+            peak_bytes=candidate.peak,
+            output_bytes=candidate.written,
+            log=candidate.tail.decode("utf-8", "replace"),
+        )
+        if candidate.output in self._selector.get_map():
+            self._selector.unregister(candidate.output)
+        self._selector.unregister(candidate.control)
+        os.close(candidate.output)
+        # Gone before the judge hears of it: the next candidate finds nothing of this one.
+        _remove(Path(candidate.profile.scratch))
+        with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
+            candidate.control.send(json.dumps(asdict(report)).encode())
+        candidate.control.close()
+
+    def _orphans(self) -> list[int]:
+        """Living children that are no candidates: what a candidate left behind and the kernel gave to us."""
+        mine = [pid for pid in linux.children(os.getpid()) if pid not in self._candidates]
+        return [pid for pid in mine if not linux.is_zombie(pid)]
+
+    def _sweep(self) -> None:
+        """Kill and reap all orphans, and theirs, within a bounded time."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            mine = [pid for pid in linux.children(os.getpid()) if pid not in self._candidates]
+            alive = [pid for pid in mine if not linux.is_zombie(pid)]
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            if not alive:
+                return
+            time.sleep(0.0005)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without reaping it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _signal_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_uid(uid: int) -> None:
+    """Kill every process of a uid at once; a loop over pids would race with what forks."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _make_scratch(profile: seal.Profile) -> None:
+    """Make a candidate's private directories, empty, and its own."""
+    _remove(Path(profile.scratch))
+    for path in (profile.scratch, *seal.private_directories(profile.scratch).values()):
+        Path(path).mkdir(mode=0o700)
+        if profile.uid is not None:
+            os.chown(path, profile.uid, profile.uid)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a tree whose owner may have closed its directories to us."""
+
+    def reopen(_: object, path: str, __: object) -> None:
+        try:
+            Path(path).parent.chmod(stat.S_IRWXU)
+            Path(path).chmod(stat.S_IRWXU, follow_symlinks=True) if Path(path).is_dir() else None
+            shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+        except OSError:
+            pass  # left to the directory's next user, who will try again and say so
+
+    if directory.is_symlink():
+        directory.unlink()
+    if directory.exists():
+        shutil.rmtree(directory, onerror=reopen)
+
+
+def _become_candidate(profile: seal.Profile, parent: int, channel: int, page: int, output: int) -> NoReturn:
+    """In the child: seal, then obey the judge until it goes."""
+    status = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        seal.apply(profile, parent, {channel, page})
+        linux.set_name("kq-candidate")
+        harness.serve(socket.socket(fileno=channel), flags.attach(page))
+        status = 0
+    except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """Become a slot's fork server. Arguments: request socket's descriptor, parent's pid."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        return
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.set_name("kq-forkserver")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
+    isolation: dict[str, Any] = {"own_uid": False, "no_new_privs": True, "view": "host"}
+    if os.getuid() == 0:
+        try:
+            if view.unreadable():
+                view.rebuild()
+                isolation["view"] = "rebuilt"
+            isolation["own_uid"] = True
+        except OSError as error:
+            isolation["view"] = f"host: {error}"
+    harness.preload()
+    gc.collect()
+    gc.freeze()
+    requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())
+    ForkServer(requests).run()
+
+
+if __name__ == "__main__":
+    main()

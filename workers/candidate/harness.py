@@ -1,0 +1,338 @@
+"""The candidate's main loop: obey the judge's orders, answer each once.
+
+It runs the kernel's code in its own process, so nothing it says is believed: the judge decides from the
+buffers, the process's end and CUDA's codes. What the answers are honest about only helps the candidate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.utils.cpp_extension
+
+from workers.channel import flags
+from workers.channel.buffers import cudart, open_buffer
+from workers.channel.protocol import (
+    MAX_TENSORS,
+    Answer,
+    Binding,
+    Command,
+    Job,
+    Order,
+    Reply,
+    Tag,
+    TensorSpec,
+    describe,
+    receive_command,
+)
+
+#: The name under which the kernel's module is imported.
+MODULE: Final = "kernel"
+
+#: Exception types that say what happened, by qualified name: their packages may not be installed.
+_TAGS: Final = {
+    "triton.compiler.errors.CompilationError": Tag.COMPILE,
+    "triton.compiler.errors.CompileTimeAssertionFailure": Tag.COMPILE,
+    "triton.compiler.errors.UnsupportedLanguageConstruct": Tag.COMPILE,
+    "triton.runtime.errors.PTXASError": Tag.COMPILE,
+    "triton.runtime.errors.OutOfResources": Tag.RESOURCES,
+    "cupy.cuda.compiler.CompileException": Tag.COMPILE,
+    "cupy.cuda.memory.OutOfMemoryError": Tag.GPU_MEMORY,
+    "torch.OutOfMemoryError": Tag.GPU_MEMORY,
+    "torch.cuda.OutOfMemoryError": Tag.GPU_MEMORY,
+    "builtins.MemoryError": Tag.HOST_MEMORY,
+    "builtins.SystemExit": Tag.EXIT,
+}
+_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+
+
+class EntryPointError(Exception):
+    """The module does not define the class that was asked for."""
+
+
+class _CompileError(Exception):
+    """Stands for an exception that a compiler's failure raised; the original is its cause."""
+
+
+def preload() -> None:
+    """Import what most candidates import, without touching CUDA. Called before anything is forked."""
+    with contextlib.suppress(ImportError):
+        import triton
+        import triton.language  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
+def serve(channel: Any, page: memoryview[int]) -> None:
+    """Obey orders until the judge is gone."""
+    candidate = Candidate(page)
+    while (command := receive_command(channel)) is not None:
+        channel.send(candidate.obey(command).pack())
+
+
+class Candidate:
+    """One model, from its source to its calls."""
+
+    def __init__(self, page: memoryview[int]) -> None:
+        self._flags = page
+        self._job: Job
+        self._module: Any
+        self._model: Any
+        self._arguments: list[Any] = []
+        self._inputs: Binding
+        self._outputs: list[torch.Tensor] = []
+        self._structure = ""
+        self._last: Any = None
+        self._orders: dict[Order, Callable[[Command], Reply]] = {
+            Order.LOAD: self._load,
+            Order.CONSTRUCT: self._construct,
+            Order.BIND_INPUTS: self._bind_inputs,
+            Order.REHEARSE: self._rehearse,
+            Order.BIND_OUTPUTS: self._bind_outputs,
+            Order.RUN: self._run,
+            Order.TIME: self._time,
+            Order.TIME_NULL: self._time,
+        }
+
+    def obey(self, command: Command) -> Reply:
+        """Carry out an order; whatever the kernel raises becomes an answer."""
+        try:
+            return self._orders[command.order](command)
+        except BaseException as error:  # noqa: BLE001 -- the kernel may raise anything, SystemExit too
+            traceback.print_exc()
+            return self._raised(command, error)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._job.device == "cuda"
+
+    def _load(self, command: Command) -> Reply:
+        self._job = command.payload
+        if self._on_gpu:
+            torch.cuda.init()
+            torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
+            torch.cuda.synchronize()
+        # A file, because Triton and tracebacks read sources from files.
+        path = Path.cwd() / f"{MODULE}.py"
+        path.write_text(self._job.source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(MODULE, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[MODULE] = module
+        with self._compiler_watched():
+            spec.loader.exec_module(module)
+        entry = getattr(module, self._job.entry, None)
+        if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
+            raise EntryPointError(f"the source defines no class {self._job.entry} derived from torch.nn.Module")
+        self._module = entry
+        return self._done(command)
+
+    def _construct(self, command: Command) -> Reply:
+        arguments = [_move(value, self._job) for value in self._job.init_inputs]
+        with torch.no_grad(), self._compiler_watched():
+            torch.manual_seed(self._job.seed)
+            model = self._module(*arguments)
+            torch.manual_seed(self._job.seed)
+            self._model = model.to(device=self._job.device, dtype=self._job.dtype)
+            self._settle()
+        return self._done(command)
+
+    def _bind_inputs(self, command: Command) -> Reply:
+        binding: Binding = command.payload
+        tensors = self._open(command)
+        self._arguments = list(binding.arguments)
+        for place, tensor in zip(binding.tensors, tensors, strict=True):
+            self._arguments[place] = tensor
+        return self._done(command)
+
+    def _bind_outputs(self, command: Command) -> Reply:
+        self._outputs = self._open(command)
+        self._structure = command.payload.structure
+        return self._done(command)
+
+    def _open(self, command: Command) -> list[torch.Tensor]:
+        specs = command.payload.buffers
+        descriptors = command.descriptors or (None,) * len(specs)
+        return [open_buffer(spec, fd) for spec, fd in zip(specs, descriptors, strict=True)]
+
+    def _rehearse(self, command: Command) -> Reply:
+        """Call forward once with Triton's launches turned into compilation; only its compilers' word counts."""
+        self._flags[flags.COMPILING] = 1
+        try:
+            with _triton_launches_nothing(), torch.no_grad():
+                self._model(*self._arguments)
+                self._settle()
+        except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised; the real call will tell
+            if _tag(error) is Tag.COMPILE:
+                traceback.print_exc()
+                return self._raised(command, error)
+        finally:
+            self._flags[flags.COMPILING] = 0
+        return self._done(command)
+
+    def _run(self, command: Command) -> Reply:
+        torch.manual_seed(command.seed)
+        with torch.no_grad(), self._compiler_watched():
+            output = self._model(*self._arguments)
+            self._settle()
+        return self._deliver(command, output)
+
+    def _time(self, command: Command) -> Reply:
+        torch.manual_seed(command.seed)
+        number, page = command.sequence, self._flags
+        # The null answers with an output it already has: all that a call costs but its forward.
+        last = self._last
+        model = (lambda *_: last) if command.order is Order.TIME_NULL else self._model
+        arguments = self._arguments
+        self._settle()
+        with torch.no_grad():
+            page[flags.READY] = number
+            flags.wait(page, flags.GO, number, nap=not self._on_gpu)
+            reply = self._deliver(command, model(*arguments))
+            self._settle()
+        page[flags.DONE] = number
+        return reply
+
+    def _deliver(self, command: Command, output: Any) -> Reply:
+        """Copy outputs of the reference's form to the shared buffers; describe any others."""
+        structure, leaves = describe(output)
+        fits = structure == self._structure and all(
+            leaf.shape == shared.shape and leaf.dtype == shared.dtype and leaf.device == shared.device
+            for leaf, shared in zip(leaves, self._outputs, strict=False)
+        )
+        if not fits:
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            specs = tuple(TensorSpec.of(tensor) for tensor in tensors[:MAX_TENSORS])
+            return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
+        for shared, leaf in zip(self._outputs, leaves, strict=True):
+            shared.copy_(leaf)
+        if command.order is Order.RUN:
+            self._settle()
+            self._last = output
+        return self._done(command)
+
+    def _settle(self) -> None:
+        """Wait for the device, and raise what it has to say about launches that nobody checked."""
+        if self._on_gpu:
+            if code := cudart().cudaGetLastError():
+                raise UncheckedLaunchError(code)
+            torch.cuda.synchronize()
+
+    def _done(self, command: Command) -> Reply:
+        return Reply(Answer.DONE, command.sequence)
+
+    def _raised(self, command: Command, error: BaseException) -> Reply:
+        tag, code = _tag(error), _cuda_code(error)
+        if code == 0 and self._on_gpu and tag in (Tag.OTHER, Tag.CUDA):
+            code = _context_code()
+        if code == _OUT_OF_MEMORY:
+            tag = Tag.GPU_MEMORY
+        elif code and tag is Tag.OTHER:
+            tag = Tag.CUDA
+        shown = error.__cause__ if isinstance(error, _CompileError) and error.__cause__ else error
+        return Reply(
+            Answer.RAISED,
+            command.sequence,
+            tag=tag,
+            code=code,
+            exception=_qualified(type(shown)),
+            message=str(shown),
+        )
+
+    @contextlib.contextmanager
+    def _compiler_watched(self) -> Iterator[None]:
+        """While torch's extension builder works, say so, and mark what it raises."""
+        builder: Any = torch.utils.cpp_extension
+        original = builder._jit_compile
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._flags[flags.COMPILING] = 1
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                raise _CompileError(str(error)) from error
+            finally:
+                self._flags[flags.COMPILING] = 0
+
+        builder._jit_compile = watched
+        try:
+            yield
+        finally:
+            builder._jit_compile = original
+
+
+class UncheckedLaunchError(RuntimeError):
+    """A launch failed and the kernel did not look; ``error_code`` is CUDA's code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a kernel launch failed with CUDA error {code} and its result was not checked")
+        self.error_code = code
+
+
+def _move(value: Any, job: Job) -> Any:
+    """A constructor's argument on the device, floating tensors in the evaluation's precision."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device=job.device, dtype=job.dtype if value.is_floating_point() else None)
+    return value
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _tag(error: BaseException) -> Tag:
+    if isinstance(error, _CompileError):
+        return Tag.COMPILE
+    if isinstance(error, EntryPointError):
+        return Tag.ENTRY_POINT
+    for kind in type(error).__mro__:
+        if (tag := _TAGS.get(_qualified(kind))) is not None:
+            return tag
+    return Tag.CUDA if _cuda_code(error) else Tag.OTHER
+
+
+def _cuda_code(error: BaseException) -> int:
+    """CUDA's code as torch's, CuPy's and our own exceptions carry it; 0 for none."""
+    for name in ("error_code", "status"):
+        code = getattr(error, name, None)
+        if type(code) is int and 0 < code < 10_000:
+            return code
+    return 0
+
+
+def _context_code() -> int:
+    """The error that has ended this process's CUDA context, asked of the driver; 0 if it is well."""
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuCtxSynchronize())
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def _triton_launches_nothing() -> Iterator[None]:
+    """Turn every launch of a Triton kernel into its compilation."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    jit: Any = JITFunction
+    tuner: Any = Autotuner
+    run, tune = jit.run, tuner.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    def compile_all(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
+        return self.warmup(*args, **kwargs)
+
+    jit.run, tuner.run = compile_only, compile_all
+    try:
+        yield
+    finally:
+        jit.run, tuner.run = run, tune

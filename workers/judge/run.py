@@ -1,0 +1,317 @@
+"""One evaluation, from a claim to an outcome.
+
+Order: what can be settled without a device; the problem is imported; the candidate is forked and loads
+while the judge makes inputs and runs the reference; then construction, compilation, checks and timing.
+The device is used alone (the slot's lock) for the reference, the checks and the timing; everything else
+overlaps with the work of the device's other slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from uuid import uuid4
+
+import torch
+from sqlalchemy import Engine
+
+from kqueue.broker import GPU_WAIT_S
+from kqueue.categories import Category
+from kqueue.contract import Backend, Measurement, Outcome, Phase
+from kqueue.store import baselines, evaluations
+from kqueue.store.evaluations import Claim
+from workers.blackbox import BlackBox
+from workers.channel.buffers import CudaCallError
+from workers.channel.protocol import Job, Order
+from workers.gpu import environment
+from workers.judge import static, timing
+from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import Case, Problem
+from workers.judge.process import CandidateProcess
+from workers.judge.session import Session
+from workers.sandbox.launch import ForkServer
+from workers.sandbox.seal import Profile
+from workers.slot import Slot
+
+#: Seconds beyond the candidate's own deadline after which the judge itself is ended.
+_BACKSTOP_S: Final = 30.0
+#: Uids of the processes that time the reference lie this far above the candidates': a candidate must not
+#: be able to touch the one that its time is compared with.
+_REFERENCE_UID_OFFSET: Final = 2048
+#: Categories that another run on the same input can overturn.
+_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
+#: The share of a GPU's memory that all its slots' candidates may take together.
+_MEMORY_SHARE: Final = 0.9
+
+
+def evaluate(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> Outcome:
+    """Judge a claimed evaluation.
+
+    Returns:
+        its outcome: the candidate's, the problem's, or ``gpu_unhealthy``.
+
+    Raises:
+        Exception: the judge itself failed; nothing is known of the kernel.
+    """
+    return _Evaluation(claim, slot, blackbox, forkserver, engine).run()
+
+
+class _Evaluation:
+    def __init__(self, claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> None:
+        self._claim = claim
+        self._request = claim.request
+        self._settings = claim.request.settings
+        self._deadlines = claim.request.settings.deadlines
+        self._slot = slot
+        self._blackbox = blackbox
+        self._forkserver = forkserver
+        self._engine = engine
+        self._device = "cuda" if slot.on_gpu else "cpu"
+        self._durations: dict[str, float] = {}
+        self._processes: list[CandidateProcess] = []
+        self._reference_left = self._deadlines.reference_s
+
+    def run(self) -> Outcome:
+        """See :func:`evaluate`."""
+        try:
+            outcome = self._judge()
+        except EvaluationEnded as ended:
+            outcome = ended.outcome
+        except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
+            # The candidate has a context of its own: an error in the judge's is the device's.
+            outcome = Outcome(
+                category=Category.GPU_UNHEALTHY,
+                message=f"the judge's own work on the GPU failed: {type(error).__name__}: {error}",
+                facts={"cuda_code": getattr(error, "error_code", None)},
+            )
+        return self._clean_up(outcome)
+
+    def _judge(self) -> Outcome:
+        self._blackbox.enter(Phase.PREPARE)
+        static.check(self._request.kernel)
+        environment_hash = evaluations.set_environment(
+            self._engine, self._claim.attempt_id, environment.facts(self._slot)
+        )
+        with self._reference_alarm():
+            problem = Problem(self._request.problem, self._settings, self._device)
+        candidate = self._begin(self._request.kernel, static.ENTRY, self._request.backend, problem)
+        baseline, rival = self._baseline_or_rival(problem, environment_hash)
+        with self._timed("reference"), self._reference_alarm():
+            problem.construct()
+            cases = problem.make_cases()
+        with self._alone("reference"), self._reference_alarm():
+            for case in cases:
+                problem.answer(case)
+        with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
+            triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
+            candidate.construct(cases[0], rehearse=triton)
+            if rival is not None:
+                rival.construct(cases[0], rehearse=False)
+        with self._alone("measure"), self._backstop(Phase.CHECK):
+            evidence = self._check(candidate, cases)
+            samples = self._time(candidate, cases) if self._settings.timing.enabled else []
+            self._stop(candidate)
+            if rival is not None:
+                baseline = self._time_reference(rival, cases, environment_hash)
+        runtime = None
+        if samples and baseline is not None:
+            runtime = timing.summarise(samples, baseline.null_ms * 1e6, self._settings.timing, self._slot)
+        return Outcome(
+            category=Category.PASSED,
+            message=f"right on {len(cases)} input sets",
+            runtime=runtime,
+            baseline=baseline,
+            evidence=evidence,
+        )
+
+    def _begin(self, source: str, entry: str, backend: Backend, problem: Problem, uid_offset: int = 0) -> Session:
+        """Fork a process and have it load ``source``, without waiting."""
+        limits, uid = self._settings.limits, self._slot.uid
+        profile = Profile(
+            uid=uid + uid_offset if uid is not None and self._forkserver.isolation.get("own_uid") else None,
+            scratch=str(self._slot.scratch / uuid4().hex),
+            processes=limits.processes,
+            file_bytes=limits.file_bytes,
+            host_memory_bytes=limits.host_memory_bytes,
+            output_bytes=limits.output_bytes,
+        )
+        process = CandidateProcess(self._forkserver, profile, self._deadlines.compile_s)
+        self._processes.append(process)
+        session = Session(process, problem)
+        session.begin_loading(
+            Job(
+                source=source,
+                entry=entry,
+                backend=str(backend),
+                device=self._device,
+                dtype=problem.dtype,
+                seed=self._settings.seed,
+                init_inputs=problem.init_inputs,
+                memory_fraction=_MEMORY_SHARE / self._slot.siblings,
+            )
+        )
+        return session
+
+    def _baseline_or_rival(self, problem: Problem, environment_hash: str) -> tuple[Measurement | None, Session | None]:
+        """The reference's time if it is known here, else a process in which to take it."""
+        if not self._settings.timing.enabled:
+            return None, None
+        known = baselines.get(self._engine, self._request.problem_hash, environment_hash, self._settings_key)
+        if known is not None:
+            return known, None
+        rival = self._begin(self._request.problem, "Model", Backend.TORCH, problem, _REFERENCE_UID_OFFSET)
+        return None, rival
+
+    @property
+    def _settings_key(self) -> str:
+        """What a baseline depends on beside the problem and the environment."""
+        settings = self._settings
+        cold = "cold" if settings.timing.cold_l2 else "warm"
+        return f"{timing.METHOD} {settings.precision} seed={settings.seed} {cold} calls={settings.timing.calls}"
+
+    def _check(self, candidate: Session, cases: list[Case]) -> dict[str, Any]:
+        """All checked calls: every case once, and the first one again."""
+        worst = {"max_abs_error": 0.0, "max_rel_error": 0.0}
+        with self._timed("check"):
+            candidate.prepare_calls(cases[0])
+            for case in cases:
+                errors = self._check_case(candidate, case)
+                worst = {name: max(value, errors[name]) for name, value in worst.items()}
+            try:
+                candidate.run(cases[0])
+            except EvaluationEnded as ended:
+                raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
+        return {"checks": len(cases), **worst}
+
+    def _check_case(self, candidate: Session, case: Case) -> dict[str, float]:
+        try:
+            return candidate.run(case)
+        except EvaluationEnded as ended:
+            if ended.outcome.category not in _ABOUT_VALUES:
+                raise
+            first = ended
+        try:
+            candidate.run(case)
+        except EvaluationEnded:
+            raise first from None
+        raise _unless_repeated(first, "wrong at first, right when the same input was run again")
+
+    def _time(self, session: Session, cases: list[Case]) -> list[int]:
+        with self._timed("time"):
+            session.process.enter(Phase.TIME, self._deadlines.time_s)
+            return self._clock(session, cases).measure(Order.TIME, self._settings.timing)
+
+    def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
+        """Take null and baseline, and keep them. The reference's failures are the problem's."""
+        try:
+            with self._timed("baseline"):
+                rival.prepare_calls(cases[0])
+                rival.run(cases[0])
+                rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
+                clock = self._clock(rival, cases)
+                null = statistics.median_low(clock.measure(Order.TIME_NULL, self._settings.timing))
+                samples = clock.measure(Order.TIME, self._settings.timing)
+        except EvaluationEnded as ended:
+            raise EvaluationEnded(
+                Category.REFERENCE_ERROR,
+                f"the reference failed while it was timed: {ended.outcome.message}",
+                Phase.TIME,
+                **ended.outcome.facts,
+            ) from None
+        measurement = timing.summarise(samples, null, self._settings.timing, self._slot)
+        baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
+        return measurement
+
+    def _clock(self, session: Session, cases: list[Case]) -> timing.Clock:
+        return timing.Clock(session, cases, self._slot, self._deadlines.time_s)
+
+    def _stop(self, candidate: Session) -> None:
+        """End a candidate that has done all that was asked, and look at what it leaves."""
+        report = candidate.process.stop()
+        if report.reason != "stopped":
+            raise candidate.process.died()
+        if report.leftovers:
+            raise EvaluationEnded(
+                Category.SANDBOX_VIOLATION,
+                f"the kernel left {report.leftovers} process(es) behind",
+                Phase.CLEANUP,
+                leftovers=report.leftovers,
+            )
+
+    def _clean_up(self, outcome: Outcome) -> Outcome:
+        """End what still runs, and complete the outcome with the candidate's log and the evidence."""
+        self._blackbox.enter(Phase.CLEANUP)
+        with self._backstop(Phase.CLEANUP):
+            reports = [process.stop() for process in self._processes]
+        evidence = dict(outcome.evidence)
+        evidence["durations_s"] = {name: round(value, 6) for name, value in self._durations.items()}
+        evidence["isolation"] = self._forkserver.isolation
+        evidence["slots_on_device"] = self._slot.siblings
+        log = ""
+        if reports:
+            log = reports[0].log
+            evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
+        return outcome.model_copy(update={"log": log, "evidence": evidence})
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Have the device alone among its slots."""
+        self._blackbox.enter(Phase.PREPARE)
+        lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with self._timed("wait_for_device"), _alarm(GPU_WAIT_S):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            with self._timed(f"alone_{what}"):
+                yield
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._durations[name] = self._durations.get(name, 0.0) + time.monotonic() - begun
+
+    @contextlib.contextmanager
+    def _reference_alarm(self) -> Iterator[None]:
+        """The problem's code runs: the process ends when its time is up, and its parent records why."""
+        left = self._reference_left
+        self._blackbox.enter(Phase.REFERENCE, time.monotonic() + left)
+        begun = time.monotonic()
+        with _alarm(left):
+            yield
+        self._reference_left = max(left - (time.monotonic() - begun), 0.001)
+        self._blackbox.enter(Phase.PREPARE)
+
+    @contextlib.contextmanager
+    def _backstop(self, phase: Phase) -> Iterator[None]:
+        """Should every deadline below fail, the judge itself ends: its parent records ``judge_error``."""
+        self._blackbox.enter(phase)
+        with _alarm(self._deadlines.total_s + _BACKSTOP_S):
+            yield
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """End this process, whatever it executes, unless the block is left within ``seconds``."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
+    """A wrong answer on an input that was also answered right; any other failure as it is."""
+    outcome = ended.outcome
+    if outcome.category not in _ABOUT_VALUES:
+        return ended
+    return EvaluationEnded(Category.NONDETERMINISTIC, f"{how}: {outcome.message}", Phase.CHECK, **outcome.facts)

@@ -1,0 +1,156 @@
+"""The judge's clock.
+
+A timed call: write fresh inputs, poison the outputs, flush the L2 cache, read the clock, set the flag GO,
+wait for the flag DONE, read the clock, and only then look at the outputs. The candidate answers DONE after
+its device has finished. What the same round trip takes without a forward (the null) is subtracted. The null
+and the baseline are taken from a process that runs the reference, never from the candidate: a candidate
+that slowed its null would make itself look fast.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Measurement, Phase, Timing
+from workers.channel import flags
+from workers.channel.protocol import Order
+from workers.gpu import environment
+from workers.judge import compare
+from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import Case
+from workers.judge.process import CandidateProcess
+from workers.judge.session import Session
+from workers.slot import Slot
+
+#: Part of the key under which baselines are cached: changes when this module's method does.
+METHOD: Final = "cpu_clock/1"
+#: The fewest calls that make a measurement; below that the time budget does not end it.
+_FEWEST: Final = 5
+#: The share of the time phase's deadline after which no further call is begun.
+_BUDGET: Final = 0.6
+
+
+@dataclass(slots=True)
+class Clock:
+    """Times the calls of one candidate.
+
+    Attributes:
+        session: the candidate.
+        cases: input sets with known answers; each call uses one of them.
+        slot: where it runs.
+        seconds: deadline of the time phase.
+    """
+
+    session: Session
+    cases: list[Case]
+    slot: Slot
+    seconds: float
+
+    @property
+    def _process(self) -> CandidateProcess:
+        return self.session.process
+
+    def measure(self, order: Order, timing: Timing) -> list[int]:
+        """Time up to ``timing.calls`` calls; nanoseconds, the null not yet subtracted.
+
+        Raises:
+            EvaluationEnded: a call failed, or its outputs were not right.
+        """
+        flush = _Flusher(self.slot.on_gpu and timing.cold_l2)
+        choose = random.SystemRandom()
+        samples: list[int] = []
+        begun = time.monotonic()
+        collecting = gc.isenabled()
+        gc.disable()
+        self._process.start_clock()
+        try:
+            for number in range(timing.warmup + timing.calls):
+                sample = self._call(order, choose.choice(self.cases), flush)
+                if number >= timing.warmup:
+                    samples.append(sample)
+                if len(samples) >= _FEWEST and time.monotonic() - begun > self.seconds * _BUDGET:
+                    break
+        finally:
+            if collecting:
+                gc.enable()
+        self._process.stop_clock()
+        return samples
+
+    def _call(self, order: Order, case: Case, flush: _Flusher) -> int:
+        page, process = self._process.flags, self._process
+        self.session.load(case)
+        number = process.send(order, seed=case.seed)
+        self._wait(flags.READY, number)
+        flush()
+        start = time.perf_counter_ns()
+        page[flags.GO] = number
+        self._wait(flags.DONE, number)
+        end = time.perf_counter_ns()
+        outputs = self.session.snapshot()
+        self.session.check_form(process.receive(number), case)
+        if page[flags.DONE] != number:
+            raise EvaluationEnded(
+                Category.SANDBOX_VIOLATION, "the candidate answered a timed call that it had not done", Phase.TIME
+            )
+        if order is Order.TIME:
+            self._check(outputs, case)
+        return end - start
+
+    def _wait(self, flag: int, number: int) -> None:
+        """Until the flag shows the call's number, or the candidate has something else to say."""
+        process = self._process
+        flags.wait(process.flags, flag, number, nap=not self.slot.on_gpu, gone=process.answered)
+
+    def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
+        try:
+            compare.check_values(outputs, case.outputs, self.session.tolerance)
+        except EvaluationEnded as ended:
+            raise EvaluationEnded(
+                Category.NONDETERMINISTIC,
+                f"right when checked, wrong when timed: {ended.outcome.message}",
+                Phase.TIME,
+                **ended.outcome.facts,
+            ) from None
+
+
+def summarise(samples: list[int], null_ns: float, timing: Timing, slot: Slot) -> Measurement:
+    """Samples in nanoseconds as a measurement in milliseconds, the null subtracted."""
+    times = [(sample - null_ns) / 1e6 for sample in samples]
+    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
+    return Measurement(
+        basis="cpu_clock",
+        count=len(times),
+        median_ms=median,
+        q1_ms=q1,
+        q3_ms=q3,
+        mean_ms=statistics.fmean(times),
+        std_ms=statistics.stdev(times),
+        min_ms=min(times),
+        max_ms=max(times),
+        null_ms=null_ns / 1e6,
+        cold_l2=timing.cold_l2 and slot.on_gpu,
+        clocks=environment.clocks(slot),
+    )
+
+
+class _Flusher:
+    """Empties the GPU's L2 cache by writing twice its size."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._buffer: torch.Tensor | None = None
+        if wanted:
+            size = torch.cuda.get_device_properties(0).L2_cache_size
+            self._buffer = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
+
+    def __call__(self) -> None:
+        if self._buffer is not None:
+            self._buffer.zero_()
+            torch.cuda.synchronize()

@@ -1,0 +1,83 @@
+"""The few Linux calls that Python's standard library does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Final
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_DUMPABLE: Final = 4
+PR_SET_NAME: Final = 15
+PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_NO_NEW_PRIVS: Final = 38
+
+CLONE_NEWNS: Final = 0x00020000
+MS_BIND: Final = 0x1000
+MS_REC: Final = 0x4000
+MS_PRIVATE: Final = 1 << 18
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def prctl(option: int, value: int) -> None:
+    """``prctl(option, value)``."""
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def set_name(name: str) -> None:
+    """Name the process as ``ps`` shows it, at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _check(_libc.prctl(PR_SET_NAME, buffer, 0, 0, 0), "prctl PR_SET_NAME")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by ``flags``."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """``mount(2)``."""
+
+    def text(value: str | None) -> bytes | None:
+        return None if value is None else os.fsencode(value)
+
+    _check(_libc.mount(text(source), text(target), text(kind), ctypes.c_ulong(flags), text(data)), f"mount {target}")
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of all threads of a process; empty if it is gone."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the process has ended and waits to be reaped; also True if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def private_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes, what it shares with others not counted; 0 if it is gone."""
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
