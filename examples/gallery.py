@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Deadlines, Limits, Precision, Request, Settings, Timing
+from kqueue.contract import Backend, Deadlines, Limits, Precision, Request, Settings
 
 HERE: Final = Path(__file__).resolve().parent
 BOTH: Final = frozenset({"cpu", "gpu"})
