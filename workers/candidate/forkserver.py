@@ -143,7 +143,7 @@ class ForkServer:
         writer.setblocking(False)
         self._wake_writer = writer
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _nothing)
         self._register(requests, self._on_request)
         self._register(self._wake, self._on_wake)
 
@@ -289,6 +289,10 @@ class ForkServer:
             if not alive:
                 return
             time.sleep(0.0005)
+
+
+def _nothing(*_: object) -> None:
+    """A handler, so that the signal wakes the loop instead of being ignored."""
 
 
 def _has_ended(pid: int) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,8 +66,7 @@ class _CompileError(Exception):
 def preload() -> None:
     """Import what most candidates import, without touching CUDA. Called before anything is forked."""
     with contextlib.suppress(ImportError):
-        import triton
-        import triton.language  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        importlib.import_module("triton.language")
 
 
 def serve(channel: Any, page: memoryview[int]) -> None:
@@ -187,9 +187,11 @@ class Candidate:
     def _time(self, command: Command) -> Reply:
         torch.manual_seed(command.seed)
         number, page = command.sequence, self._flags
-        # The null answers with an output it already has: all that a call costs but its forward.
+        # A null call answers with an output it already has: all that a call costs but its forward.
         last = self._last
-        model = (lambda *_: last) if command.order is Order.TIME_NULL else self._model
+        model: Any = self._model
+        if command.order is Order.TIME_NULL:
+            model = _Always(last)
         arguments = self._arguments
         self._settle()
         with torch.no_grad():
@@ -247,7 +249,7 @@ class Candidate:
         )
 
     @contextlib.contextmanager
-    def _compiler_watched(self) -> Iterator[None]:
+    def _compiler_watched(self) -> Generator[None]:
         """While torch's extension builder works, say so, and mark what it raises."""
         builder: Any = torch.utils.cpp_extension
         original = builder._jit_compile
@@ -266,6 +268,16 @@ class Candidate:
             yield
         finally:
             builder._jit_compile = original
+
+
+class _Always:
+    """A model that answers what it was given, whatever it is asked."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+
+    def __call__(self, *_: Any) -> Any:
+        return self._output
 
 
 class UncheckedLaunchError(RuntimeError):
@@ -316,7 +328,7 @@ def _context_code() -> int:
 
 
 @contextlib.contextmanager
-def _triton_launches_nothing() -> Iterator[None]:
+def _triton_launches_nothing() -> Generator[None]:
     """Turn every launch of a Triton kernel into its compilation."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction

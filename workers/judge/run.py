@@ -14,7 +14,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, Final
 from uuid import uuid4
 
@@ -260,7 +260,7 @@ class _Evaluation:
         return outcome.model_copy(update={"log": log, "evidence": evidence})
 
     @contextlib.contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
+    def _alone(self, what: str) -> Generator[None]:
         """Have the device alone among its slots."""
         self._blackbox.enter(Phase.PREPARE)
         lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -273,7 +273,7 @@ class _Evaluation:
             os.close(lock)
 
     @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Generator[None]:
         begun = time.monotonic()
         try:
             yield
@@ -281,7 +281,7 @@ class _Evaluation:
             self._durations[name] = self._durations.get(name, 0.0) + time.monotonic() - begun
 
     @contextlib.contextmanager
-    def _reference_alarm(self) -> Iterator[None]:
+    def _reference_alarm(self) -> Generator[None]:
         """The problem's code runs: the process ends when its time is up, and its parent records why."""
         left = self._reference_left
         self._blackbox.enter(Phase.REFERENCE, time.monotonic() + left)
@@ -292,7 +292,7 @@ class _Evaluation:
         self._blackbox.enter(Phase.PREPARE)
 
     @contextlib.contextmanager
-    def _backstop(self, phase: Phase) -> Iterator[None]:
+    def _backstop(self, phase: Phase) -> Generator[None]:
         """Should every deadline below fail, the judge itself ends: its parent records ``judge_error``."""
         self._blackbox.enter(phase)
         with _alarm(self._deadlines.total_s + _BACKSTOP_S):
@@ -300,7 +300,7 @@ class _Evaluation:
 
 
 @contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+def _alarm(seconds: float) -> Generator[None]:
     """End this process, whatever it executes, unless the block is left within ``seconds``."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
