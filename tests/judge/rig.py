@@ -23,7 +23,9 @@ from workers.slot import Slot
 class Rig:
     """Judges requests one after the other, each in a forked child as the fleet does."""
 
-    def __init__(self, database_url: str, device: str = "cpu", siblings: int = 1, number: int = 0) -> None:
+    def __init__(
+        self, database_url: str, device: str = "cpu", siblings: int = 1, number: int = 0, lock: Path | None = None
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-")
         root = Path(self._directory.name)
         root.chmod(0o711)
@@ -35,7 +37,7 @@ class Rig:
             lanes=("cpu",) if device == "cpu" else ("gpu",),
             siblings=siblings,
             scratch=root / "slot",
-            lock=root / "device.lock",
+            lock=lock or root / "device.lock",
             uid=61900 + number if os.getuid() == 0 else None,
         )
         self.url = database_url
@@ -108,7 +110,10 @@ def gallery(rig: Rig, lane: str, names: list[str]) -> int:
 
     different = 0
     for entry in entries(lane):
-        if names and not any(name in entry.name for name in names):
+        wanted = [name for name in names if not name.startswith("-")]
+        if wanted and not any(name in entry.name for name in wanted):
+            continue
+        if any(name[1:] in entry.name for name in names if name.startswith("-")):
             continue
         begun = time.monotonic()
         outcome = rig.judge(entry.request(lane))
@@ -139,13 +144,15 @@ if __name__ == "__main__":
     lane, *wanted = sys.argv[1:]
     device = "cpu"
     if lane == "gpu":
-        from workers.gpu.devices import list_gpus
+        from workers.gpu.devices import devices
 
-        device = list_gpus()[0].uuid
+        device = devices()[0].uuid
     else:
         os.environ["TRITON_INTERPRET"] = "1"
     with tempfile.TemporaryDirectory() as place, Postgres(Path(place) / "pg", durable=False) as postgres:
         schema.upgrade(postgres.url)
-        with Rig(postgres.url, device) as rig:
+        number = int(os.environ.get("RIG_NUMBER", "0"))
+        siblings = int(os.environ.get("RIG_SIBLINGS", "1"))
+        with Rig(postgres.url, device, siblings, number, Path("/tmp/rig.lock")) as rig:
             print("isolation", rig.forkserver.isolation)
             sys.exit(1 if gallery(rig, lane, wanted) else 0)
