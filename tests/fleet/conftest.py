@@ -24,6 +24,7 @@ from kqueue.local.valkey import Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
+from workers.sandbox import linux
 
 HERE = Path(__file__).parent
 
@@ -120,7 +121,9 @@ class Fleet:
     environment: dict[str, str] = field(repr=False)
 
     def live(self) -> list[registry.LiveWorker]:
-        return registry.live(self.services.engine, within_s=5)
+        """This supervisor's registered workers."""
+        mine = linux.children(self.process.pid)
+        return [worker for worker in registry.live(self.services.engine, within_s=5) if worker.pid in mine]
 
     def stop(self, number: int = signal.SIGINT, timeout_s: float = 20.0) -> int:
         if self.process.poll() is None:

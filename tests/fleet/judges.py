@@ -149,6 +149,6 @@ def probe(state) -> dict[str, object]:
         "cuda_initialised": None if torch is None else torch.cuda.is_initialized(),
         "nvidia": [path for path in descriptors if path.startswith("/dev/nvidia")],
         "frozen": gc.get_freeze_count(),
-        "descriptors": len(descriptors),
+        "descriptors": sorted(descriptors),
         "children": linux.children(os.getpid()),
     }

@@ -1,0 +1,161 @@
+"""Slots, lanes and environments from settings and GPUs; outcomes from deaths. No process is started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.exceptions import Terminated, TimeLimitExceeded
+
+from kqueue.config import Config, load
+from kqueue.contract import Phase
+from kqueue.errors import ConfigError
+from workers.blackbox import Record
+from workers.delivery import outcome_of
+from workers.fleet import environment, plan
+from workers.gpu.devices import Device, choose, devices, model
+from workers.pool import ChildDied
+
+GPUS = [
+    Device(0, "GPU-aaaa-1", "NVIDIA H200", 150 << 30),
+    Device(1, "GPU-bbbb-2", "NVIDIA A100-SXM4-80GB", 80 << 30),
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load(
+        home=tmp_path,
+        scratch=tmp_path / "scratch",
+        database_url="postgresql+psycopg://u:secret-d@h/d",
+        redis_url="redis://:secret-r@h:6379/0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "lane"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000"),
+        ("NVIDIA TITAN V", "titan-v"),
+    ],
+)
+def test_a_gpu_name_becomes_a_lane(name: str, lane: str) -> None:
+    """The vendor's names in use give short, valid lanes."""
+    from kqueue.broker import check_lane
+
+    assert model(name) == lane
+    check_lane(f"gpu.{lane}")
+
+
+def test_gpus_are_chosen_by_index_and_uuid() -> None:
+    """`all`, `none`, indices and UUIDs; `all` keeps to what the environment leaves visible."""
+    assert choose("all", GPUS) == GPUS
+    assert choose("none", GPUS) == []
+    assert choose("1", GPUS) == GPUS[1:]
+    assert choose("GPU-bbbb-2, 0", GPUS) == [GPUS[1], GPUS[0]]
+    assert choose("1,1", GPUS) == GPUS[1:]
+    assert choose("all", GPUS, "GPU-aaaa-1") == GPUS[:1]
+    assert choose("all", GPUS, "") == []
+    assert choose("all", []) == []
+
+
+@pytest.mark.parametrize("wanted", ["7", "GPU-nope", "0,7", "h200", ","])
+def test_a_gpu_that_is_not_there_is_named(wanted: str) -> None:
+    """Asking for a missing GPU fails with what there is."""
+    with pytest.raises(ConfigError, match="NVIDIA H200"):
+        choose(wanted, GPUS)
+
+
+def test_slots_of_gpus(config: Config) -> None:
+    """Each GPU has its slots, which share a lock; no CPU slot unless asked for."""
+    slots = plan(config, GPUS, 8)
+    assert [s.name for s in slots] == ["gpu0-0", "gpu0-1", "gpu0-2", "gpu1-0", "gpu1-1", "gpu1-2"]
+    assert slots[0].lanes == ("gpu", "gpu.h200")
+    assert slots[3].lanes == ("gpu", "gpu.a100")
+    assert {s.lock for s in slots[:3]} == {slots[0].lock} != {s.lock for s in slots[3:]}
+    assert len({s.number for s in slots}) == len({s.scratch for s in slots}) == 6
+
+
+def test_slots_of_a_host_without_gpus(config: Config) -> None:
+    """One CPU slot a core, at most eight; none at all is an error that says so."""
+    assert len(plan(config, [], 2)) == 2
+    assert len(plan(config, [], 64)) == 8
+    assert [s.lanes for s in plan(config.model_copy(update={"cpu_slots": 1}), GPUS[:1], 4)][-1] == ("cpu",)
+    with pytest.raises(ConfigError, match="KQUEUE_CPU_SLOTS"):
+        plan(config.model_copy(update={"cpu_slots": 0}), [], 4)
+
+
+def test_a_worker_sees_its_gpu_only(config: Config) -> None:
+    """Pinned by UUID before anything is imported; a CPU worker sees no GPU and interprets Triton."""
+    gpu, *_, cpu = plan(config.model_copy(update={"cpu_slots": 2}), GPUS[:1], 8)
+    on_gpu = environment(gpu, config, 8, {"TRITON_INTERPRET": "1"})
+    assert on_gpu["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-1"
+    assert "TRITON_INTERPRET" not in on_gpu
+    on_cpu = environment(cpu, config, 8, {})
+    assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["TRITON_INTERPRET"], on_cpu["OMP_NUM_THREADS"]) == ("", "1", "4")
+    assert on_gpu["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert on_gpu["KQUEUE_DATABASE_URL"].endswith("u:secret-d@h/d")
+    assert "secret" not in on_gpu["KQUEUE_SLOT"]
+
+
+@pytest.mark.skipif(bool(devices()), reason="needs a host without GPUs")
+@pytest.mark.parametrize(("name", "value"), [("GPUS", "0"), ("CPU_SLOTS", "0")])
+def test_the_supervisor_refuses_what_cannot_be(config: Config, name: str, value: str) -> None:
+    """A GPU where none is, or nothing to do: one line that names the setting, exit status 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.fleet"],
+        env={"PATH": "/usr/bin:/bin"} | config.environment() | {f"KQUEUE_{name}": value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"KQUEUE_{name}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def _record(phase: Phase | None, overdue: bool = False) -> Record:
+    return Record(uuid.UUID(int=1), 1, phase, overdue)
+
+
+@pytest.mark.parametrize(
+    ("error", "record", "oom", "category"),
+    [
+        (ChildDied(-signal.SIGKILL), _record(Phase.REFERENCE), True, "reference_error"),
+        (ChildDied(-signal.SIGKILL), _record(Phase.CHECK), True, "worker_lost"),
+        (ChildDied(-signal.SIGKILL), _record(None), False, "worker_lost"),
+        (ChildDied(-signal.SIGTERM), _record(Phase.CHECK), False, "worker_lost"),
+        (ChildDied(-signal.SIGALRM), _record(Phase.REFERENCE, True), False, "reference_timeout"),
+        (ChildDied(-signal.SIGALRM), _record(Phase.CHECK, True), False, "judge_error"),
+        (ChildDied(-signal.SIGABRT), _record(Phase.TIME), False, "judge_error"),
+        (TimeLimitExceeded(5), _record(Phase.REFERENCE, True), False, "reference_timeout"),
+        (TimeLimitExceeded(5), _record(Phase.REFERENCE), False, "judge_error"),
+        (TimeLimitExceeded(5), _record(Phase.CHECK, True), False, "judge_error"),
+        (Terminated(-9), _record(Phase.CHECK), False, "cancelled"),
+        (SystemExit(3), _record(Phase.REFERENCE), False, "reference_error"),
+        (SystemExit("bye"), _record(Phase.CHECK), False, "judge_error"),
+        (OSError("the database was away"), _record(Phase.CHECK), False, "worker_lost"),
+    ],
+)
+def test_rows_that_no_test_can_bring_about(error: Any, record: Record, oom: bool, category: str) -> None:
+    """Signals from outside are the fleet's, the reference's own end is the problem's, the rest the judge's."""
+    outcome = outcome_of(error, record, out_of_memory=oom)
+    assert outcome.category == category
+    assert outcome.phase == record.phase
+    assert outcome.message
