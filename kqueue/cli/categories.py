@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 def categories(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/categories.md.")] = False,
 ) -> None:
-    """What can come of an evaluation, and who is to blame."""
+    """Print the table of categories."""
     from kqueue import categories as table
 
     if markdown:

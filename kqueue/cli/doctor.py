@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line a check.")] = False,
 ) -> None:
-    """Check this host and its services; exit with 1 if something is broken."""
+    """Check this host and its services.
+
+    Exits with 1 if something is broken.
+    """
     from kqueue.cli.render import console, one_line, text, write_json
     from kqueue.config import load
     from kqueue.doctor import State, examine
@@ -33,9 +36,8 @@ def doctor(
             if check.group != group:
                 group = check.group
                 out.print(text(group, "bold"))
-            line = text(f"{check.state:<4}", _STYLES[check.state])
-            line.append(f"  {check.name:<{width}}  {one_line(check.detail)}", style="default")
-            out.print("  ", line, sep="", soft_wrap=True)
+            out.print(f"  {check.state:<4}", end="", style=_STYLES[check.state])
+            out.print(f"  {check.name:<{width}}  {one_line(check.detail)}", soft_wrap=True)
             if check.fix:
                 out.print(" " * (width + 10) + one_line(check.fix), style="cyan", soft_wrap=True)
     if any(check.state is State.FAIL for check in checks):

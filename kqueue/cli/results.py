@@ -1,0 +1,434 @@
+"""`kqueue status`, `show`, `results` and `cancel`: what people ask of the database."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from kqueue.errors import InvalidRequest, KqueueError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kqueue.contract import Measurement, Verdict
+    from kqueue.store.reports import Detail
+
+_WHERE: Final = ("category", "blame", "backend", "problem", "batch")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: Lines of the log that `show` prints without `--log`.
+_LOG_LINES: Final = 20
+_Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    app.command()(status)
+    app.command()(show)
+    app.command()(results)
+    app.command()(cancel)
+
+
+@contextmanager
+def _database(command: str) -> Generator[Engine]:
+    from kqueue.config import load
+    from kqueue.store import schema
+    from kqueue.store.engine import connect
+
+    engine = connect(load().require_database(), application=f"kqueue {command}", pool_size=1)
+    try:
+        schema.check(engine)
+        yield engine
+    finally:
+        engine.dispose()
+
+
+# status ----------------------------------------------------------------------------------------------
+
+
+def status(as_json: _Json = False) -> None:
+    """Show the queue, the workers and the last hour.
+
+    Exits with 3 where Redis cannot be reached.
+    """
+    from kqueue import broker
+    from kqueue.cli.render import write_json
+    from kqueue.config import load
+    from kqueue.doctor import LIVE_LEASES
+    from kqueue.store import reports, workers
+
+    config = load()
+    with _database("status") as engine:
+        lanes: dict[str, dict[str, int]] = {
+            name: {**known, "workers": 0} for name, known in reports.states(engine).items()
+        }
+        live = workers.live(engine, within_s=LIVE_LEASES * config.lease_s)
+        outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
+    for worker in live:
+        for lane in worker.lanes:
+            lanes.setdefault(lane, {"queued": 0, "running": 0, "done": 0, "workers": 0})["workers"] += 1
+    blames: dict[str, int] = {}
+    for category, count in outcomes.items():
+        blames[category.blame] = blames.get(category.blame, 0) + count
+    failure = None
+    try:
+        broker.check(broker.make_app(config))
+    except KqueueError as error:
+        failure = str(error)
+    record = {
+        "lanes": lanes,
+        "workers": [asdict(worker) for worker in live],
+        "last_hour": {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
+        "broker": {"reachable": failure is None, "error": failure},
+    }
+    if as_json:
+        write_json(record)
+    else:
+        _print_status(record)
+    if failure is not None:
+        raise typer.Exit(3)
+
+
+def _print_status(record: Mapping[str, Any]) -> None:
+    from kqueue.categories import Category
+    from kqueue.cli.render import age, category_text, console, print_table, text
+
+    lanes, live = record["lanes"], record["workers"]
+    columns = ("queued", "running", "done", "workers")
+    if lanes:
+        rows = ((name, *(lanes[name][column] for column in columns)) for name in sorted(lanes))
+        print_table(("lane", *columns), rows, title="queue")
+    else:
+        console().print("queue: empty, and no worker is alive")
+    if live:
+        rows = (
+            (
+                worker["name"],
+                worker["device"],
+                " ".join(worker["lanes"]),
+                worker["busy_with"] or "idle",
+                f"for {age(worker['busy_since'])}" if worker["busy_since"] else "",
+            )
+            for worker in live
+        )
+        print_table(("worker", "device", "lanes", "busy with", "since"), rows, title="workers")
+    counted = record["last_hour"]["by_category"]
+    if counted:
+        rows = ((category_text(name, Category(name).blame), Category(name).blame, n) for name, n in counted.items())
+        print_table(("outcome", "blame", "n"), rows, title="the last hour")
+    broker = record["broker"]
+    if broker["reachable"]:
+        console().print("redis: reachable")
+    else:
+        console().print(text(f"redis: {broker['error']}", "bold red"))
+
+
+# show ------------------------------------------------------------------------------------------------
+
+
+def show(
+    evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
+    as_json: _Json = False,
+    source: Annotated[bool, typer.Option("--source", help="Show the sources too.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Show all that is kept of the log.")] = False,
+) -> None:
+    """Show one evaluation.
+
+    Settings, attempts, verdict, times, facts, evidence and the end of the log.
+    """
+    from kqueue.cli.render import write_json
+    from kqueue.store import reports
+
+    with _database("show") as engine:
+        detail = reports.show(engine, reports.resolve_id(engine, evaluation))
+    if as_json:
+        record = asdict(detail)
+        if not source:
+            del record["problem"], record["kernel"]
+        if detail.verdict is not None:
+            record["verdict"] = detail.verdict.model_dump(mode="json") | detail.verdict.summary()
+        write_json(record)
+        return
+    _print_head(detail)
+    _print_attempts(detail)
+    if detail.verdict is not None:
+        _print_verdict(detail.verdict, all_of_log=log)
+    if source:
+        _print_block("problem", detail.problem)
+        _print_block("kernel", detail.kernel)
+
+
+def _print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Names and values in two columns; values that are empty are left out."""
+    from kqueue.cli.render import console, one_line
+
+    out = console()
+    for name, value in fields:
+        if value is not None and value != "":
+            out.print(f"{name:<11}", end="", style="bold")
+            out.print(one_line(value), soft_wrap=True)
+
+
+def _print_block(title: str, lines: str) -> None:
+    from kqueue.cli.render import clean, console
+
+    out = console()
+    out.print(f"--- {title}", style="bold")
+    out.print(clean(lines.rstrip("\n")), soft_wrap=True)
+
+
+def _print_head(detail: Detail) -> None:
+    from kqueue.cli.render import moment
+
+    _print_fields(
+        (
+            ("evaluation", detail.evaluation_id),
+            ("state", detail.state),
+            ("problem", f"{detail.problem_label or ''} {detail.problem_hash[:12]}"),
+            ("kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]} ({detail.backend})"),
+            ("lane", detail.lane),
+            ("batch", detail.batch),
+            ("settings", _settings(detail.settings)),
+            ("submitted", moment(detail.submitted_at)),
+            ("expires", moment(detail.expires_at) if detail.state == "queued" else ""),
+        )
+    )
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    """Precision and checks, and whatever else is not the default."""
+    from kqueue.contract import Settings
+
+    default = dict(_flat(Settings().model_dump(mode="json")))
+    shown = {"precision", "checks"}
+    return " ".join(
+        f"{name}={value}" for name, value in _flat(settings) if name in shown or default.get(name, ...) != value
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _print_attempts(detail: Detail) -> None:
+    from kqueue.cli.render import category_text, moment, print_table
+
+    if not detail.attempts:
+        return
+    rows = (
+        (
+            attempt.number,
+            attempt.worker,
+            (attempt.environment or {}).get("device"),
+            moment(attempt.started_at),
+            f"{(attempt.ended_at - attempt.started_at).total_seconds():.2f}" if attempt.ended_at else "",
+            category_text(attempt.category, attempt.category.blame) if attempt.category else "running",
+            attempt.message,
+        )
+        for attempt in detail.attempts
+    )
+    print_table(("attempt", "worker", "device", "started", "took s", "category", "message"), rows)
+
+
+def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
+    from kqueue.cli.render import category_text, console, moment, ratio, yes_no
+
+    console().print(category_text(verdict.category, verdict.blame), end="")
+    console().print(f"  blame: {verdict.blame}")
+    _print_fields(
+        (
+            ("message", verdict.message),
+            ("phase", verdict.phase),
+            ("compiled", yes_no(verdict.compiled)),
+            ("correct", yes_no(verdict.correctness)),
+            ("runtime", _measurement(verdict.runtime)),
+            ("baseline", _measurement(verdict.baseline)),
+            ("speedup", ratio(verdict.speedup)),
+            ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
+            *((f"  {name}", _value(value)) for name, value in (verdict.environment or {}).items()),
+        )
+    )
+    for title, facts in (("facts", verdict.facts), ("evidence", verdict.evidence)):
+        if facts:
+            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in facts.items()))
+    lines = verdict.log.splitlines()
+    if lines and all_of_log:
+        _print_block("log", verdict.log)
+    elif lines:
+        left_out = f", the last {_LOG_LINES} of {len(lines)} lines (--log for all)" if len(lines) > _LOG_LINES else ""
+        _print_block(f"log{left_out}", "\n".join(lines[-_LOG_LINES:]))
+
+
+def _measurement(taken: Measurement | None) -> str:
+    from kqueue.cli.render import milliseconds as ms
+
+    if taken is None:
+        return ""
+    return (
+        f"{ms(taken.median_ms)} ms, quartiles {ms(taken.q1_ms)} to {ms(taken.q3_ms)}, {taken.count} calls, "
+        f"{'cold' if taken.cold_l2 else 'warm'} L2, null {ms(taken.null_ms)} ms subtracted, basis {taken.basis}"
+    )
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# results ---------------------------------------------------------------------------------------------
+
+
+def results(
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}; repeated.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(help="A problem's label, or the beginning of its hash.")] = None,
+    since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
+    batch: Annotated[str | None, typer.Option(help="The producer's name for a batch.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
+    as_json: _Json = False,
+) -> None:
+    """List finished evaluations, the latest first."""
+    from kqueue.categories import Blame, Category
+    from kqueue.cli.render import age, category_text, milliseconds, print_table, ratio, write_json
+    from kqueue.contract import Backend
+    from kqueue.store import reports
+
+    asked = _conditions(where or (), {"problem": problem, "batch": batch})
+    known = (
+        _one_of(Category, asked.get("category"), "category", "see `kqueue categories`"),
+        _one_of(Blame, asked.get("blame"), "blame", f"use one of {', '.join(Blame)}"),
+        _one_of(Backend, asked.get("backend"), "backend", f"use one of {', '.join(Backend)}"),
+    )
+    after = None if since is None else _since(since)
+    with _database("results") as engine:
+        found = reports.results(
+            engine,
+            category=known[0],
+            blame=known[1],
+            backend=known[2],
+            problem=asked.get("problem"),
+            batch=asked.get("batch"),
+            since=after,
+            limit=limit,
+        )
+    if as_json:
+        for result in found:
+            write_json(asdict(result))
+        return
+    if not found:
+        typer.echo("no finished evaluation fits")
+        return
+    print_table(
+        (
+            "id",
+            "age",
+            "problem",
+            "kernel",
+            "backend",
+            "category",
+            "runtime ms",
+            "baseline ms",
+            "speedup",
+            "device",
+            "message",
+        ),
+        (
+            (
+                str(result.evaluation_id)[:8],
+                age(result.finished_at),
+                result.problem_label or result.problem_hash[:12],
+                result.kernel_label or result.kernel_hash[:12],
+                result.backend,
+                category_text(result.category, result.blame),
+                milliseconds(result.runtime_ms),
+                milliseconds(result.baseline_ms),
+                ratio(result.speedup),
+                result.device,
+                result.message[:100],
+            )
+            for result in found
+        ),
+    )
+
+
+def _conditions(where: Iterable[str], options: Mapping[str, str | None]) -> dict[str, str]:
+    """What is asked for, by field.
+
+    Raises:
+        InvalidRequest: not ``field=value``, an unknown field, or one given twice.
+    """
+    asked = {name: value for name, value in options.items() if value is not None}
+    for condition in where:
+        field, mark, value = condition.partition("=")
+        if field not in _WHERE:
+            raise InvalidRequest(f"--where {condition}: no field {field!r}; the fields are {', '.join(_WHERE)}")
+        if not mark or not value:
+            raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
+        if field in asked:
+            raise InvalidRequest(f"--where {condition}: {field} is given twice")
+        asked[field] = value
+    return asked
+
+
+def _one_of(kind: type[_Kind], value: str | None, field: str, fix: str) -> _Kind | None:
+    try:
+        return None if value is None else kind(value)
+    except ValueError:
+        raise InvalidRequest(f"unknown {field} {value!r}: {fix}") from None
+
+
+def _since(value: str) -> datetime:
+    """The moment that ``--since`` names: an age such as ``2h``, or a date or time (UTC unless it says).
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    try:
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
+            return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: float(match[1])})
+        named = datetime.fromisoformat(value)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"--since {value}: write an age such as 30m, 2h, 7d, or a date such as 2026-01-31"
+        ) from None
+    return named if named.tzinfo else named.replace(tzinfo=UTC)
+
+
+# cancel ----------------------------------------------------------------------------------------------
+
+
+def cancel(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
+    batch: Annotated[str | None, typer.Option(help="All of this batch that have no verdict yet.")] = None,
+) -> None:
+    """End evaluations as `cancelled`.
+
+    Those that run are killed; those that have a verdict keep it.
+    """
+    from kqueue.client import Client
+    from kqueue.store import reports
+
+    if not ids and batch is None:
+        raise InvalidRequest("name what to cancel: ids, or --batch NAME")
+    with _database("cancel") as engine:
+        # All names are looked up before the first is cancelled: a typo cancels nothing.
+        named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
+        if batch is not None:
+            named += reports.unfinished(engine, batch=batch)
+    with Client() as client:
+        done = {identity: client.cancel(identity) for identity in named}
+    cancelled = sum(done.values())
+    kept = len(done) - cancelled
+    typer.echo(f"cancelled {cancelled}" + (f", {kept} had a verdict already" if kept else ""))

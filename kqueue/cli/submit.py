@@ -1,0 +1,286 @@
+"""`kqueue submit`: kernels from files, folders, globs or JSON lines, and their verdicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.errors import InvalidRequest, WaitTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kqueue.cli.sources import Entry
+    from kqueue.client import Client, Ticket
+
+#: Entries written in one transaction: a long stream is accepted as it is read.
+_CHUNK: Final = 200
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    app.command()(submit)
+
+
+@dataclass(slots=True)
+class _Item:
+    """One line of output: a kernel or line of input, and what became of it."""
+
+    entry: Entry
+    ticket: Ticket | None = None
+    error: str | None = None
+    verdict: dict[str, Any] | None = None
+
+    def label(self, which: str) -> str | None:
+        return self.entry.fields.get(f"{which}_label")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "input": self.entry.where,
+            "id": None if self.ticket is None else str(self.ticket.evaluation_id),
+            "created": None if self.ticket is None else self.ticket.created,
+            "problem_label": self.label("problem"),
+            "kernel_label": self.label("kernel"),
+            "error": self.error,
+            "verdict": self.verdict,
+        }
+
+
+def submit(
+    kernels: Annotated[list[str] | None, typer.Argument(metavar="[KERNEL]...", help="More of --kernel.")] = None,
+    problem: Annotated[str | None, typer.Option("--problem", "-p", metavar="FILE", help="The reference.")] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation a file; repeated."),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
+    ] = None,
+    jsonl: Annotated[str | None, typer.Option(metavar="FILE", help="JSON lines, each a request; - for stdin.")] = None,
+    lane: Annotated[str | None, typer.Option(help="auto, cpu, gpu, or gpu.<model>.", show_default="auto")] = None,
+    allow_idle_lane: Annotated[bool, typer.Option("--allow-idle-lane", help="Even where no worker serves it.")] = False,
+    precision: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16.")] = None,
+    checks: Annotated[int | None, typer.Option(help="Input sets that are compared.")] = None,
+    no_timing: Annotated[bool, typer.Option("--no-timing", help="Take no times.")] = False,
+    calls: Annotated[int | None, typer.Option(help="Timed calls.")] = None,
+    settings: Annotated[str | None, typer.Option(metavar="FILE|JSON", help="Settings as a JSON object.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as deadlines.check_s=5; repeated.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(help="A name under which they are found again.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key again gives the same evaluation.")] = None,
+    queue_wait: Annotated[float | None, typer.Option(metavar="S", help="Seconds to wait for a worker at most.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait for the verdicts; exit with 1 if one did not pass.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line an evaluation, in the input's order.")] = False,
+) -> None:
+    """Submit kernels, each as one evaluation."""
+    from kqueue.cli import sources
+
+    if timeout is not None and not wait:
+        raise InvalidRequest("--timeout: waits for nothing without --wait")
+    tree = sources.read_settings(settings, assignments or ())
+    for short in (
+        {} if precision is None else {"precision": precision},
+        {} if checks is None else {"checks": checks},
+        {} if calls is None else {"timing": {"calls": calls}},
+        {"timing": {"enabled": False}} if no_timing else {},
+    ):
+        tree = sources.merged(tree, short)
+    given = {
+        "backend": backend,
+        "lane": lane,
+        "settings": tree or None,
+        "batch": batch,
+        "idempotency_key": idempotency_key,
+        "queue_wait_s": queue_wait,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    if problem is not None:
+        path = Path(problem)
+        fields |= {"problem": sources.read_source(path), "problem_label": path.stem}
+    entries = _entries([*(kernel or ()), *(kernels or ())], jsonl, fields)
+    items = _run(entries, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
+    if any(item.ticket is None for item in items):
+        raise typer.Exit(2)
+    if wait and any(item.verdict is None for item in items):
+        raise typer.Exit(4)
+    if wait and any(item.verdict is not None and item.verdict["category"] != "passed" for item in items):
+        raise typer.Exit(1)
+
+
+def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, Any]) -> Iterable[Entry]:
+    from kqueue.cli import sources
+
+    if jsonl is not None:
+        if patterns:
+            raise InvalidRequest("--kernel and --jsonl: give one of them")
+        if "idempotency_key" in fields:
+            raise InvalidRequest("--idempotency-key names one evaluation: give each line a key of its own")
+        return sources.from_lines(jsonl, fields)
+    if not patterns:
+        raise InvalidRequest("name what to judge: --kernel PATH, or --jsonl FILE")
+    for name, what in (("problem", "FILE, the reference"), ("backend", "cuda, triton, torch, cpp or cupy")):
+        if name not in fields:
+            raise InvalidRequest(f"--{name} is missing: give --{name} {what}")
+    paths = sources.find_kernels(patterns)
+    if len(paths) > 1 and "idempotency_key" in fields:
+        raise InvalidRequest(f"--idempotency-key names one evaluation, not {len(paths)}: use --jsonl with a key each")
+    return sources.from_kernels(paths, fields)
+
+
+def _run(
+    entries: Iterable[Entry], *, wait: bool, timeout: float | None, as_json: bool, allow_idle_lane: bool
+) -> list[_Item]:
+    from kqueue.client import Client
+
+    items: list[_Item] = []
+    written = 0
+
+    def write_ready() -> None:
+        """In the input's order: as far as everything before it is known."""
+        from kqueue.cli.render import write_json
+
+        nonlocal written
+        while as_json and written < len(items) and not (wait and _open(items[written])):
+            write_json(items[written].to_json())
+            written += 1
+
+    with Client() as client:
+        for chunk in _chunks(entries):
+            items += _submit(client, chunk, allow_idle_lane)
+            write_ready()
+        if wait:
+            try:
+                _await(client, items, timeout, write_ready, quiet=as_json)
+            except KeyboardInterrupt:
+                print("kqueue: the evaluations go on; `kqueue cancel` ends them", file=sys.stderr)
+                raise
+    if not as_json:
+        _print(items, wait=wait)
+    return items
+
+
+def _open(item: _Item) -> bool:
+    """Whether a verdict is still to come."""
+    return item.ticket is not None and item.verdict is None and item.error is None
+
+
+def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    source = iter(entries)
+    while chunk := list(islice(source, _CHUNK)):
+        yield chunk
+
+
+def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[_Item]:
+    from kqueue.cli.render import one_line
+
+    good = [entry for entry in entries if entry.error is None]
+    slots = iter(client.submit_each([entry.fields for entry in good], allow_idle_lane=allow_idle_lane))
+    items: list[_Item] = []
+    for entry in entries:
+        result = entry.error or next(slots)
+        # The sources have been sent: a long stream is not kept whole.
+        labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
+        item = _Item(type(entry)(entry.where, labels))
+        if isinstance(result, InvalidRequest):
+            item.error = str(result)
+            named = item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}"
+            print(f"kqueue: {one_line(named)}", file=sys.stderr)
+        else:
+            item.ticket = result
+        items.append(item)
+    return items
+
+
+def _await(
+    client: Client, items: Sequence[_Item], timeout: float | None, arrived: Callable[[], None], *, quiet: bool
+) -> None:
+    """Fill in the verdicts as they come, and why one did not."""
+    waiting: dict[Any, list[_Item]] = {}
+    for item in items:
+        if item.ticket is not None:
+            waiting.setdefault(item.ticket.evaluation_id, []).append(item)
+    tickets = [same[0].ticket for same in waiting.values() if same[0].ticket is not None]
+    try:
+        with _progress(len(tickets), quiet=quiet) as advance:
+            for ticket, verdict in client.as_completed(tickets, timeout):
+                for item in waiting[ticket.evaluation_id]:
+                    item.verdict = verdict.summary()
+                advance(str(verdict.category))
+                arrived()
+    except WaitTimeout:
+        late = [item for item in items if _open(item)]
+        for item in late:
+            item.error = f"no verdict within {timeout:g} s; the evaluation goes on"
+        arrived()
+        print(f"kqueue: {len(late)} of {len(items)} without a verdict after {timeout:g} s", file=sys.stderr)
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
+    """A bar on stderr where that is a terminal; yields what tells it of one more verdict."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kqueue.cli.render import console
+
+    passed = 0
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("waiting", total=total)
+
+        def advance(category: str) -> None:
+            nonlocal passed
+            passed += category == "passed"
+            bar.update(task, advance=1, description=f"{passed} passed")
+
+        yield advance
+
+
+def _print(items: Sequence[_Item], *, wait: bool) -> None:
+    from kqueue.cli.render import category_text, milliseconds, print_table, ratio
+
+    accepted = [item for item in items if item.ticket is not None]
+    if not accepted:
+        return
+    if not wait:
+        rows = (
+            (
+                item.to_json()["id"],
+                item.label("problem"),
+                item.label("kernel"),
+                "" if item.ticket is not None and item.ticket.created else "submitted before",
+            )
+            for item in accepted
+        )
+        print_table(("id", "problem", "kernel", ""), rows)
+        return
+    print_table(
+        ("id", "problem", "kernel", "category", "runtime ms", "baseline ms", "speedup", "message"),
+        (
+            (
+                item.to_json()["id"][:8],
+                item.label("problem"),
+                item.label("kernel"),
+                category_text(known["category"], known["blame"]) if known else "no verdict yet",
+                milliseconds(known.get("runtime_ms")),
+                milliseconds(known.get("baseline_ms")),
+                ratio(known.get("speedup")),
+                str(known.get("message", ""))[:100],
+            )
+            for item in accepted
+            for known in [item.verdict or {}]
+        ),
+    )
