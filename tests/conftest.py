@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ from kqueue.config import Config, load
 from kqueue.errors import LocalFleetError
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
-from kqueue.store import schema
+from kqueue.store import schema, workers
 from kqueue.store.engine import connect
 
 _TEMPLATE = "kqueue_template"
@@ -132,3 +132,28 @@ def redis_url(valkey: Valkey) -> str:
 def config(database_url: str, redis_url: str, tmp_path: Path) -> Config:
     """Settings of a fleet on a fresh database and an empty Redis."""
     return load(database_url=database_url, redis_url=redis_url, home=tmp_path / "home", scratch=tmp_path / "scratch")
+
+
+def request_fields(number: int = 0, **changes: object) -> dict[str, object]:
+    """The fields of a valid request for the lane ``cpu``; another ``number`` is another kernel."""
+    fields: dict[str, object] = {
+        "problem": "class Model: ...",
+        "kernel": f"class ModelNew: number = {number}",
+        "backend": "torch",
+        "lane": "cpu",
+    }
+    return fields | changes
+
+
+@pytest.fixture
+def fields() -> Callable[..., dict[str, object]]:
+    """Makes the fields of valid requests: :func:`request_fields`."""
+    return request_fields
+
+
+@pytest.fixture
+def worker_id(engine: Engine) -> UUID:
+    """A live worker of the lane ``cpu``."""
+    identity = uuid4()
+    workers.register(engine, id=identity, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
+    return identity

@@ -1,0 +1,574 @@
+"""An evaluation's life in the database: submitted once, claimed by one, ended once, whoever races."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Measurement, Outcome, Request
+from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, SchemaMismatch, UnknownEvaluation
+from kqueue.store import baselines, clean, evaluations, workers
+from kqueue.store.engine import connect
+from kqueue.store.evaluations import Claim, Recorded
+
+PASSED = Outcome(category=Category.PASSED, message="fine")
+LOST = Outcome(category=Category.JUDGE_ERROR, message="the judge failed")
+ENVIRONMENT = {"device": "cpu", "torch": "2.13", "python": "3.11", "host": "here", "cores": 2}
+
+
+def measured(median_ms: float) -> Measurement:
+    """A time taken with this median."""
+    return Measurement(
+        basis="cpu_clock",
+        count=5,
+        median_ms=median_ms,
+        q1_ms=1,
+        q3_ms=1,
+        mean_ms=1,
+        std_ms=0,
+        min_ms=1,
+        max_ms=1,
+        null_ms=0.1,
+        cold_l2=False,
+    )
+
+
+def as_floats(value: Any) -> Any:
+    """JSON with every number a float: Postgres keeps a number's value, not whether it was an integer."""
+    match value:
+        case dict():
+            return {key: as_floats(item) for key, item in value.items()}
+        case list():
+            return [as_floats(item) for item in value]
+        case bool() | None | str():
+            return value
+        case _:
+            return float(value)
+
+
+def together(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """Call ``act(0..count-1)`` in as many threads, let go at the same moment."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        barrier.wait()
+        return act(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def count(engine: Engine, table: str, where: str = "true") -> int:
+    """Rows of a table."""
+    with engine.connect() as connection:
+        return connection.scalars(text(f"SELECT count(*) FROM {table} WHERE {where}")).one()
+
+
+def change(engine: Engine, statement: str, **values: object) -> None:
+    """Change the database behind kqueue's back, above all its moments in time."""
+    with engine.begin() as connection:
+        connection.execute(text(statement), values)
+
+
+@pytest.fixture
+def submit(engine: Engine, fields) -> Callable[..., UUID]:
+    """Submits one evaluation and returns its id."""
+
+    def one(**changes: object) -> UUID:
+        return evaluations.submit(engine, [Request(**fields(**changes))])[0].evaluation_id
+
+    return one
+
+
+@pytest.fixture
+def claim(engine: Engine, worker_id: UUID) -> Callable[[UUID], Claim]:
+    """Claims an evaluation that can be claimed."""
+
+    def one(identity: UUID) -> Claim:
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        return claimed
+
+    return one
+
+
+def finish(engine: Engine, claimed: Claim, outcome: Outcome, by: str = "judge") -> Recorded:
+    """End a claimed attempt, a retry being due at once."""
+    return evaluations.finish(engine, claimed.evaluation_id, claimed.number, outcome, written_by=by, retry_delay_s=0)
+
+
+class TestSubmit:
+    """Submission: one transaction, sources by content, keys once."""
+
+    def test_sources_are_stored_once(self, engine: Engine, fields) -> None:
+        """Equal problems and kernels share a row; the order of the answers is the requests'."""
+        requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
+        submitted = evaluations.submit(engine, requests)
+        assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
+        assert [s.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
+        assert all(s.created and s.lane == "cpu" for s in submitted)
+
+    def test_the_label_is_one_line_without_the_source(self, engine: Engine, fields) -> None:
+        """What Flower shows names problem, kernel, backend and lane, and never a source."""
+        request = Request(**fields(kernel_label="my\nkernel"))
+        label = evaluations.submit(engine, [request])[0].label
+        assert label == f"problem={request.problem_hash[:12]} kernel=my kernel backend=torch lane=cpu"
+
+    def test_nothing_is_submitted_for_nothing(self, engine: Engine) -> None:
+        """An empty list is no error."""
+        assert evaluations.submit(engine, []) == []
+
+    def test_a_known_key_gives_the_same_evaluation(self, engine: Engine, fields) -> None:
+        """Before and within one batch, only the first submission under a key creates."""
+        request = Request(**fields(idempotency_key="k"))
+        first = evaluations.submit(engine, [request, request])
+        again = evaluations.submit(engine, [request])
+        assert [s.created for s in first + again] == [True, False, False]
+        assert len({s.evaluation_id for s in first + again}) == 1
+
+    def test_a_key_for_another_kernel_is_refused_whole(self, engine: Engine, fields) -> None:
+        """The verdict of another kernel is never passed off as this one's; nothing of the batch is written."""
+        evaluations.submit(engine, [Request(**fields(1, idempotency_key="k"))])
+        with pytest.raises(IdempotencyConflict, match="'k'") as caught:
+            evaluations.submit(engine, [Request(**fields(2)), Request(**fields(3, idempotency_key="k"))])
+        assert caught.value.keys == {"k"}
+        assert (count(engine, "evaluations"), count(engine, "kernels")) == (1, 1)
+
+    def test_one_key_from_many_at_once(self, engine: Engine, fields) -> None:
+        """Eight processes submit the same keys in different orders: each key is created once, nobody fails."""
+        requests = [Request(**fields(n, idempotency_key=f"k{n}")) for n in range(10)]
+        answers = together(8, lambda n: evaluations.submit(engine, requests[:: 1 if n % 2 else -1]))
+        assert sum(s.created for answer in answers for s in answer) == 10
+        assert len({s.evaluation_id for answer in answers for s in answer}) == 10
+
+
+class TestClaim:
+    """Claiming: compare-and-set."""
+
+    def test_the_claim_carries_the_request(self, engine: Engine, fields, worker_id: UUID) -> None:
+        """Sources, settings and labels come back as they were submitted."""
+        request = Request(**fields(settings={"precision": "bf16", "checks": 2}, problem_label="p", batch="b"))
+        identity = evaluations.submit(engine, [request])[0].evaluation_id
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        assert (claimed.request, claimed.number, claimed.lane) == (request, 1, "cpu")
+
+    def test_one_of_many_wins(self, engine: Engine, submit, worker_id: UUID) -> None:
+        """Eight threads claim the same evaluation: one gets it, one attempt exists."""
+        identity = submit()
+        won = together(8, lambda _: evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30))
+        assert len([w for w in won if w is not None]) == 1
+        assert count(engine, "attempts") == 1
+
+    def test_what_cannot_be_claimed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Unknown, running, done and not yet due evaluations are nobody's."""
+        running, done, later = submit(), submit(), submit()
+        claim(running)
+        finish(engine, claim(done), PASSED)
+        change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
+        for identity in (uuid4(), running, done, later):
+            assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        assert count(engine, "attempts") == 2
+
+    def test_an_expired_one_gets_its_verdict(self, engine: Engine, submit, worker_id: UUID) -> None:
+        """A claim past the producer's patience ends the evaluation instead of running it."""
+        identity = submit(queue_wait_s=60)
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.attempts, verdict.environment) == (Category.EXPIRED, 0, None)
+
+    def test_an_unreadable_request_ends(self, engine: Engine, submit, worker_id: UUID) -> None:
+        """Settings that this version cannot read become a judge_error instead of going round for ever."""
+        identity = submit()
+        change(engine, """UPDATE evaluations SET settings = settings || '{"checks": 0}'""")
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert verdict.category is Category.JUDGE_ERROR
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+
+class TestFinish:
+    """Ending: the first writer wins, the fleet's failures are tried again."""
+
+    def test_a_verdict_in_full(self, engine: Engine, submit, claim) -> None:
+        """What the judge handed in comes back, with environment, labels and derived facts."""
+        claimed = claim(submit(problem_label="p", kernel_label="k"))
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT)
+        outcome = Outcome(
+            category=Category.PASSED,
+            message="fine",
+            phase="time",
+            facts={"errors": [0.0]},
+            runtime=measured(2.0),
+            baseline=measured(5.0),
+            log="hello",
+            evidence={"isolation": "process"},
+        )
+        assert finish(engine, claimed, outcome) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert Outcome(**{name: getattr(verdict, name) for name in Outcome.model_fields}) == outcome
+        assert (verdict.speedup, verdict.attempts, verdict.written_by) == (2.5, 1, "judge")
+        assert (verdict.environment, verdict.problem_label, verdict.kernel_label) == (ENVIRONMENT, "p", "k")
+        assert verdict.submitted_at <= verdict.finished_at
+        assert count(engine, "verdicts", "speedup = 2.5 AND runtime_ms = 2 AND blame = 'none' AND correctness") == 1
+
+    def test_one_of_many_writers_wins(self, engine: Engine, submit, claim) -> None:
+        """Judge, worker and sweeper end the attempt at once: one verdict, the others are late."""
+        claimed = claim(submit())
+        crashed = Outcome(category=Category.CRASHED)
+        answers = together(6, lambda n: finish(engine, claimed, crashed, by=f"writer-{n}"))
+        assert sorted(a.value for a in answers) == ["final"] + ["late"] * 5
+        assert count(engine, "verdicts") == 1
+
+    def test_cancelling_races_with_finishing(self, engine: Engine, submit, claim) -> None:
+        """Either the producer's cancellation or the judge's verdict stands, and both sides know which."""
+        for _ in range(5):
+            claimed = claim(submit())
+            cancelled, recorded = together(
+                2,
+                lambda n, c=claimed: finish(engine, c, PASSED) if n else evaluations.cancel(engine, c.evaluation_id),
+            )
+            verdict = evaluations.verdict(engine, claimed.evaluation_id)
+            assert verdict is not None
+            assert verdict.category is (Category.CANCELLED if cancelled else Category.PASSED)
+            assert recorded is (Recorded.LATE if cancelled else Recorded.FINAL)
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_the_fleets_failure_is_tried_again(self, engine: Engine, submit, claim) -> None:
+        """Queued again, with a growing delay, until the attempts are used up; then it is the verdict."""
+        identity = submit(settings={"max_attempts": 3})
+        for number, recorded in ((1, Recorded.RETRY), (2, Recorded.RETRY), (3, Recorded.FINAL)):
+            claimed = claim(identity)
+            assert claimed.number == number
+            assert evaluations.finish(engine, identity, number, LOST, written_by="judge", retry_delay_s=100) is recorded
+            if recorded is Recorded.RETRY:
+                with engine.connect() as connection:
+                    delay = connection.scalars(
+                        text("SELECT extract(epoch FROM available_at - now()) FROM evaluations")
+                    ).one()
+                assert 90 * 2 ** (number - 1) < delay <= 100 * 2 ** (number - 1)
+                change(engine, "UPDATE evaluations SET available_at = now()")
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.attempts) == (Category.JUDGE_ERROR, 3)
+
+    def test_a_candidates_failure_is_final(self, engine: Engine, submit, claim) -> None:
+        """Only the fleet's failures are retried."""
+        for category in Category:
+            if category.blame in {Blame.CANDIDATE, Blame.PROBLEM}:
+                assert finish(engine, claim(submit()), Outcome(category=category)) is Recorded.FINAL
+
+    def test_an_earlier_attempt_is_late(self, engine: Engine, submit, claim) -> None:
+        """A judge that comes back after its attempt was given up changes nothing of the next one."""
+        first = claim(submit())
+        finish(engine, first, LOST)
+        second = claim(first.evaluation_id)
+        assert finish(engine, first, PASSED) is Recorded.LATE
+        assert evaluations.verdict(engine, first.evaluation_id) is None
+        assert finish(engine, second, PASSED) is Recorded.FINAL
+
+    def test_nothing_is_known_of_a_stranger(self, engine: Engine) -> None:
+        """An outcome for an evaluation that does not exist is late."""
+        answer = evaluations.finish(engine, uuid4(), 1, PASSED, written_by="judge", retry_delay_s=0)
+        assert answer is Recorded.LATE
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [
+            Outcome(category=Category.RUNTIME_ERROR, message="a\0b", log="\0", facts={"k\0": "\ud800", "b": b"\xff\0"}),
+            Outcome(category=Category.PASSED, runtime=measured(float("nan")), baseline=measured(float("inf"))),
+            Outcome(category=Category.PASSED, facts={"x": float("-inf"), "n": 10**6000, "s": {1}, "o": object()}),
+        ],
+    )
+    def test_what_postgres_refuses_does_not_lose_a_verdict(self, engine: Engine, submit, claim, outcome) -> None:
+        """NUL, half surrogates, NaN, infinities and strange objects are replaced, and the verdict is readable."""
+        claimed = claim(submit())
+        assert finish(engine, claimed, outcome) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        json.dumps(verdict.facts, allow_nan=False)
+        assert "\0" not in verdict.message + verdict.log
+
+
+class TestClean:
+    """One helper makes anything fit for Postgres."""
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+            max_leaves=8,
+        )
+    )
+    def test_anything_can_be_stored(self, engine: Engine, value: object) -> None:
+        """Whatever it is, Postgres takes it as JSON and gives the same back."""
+        fit = clean.json(value)
+        with engine.connect() as connection:
+            stored = connection.scalar(
+                text("SELECT CAST(:value AS jsonb)"), {"value": json.dumps(fit, allow_nan=False)}
+            )
+        assert as_floats(stored) == as_floats(fit)
+
+    def test_what_is_fit_is_left_alone(self) -> None:
+        """Ordinary JSON and text come out as they went in."""
+        value = {"a": [1, 2.5, None, True, "ü€😀\n\t"], "b": {"c": -(2**63)}}
+        assert clean.json(value) == value
+        assert clean.text("ü€😀\n\x1b[0m") == "ü€😀\n\x1b[0m"
+
+
+class TestCancel:
+    """The producer's own end."""
+
+    def test_cancelled_once(self, engine: Engine, submit) -> None:
+        """The first cancellation ends it, the second says that it was over."""
+        identity = submit()
+        assert evaluations.cancel(engine, identity) is True
+        assert evaluations.cancel(engine, identity) is False
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.written_by) == (Category.CANCELLED, "client")
+
+    def test_the_running_attempt_is_closed_by_its_worker(self, engine: Engine, submit, claim) -> None:
+        """The worker's outcome is late, and its attempt does not stay open."""
+        claimed = claim(submit())
+        evaluations.cancel(engine, claimed.evaluation_id)
+        assert count(engine, "attempts", "ended_at IS NULL") == 1
+        assert finish(engine, claimed, LOST) is Recorded.LATE
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_unknown(self, engine: Engine) -> None:
+        """There is nothing to cancel, and no verdict to read."""
+        with pytest.raises(UnknownEvaluation):
+            evaluations.cancel(engine, uuid4())
+        with pytest.raises(UnknownEvaluation):
+            evaluations.verdict(engine, uuid4())
+
+
+class TestLeases:
+    """Workers that fall silent."""
+
+    def test_a_silent_workers_attempt_is_lost(self, engine: Engine, submit, claim) -> None:
+        """Past its lease an attempt ends as worker_lost and the evaluation is queued again."""
+        claimed, alive = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s' WHERE id = :id", id=claimed.attempt_id)
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == [(claimed.evaluation_id, Recorded.RETRY)]
+        assert claim(claimed.evaluation_id).number == 2
+        assert finish(engine, alive, PASSED) is Recorded.FINAL
+
+    def test_two_sweepers_end_an_attempt_once(self, engine: Engine, submit, claim) -> None:
+        """Racing sweepers and the judge itself spend one attempt, not several."""
+        for _ in range(10):
+            claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        answers = together(4, lambda _: evaluations.expire_leases(engine, retry_delay_s=0))
+        retried = [identity for answer in answers for identity, recorded in answer if recorded is Recorded.RETRY]
+        assert len(retried) == len(set(retried)) == 10
+
+    def test_a_frozen_writer_holds_nobody_up(self, engine: Engine, submit, claim) -> None:
+        """An evaluation whose row a stopped process holds is passed over, the others are ended."""
+        frozen, other = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        with engine.connect() as holder:
+            holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": frozen.evaluation_id})
+            assert evaluations.expire_leases(engine, retry_delay_s=0) == [(other.evaluation_id, Recorded.RETRY)]
+
+    def test_a_cancelled_attempt_of_a_dead_worker_is_closed(self, engine: Engine, submit, claim) -> None:
+        """No attempt stays open for ever."""
+        claimed = claim(submit())
+        evaluations.cancel(engine, claimed.evaluation_id)
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == [(claimed.evaluation_id, Recorded.LATE)]
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_a_lost_worker_loses_its_attempt_at_once(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Whoever saw it die need not wait for the lease."""
+        claimed = claim(submit(settings={"max_attempts": 1}))
+        lost = evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="exit code 1")
+        assert lost == [(claimed.evaluation_id, Recorded.FINAL)]
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert (verdict.category, verdict.message, verdict.written_by) == (
+            Category.WORKER_LOST,
+            "exit code 1",
+            "worker",
+        )
+
+    def test_queued_too_long(self, engine: Engine, submit, claim) -> None:
+        """Only what was never started expires, and only past its time."""
+        patient, impatient, retried = submit(), submit(queue_wait_s=60), submit(queue_wait_s=60)
+        finish(engine, claim(retried), LOST)
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE expires_at IS NOT NULL")
+        assert evaluations.expire_queued(engine) == 1
+        assert set(evaluations.verdicts(engine, [patient, impatient, retried])) == {impatient}
+
+
+class TestWorkers:
+    """Who lives."""
+
+    def test_live_workers_and_lanes(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """A worker counts for all its lanes while it beats; it says what it is busy with."""
+        gpu = uuid4()
+        workers.register(
+            engine, id=gpu, name="gpu0-0@here", host="here", pid=2, lanes=["gpu", "gpu.h200"], device="GPU-1"
+        )
+        claimed = claim(submit())
+        assert workers.live_lanes(engine, within_s=30) == {"cpu": 1, "gpu": 1, "gpu.h200": 1}
+        busy = {w.name: w.busy_with for w in workers.live(engine, within_s=30)}
+        assert busy == {"cpu-0@here": claimed.evaluation_id, "gpu0-0@here": None}
+        workers.stop(engine, gpu)
+        assert workers.live_lanes(engine, within_s=30) == {"cpu": 1}
+
+    def test_silence_and_return(self, engine: Engine, worker_id: UUID) -> None:
+        """A silent worker is not alive and then given up; its next heartbeat brings it back."""
+        change(engine, "UPDATE workers SET heartbeat_at = now() - interval '100 s'")
+        assert workers.live(engine, within_s=30) == []
+        assert workers.stop_silent(engine, older_than_s=90) == 1
+        assert workers.stop_silent(engine, older_than_s=90) == 0
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
+
+    def test_a_heartbeat_renews_the_lease(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """What its worker executes is not lost while the worker beats."""
+        claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == []
+
+    def test_a_heartbeat_does_not_keep_the_dead_alive(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """An attempt that its worker has left behind, or past the hard limit, is not renewed."""
+        left, overdue = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s', started_at = now() - interval '9 h'")
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        ended = {identity for identity, _ in evaluations.expire_leases(engine, retry_delay_s=0)}
+        assert ended == {left.evaluation_id, overdue.evaluation_id}
+
+
+class TestPublishing:
+    """Which messages may be missing."""
+
+    def test_due(self, engine: Engine, submit, claim) -> None:
+        """Queued and due ones that were never published, or long ago; nothing that runs, waits or is done."""
+        never, long_ago, just_now, running, later = (submit() for _ in range(5))
+        claim(running)
+        evaluations.mark_published(engine, [long_ago, just_now])
+        change(engine, "UPDATE evaluations SET published_at = now() - interval '1 min' WHERE id = :id", id=long_ago)
+        change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
+        change(engine, "UPDATE evaluations SET submitted_at = now() - interval '10 s'")
+        due = evaluations.due_for_publishing(engine, older_than_s=30, limit=10)
+        assert {s.evaluation_id for s in due} == {never, long_ago}
+        assert len(evaluations.due_for_publishing(engine, older_than_s=30, limit=1)) == 1
+
+    def test_what_is_being_submitted_is_left_to_its_producer(self, engine: Engine, submit, claim) -> None:
+        """A moment old and unpublished: its producer is at it. A retry has no producer and is due at once."""
+        submit()
+        retried = submit()
+        finish(engine, claim(retried), LOST)
+        due = evaluations.due_for_publishing(engine, older_than_s=30, limit=10)
+        assert [s.evaluation_id for s in due] == [retried]
+
+
+def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:
+    """The hash is of the facts, whatever their order."""
+    first, second = claim(submit()), claim(submit())
+    hashes = {
+        evaluations.set_environment(engine, first.attempt_id, ENVIRONMENT),
+        evaluations.set_environment(engine, second.attempt_id, dict(reversed(ENVIRONMENT.items()))),
+    }
+    assert len(hashes) == count(engine, "environments") == 1
+
+
+def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
+    """All speedups in an environment share one base."""
+    claimed = claim(submit())
+    key = (claimed.request.problem_hash, evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT), "fp32")
+    assert baselines.get(engine, *key) is None
+    baselines.put(engine, *key, measured(1.0))
+    baselines.put(engine, *key, measured(2.0))
+    assert baselines.get(engine, *key) == measured(1.0)
+
+
+def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
+    """Every function of the store, called somehow."""
+    request = Request(problem="p", kernel="k", backend="torch", lane="cpu")
+    return [
+        lambda e: evaluations.submit(e, [request]),
+        lambda e: evaluations.claim(e, identity, worker_id=identity, lease_s=1),
+        lambda e: evaluations.finish(e, identity, 1, PASSED, written_by="judge", retry_delay_s=0),
+        lambda e: evaluations.cancel(e, identity),
+        lambda e: evaluations.verdict(e, identity),
+        lambda e: evaluations.verdicts(e, [identity]),
+        lambda e: evaluations.set_environment(e, 1, ENVIRONMENT),
+        lambda e: evaluations.due_for_publishing(e, older_than_s=1, limit=1),
+        lambda e: evaluations.mark_published(e, [identity]),
+        lambda e: evaluations.expire_queued(e),
+        lambda e: evaluations.expire_leases(e, retry_delay_s=0),
+        lambda e: evaluations.lose_worker(e, identity, retry_delay_s=0, message=""),
+        lambda e: workers.register(e, id=identity, name="", host="", pid=1, lanes=[], device="cpu"),
+        lambda e: workers.heartbeat(e, [identity], lease_s=1),
+        lambda e: workers.stop(e, identity),
+        lambda e: workers.live(e, within_s=1),
+        lambda e: baselines.get(e, "", "", ""),
+        lambda e: baselines.put(e, "", "", "", measured(1.0)),
+    ]
+
+
+class TestUnavailable:
+    """Postgres may go away at any time: one typed error, never the driver's."""
+
+    def test_nobody_listens(self, tmp_path) -> None:
+        """Every function says that the database cannot be used, and where it is configured."""
+        engine = connect(f"postgresql+psycopg://postgres@/kqueue?host={tmp_path}", application="tests")
+        for call in calls(uuid4()):
+            with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
+                call(engine)
+
+    def test_no_schema(self, server) -> None:
+        """A database without the tables asks for the migration."""
+        url = server.empty_database(f"empty_{uuid4().hex}")
+        engine = connect(url, application="tests")
+        for call in calls(uuid4()):
+            with pytest.raises(SchemaMismatch, match="kqueue db upgrade"):
+                call(engine)
+        engine.dispose()
+        server.drop(url)
+
+    def test_a_cut_in_the_middle_of_a_transaction(self, server, database_url: str, engine: Engine, submit) -> None:
+        """The connection breaks under a claim: a typed error, nothing half done, and the next call works."""
+        identity = submit()
+        worker = uuid4()
+        workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
+        with psycopg.connect(database_url.replace("+psycopg", "")) as holder:
+            holder.execute("SELECT 1 FROM evaluations WHERE id = %s FOR UPDATE", [identity])
+            with ThreadPoolExecutor(1) as pool:
+                claiming = pool.submit(evaluations.claim, engine, identity, worker_id=worker, lease_s=30)
+                while holder.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+                    pass
+                server.cut(database_url)
+                with pytest.raises(DatabaseUnavailable):
+                    claiming.result(timeout=10)
+            holder.close()
+        claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
+        assert claimed is not None
+        assert claimed.number == 1
+
+    def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:
+        """A restart of the server between two calls is not noticed."""
+        submit()
+        server.cut(database_url)
+        submit()

@@ -1,0 +1,153 @@
+"""The sweeper: whatever Redis, a worker or a producer lost, Postgres knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from celery import Celery
+from sqlalchemy import Engine, text
+
+from kqueue import broker
+from kqueue.config import Config, load
+from kqueue.contract import Request
+from kqueue.errors import BrokerUnavailable
+from kqueue.local.valkey import Valkey
+from kqueue.store import evaluations, workers
+from kqueue.store.evaluations import Recorded
+from kqueue.sweeper import SweepReport, sweep
+
+
+@pytest.fixture
+def app(config: Config) -> Iterator[Celery]:
+    """The fleet's Celery application."""
+    with broker.make_app(config) as app:
+        yield app
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """A Valkey that the test may stop."""
+    with Valkey(tmp_path / "valkey") as service:
+        yield service
+
+
+def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
+    """Accepted evaluations whose producer died before it sent the messages, a while ago."""
+    submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
+    older(engine)
+    return [s.evaluation_id for s in submitted]
+
+
+def older(engine: Engine) -> None:
+    """Let a minute pass for all evaluations."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
+                "published_at = published_at - interval '1 min', expires_at = expires_at - interval '1 min'"
+            )
+        )
+
+
+def length(app: Celery, lane: str = "cpu") -> int:
+    """Messages in a lane's queue."""
+    with app.connection_for_read() as connection:
+        return connection.default_channel.client.llen(broker.queue(lane).name)
+
+
+def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
+    """What its producer did not send is sent; the next sweep finds nothing to do."""
+    ids = submit(engine, fields, 5)
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=5)
+    assert broker.waiting(app, "cpu") == set(ids)
+    assert sweep(engine, app, retry_delay_s=1).published == 0
+
+
+def test_a_long_queue_is_not_sent_again(engine: Engine, app: Celery, fields) -> None:
+    """However long evaluations wait in Redis, no second message joins them, more than a page of them included."""
+    ids = submit(engine, fields, 1100)
+    assert sweep(engine, app, retry_delay_s=1).published == 1100
+    older(engine)
+    assert sweep(engine, app, retry_delay_s=1).published == 0
+    assert length(app) == 1100
+    assert broker.waiting(app, "cpu") == set(ids)
+
+
+def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> None:
+    """Exactly those that Redis lost, also when others still wait there; strangers' messages do not disturb."""
+    ids = submit(engine, fields, 6)
+    sweep(engine, app, retry_delay_s=1)
+    with app.connection_for_read() as connection:
+        client = connection.default_channel.client
+        client.rpop(broker.queue("cpu").name, 2)
+        client.lpush(broker.queue("cpu").name, "not json", '{"headers": {"id": 3}}')
+    assert sweep(engine, app, retry_delay_s=1).published == 0
+    older(engine)
+    assert sweep(engine, app, retry_delay_s=1).published == 2
+    assert broker.waiting(app, "cpu") == set(ids)
+
+
+def test_every_lane_has_its_queue(engine: Engine, app: Celery, fields) -> None:
+    """A message goes to the lane that its evaluation was accepted for."""
+    ids = submit(engine, fields, 1, lane="gpu.h200")
+    sweep(engine, app, retry_delay_s=1)
+    assert broker.waiting(app, "gpu.h200") == set(ids)
+    assert length(app, "cpu") == 0
+
+
+def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields, tmp_path: Path) -> None:
+    """Without Redis everything else is done; when it is back, the messages are sent."""
+    with broker.make_app(load(redis_url=own_valkey.url)) as app:
+        own_valkey.stop()
+        submit(engine, fields, 3)
+        expired = submit(engine, fields, 1, queue_wait_s=1)
+        report = sweep(engine, app, retry_delay_s=1)
+        assert (report.swept, report.published, report.expired) == (True, 0, 1)
+        assert report.broker_error is not None
+        assert "KQUEUE_REDIS_URL" in report.broker_error
+        with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
+            broker.publish(app, uuid4(), "cpu", deadlines_s=1, label="x")
+        with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
+            broker.waiting(app, "cpu")
+        own_valkey.start()
+        assert sweep(engine, app, retry_delay_s=1).published == 3
+        assert expired[0] not in broker.waiting(app, "cpu")
+
+
+def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey, fields) -> None:
+    """A connection that broke between two messages is opened again."""
+    with broker.make_app(load(redis_url=own_valkey.url)) as app:
+        broker.publish(app, uuid4(), "cpu", deadlines_s=1, label="x")
+        own_valkey.stop()
+        own_valkey.start()
+        broker.publish(app, uuid4(), "cpu", deadlines_s=1, label="x")
+        assert len(broker.waiting(app, "cpu")) == 2
+
+
+def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
+    """The attempt of a silent worker is retried, its message sent when due, and the worker marked as stopped."""
+    (identity,) = submit(engine, fields, 1)
+    assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is not None
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 s'"))
+        connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '2 min'"))
+    report = sweep(engine, app, retry_delay_s=0)
+    assert report == SweepReport(True, ((identity, Recorded.RETRY),), 0, 1, 1)
+    assert workers.live(engine, within_s=3600) == []
+
+
+def test_two_sweepers_do_no_harm(engine: Engine, app: Celery, fields) -> None:
+    """Of sweepers at the same moment one works; nothing is sent twice."""
+    ids = submit(engine, fields, 200)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: sweep(engine, app, retry_delay_s=1), range(4)))
+    assert sum(report.published for report in reports) == length(app) == 200
+    assert broker.waiting(app, "cpu") == set(ids)
+    with engine.connect() as connection:
+        held = connection.scalars(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).one()
+    assert held == 0
+    assert sweep(engine, app, retry_delay_s=1).swept
