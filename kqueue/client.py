@@ -222,6 +222,20 @@ class Client:
         """
         return [self._ticket(s) for s in self._core.submit(_requests(entries), allow_idle_lane)]
 
+    def submit_each(
+        self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
+    ) -> list[Ticket | InvalidRequest]:
+        """Submit everything that can be judged; tickets come in the order of ``entries``.
+
+        In the place of an entry that is refused stands the :class:`InvalidRequest` (not raised).
+
+        Raises:
+            DatabaseUnavailable: Postgres cannot be used. Nothing was submitted.
+            SchemaMismatch: the database is of another version of kqueue.
+        """
+        slots = self._core.submit_each(entries, allow_idle_lane)
+        return [slot if isinstance(slot, InvalidRequest) else self._ticket(slot) for slot in slots]
+
     def evaluate(self, request: Request | None = None, *, timeout: float | None = None, **fields: Any) -> Verdict:
         """Submit one evaluation and wait for its verdict; arguments and errors as :meth:`submit`.
 
@@ -373,6 +387,13 @@ class AsyncClient:
         """As :meth:`Client.submit_batch`."""
         submitted = await asyncio.to_thread(self._core.submit, _requests(entries), allow_idle_lane)
         return [self._ticket(s) for s in submitted]
+
+    async def submit_each(
+        self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
+    ) -> list[AsyncTicket | InvalidRequest]:
+        """As :meth:`Client.submit_each`."""
+        slots = await asyncio.to_thread(self._core.submit_each, entries, allow_idle_lane)
+        return [slot if isinstance(slot, InvalidRequest) else self._ticket(slot) for slot in slots]
 
     async def evaluate(
         self,

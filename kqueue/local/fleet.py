@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 #: A cold import of torch in every worker of a busy host.
 _READY_S: Final = 180.0
 _FLOWER_S: Final = 30.0
-#: Workers register one after the other: after so many seconds without a new one all are taken to be there.
-_SETTLED_S: Final = 0.5
+#: Workers start together and register one by one: when no other has come for this share of the time that the
+#: first one took, all are taken to be there.
+_SETTLED: Final = 0.25
 #: How long evaluations in progress may take where they are waited for, and how long they may take to break off.
 _WARM_S: Final = 60.0
 _QUICK_S: Final = 20.0
@@ -192,14 +193,15 @@ class LocalFleet:
         self._exit.callback(workers.stop)
         self._workers = workers
         child = workers.start()
-        seen, since = 0, time.monotonic()
+        begun, seen, first, last = time.monotonic(), 0, 0.0, 0.0
 
         def ready() -> bool:
-            nonlocal seen, since
+            nonlocal seen, first, last
+            now = time.monotonic() - begun
             found = sum(slot.id not in earlier for slot in self.slots())
             if found != seen:
-                seen, since = found, time.monotonic()
-            return found > 0 and time.monotonic() - since > _SETTLED_S
+                seen, first, last = found, first or now, now
+            return found > 0 and now - last > _SETTLED * first
 
         wait_until_ready(child, "the worker fleet", ready, _READY_S, every_s=0.1)
         self._parts["the worker fleet"] = workers

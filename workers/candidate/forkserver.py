@@ -25,6 +25,7 @@ import socket
 import stat
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -388,6 +389,8 @@ def main() -> None:
         except OSError as error:
             isolation["view"] = f"host: {error}"
     harness.preload()
+    # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     gc.collect()
     gc.freeze()
     requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())

@@ -10,6 +10,8 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
+import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Generator
@@ -17,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.utils.cpp_extension
 
 from workers.channel import flags
 from workers.channel.buffers import cudart, open_buffer
@@ -64,9 +65,24 @@ class _CompileError(Exception):
 
 
 def preload() -> None:
-    """Import what most candidates import, without touching CUDA. Called before anything is forked."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("triton.language")
+    """Import what most candidates import, without touching the GPU. Called before anything is forked.
+
+    torch's extension builder asks for GPUs when it is imported, and the library that answers keeps
+    descriptors open which a forked and sealed candidate does not have: there are none to find meanwhile.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    logging.disable(logging.WARNING)
+    try:
+        importlib.import_module("torch.utils.cpp_extension")
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton.language")
+    finally:
+        logging.disable(logging.NOTSET)
+        if visible is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def serve(channel: Any, page: memoryview[int]) -> None:
@@ -251,7 +267,7 @@ class Candidate:
     @contextlib.contextmanager
     def _compiler_watched(self) -> Generator[None]:
         """While torch's extension builder works, say so, and mark what it raises."""
-        builder: Any = torch.utils.cpp_extension
+        builder: Any = importlib.import_module("torch.utils.cpp_extension")
         original = builder._jit_compile
 
         def watched(*args: Any, **kwargs: Any) -> Any:

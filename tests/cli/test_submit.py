@@ -1,0 +1,224 @@
+"""`kqueue submit`: what is taken, what is refused, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.contract import MAX_SOURCE_BYTES, Outcome
+
+from .conftest import KERNEL, PROBLEM, Cli, Judgement, passed
+
+
+def lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def stored(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        query = "SELECT * FROM evaluations ORDER BY submitted_at, kernel_label"
+        return list(connection.execute(text(query)).all())
+
+
+def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Settings come from the file, --set lies over it, and the short options over both."""
+    cli.write("settings.json", '{"seed": 7, "deadlines": {"check_s": 9, "load_s": 8}, "timing": {"warmup": 3}}')
+    done = cli(
+        *("submit", "--problem", "relu.py", "--kernel", "mine.py", "--backend", "torch", "--json"),
+        *("--settings", "settings.json", "--set", "deadlines.check_s=5", "--precision", "fp16", "--checks", "2"),
+        *("--no-timing", "--calls", "50", "--batch", "b", "--idempotency-key", "k", "--queue-wait", "60"),
+    )
+    assert done.returncode == 0, done.stderr
+    (line,), (row,) = lines(done.stdout), stored(engine)
+    assert line == {
+        "input": "mine.py",
+        "id": str(row.id),
+        "created": True,
+        "problem_label": "relu",
+        "kernel_label": "mine",
+        "error": None,
+        "verdict": None,
+    }
+    assert (row.problem_label, row.kernel_label, row.lane, row.batch) == ("relu", "mine", "cpu", "b")
+    settings = row.settings
+    assert (settings["seed"], settings["precision"], settings["checks"]) == (7, "fp16", 2)
+    assert (settings["deadlines"]["check_s"], settings["deadlines"]["load_s"]) == (5, 8)
+    assert settings["timing"] | {"enabled": False, "calls": 50, "warmup": 3} == settings["timing"]
+    assert (row.expires_at - row.submitted_at).total_seconds() == 60
+
+
+def test_the_same_key_again_gives_the_same_evaluation(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """A second submission under an idempotency key makes nothing and says so; another kernel is refused."""
+    command = ("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--idempotency-key", "k", "--json")
+    first, second = cli(*command), cli(*command)
+    assert [lines(done.stdout)[0]["created"] for done in (first, second)] == [True, False]
+    assert lines(first.stdout)[0]["id"] == lines(second.stdout)[0]["id"]
+    cli.write("mine.py", KERNEL + "# changed\n")
+    third = cli(*command)
+    assert third.returncode == 2
+    assert "mine.py: idempotency_key: 'k' was used for another problem or kernel" in third.stderr
+    assert len(stored(engine)) == 1
+
+
+def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Each file is one evaluation, each only once; a bad file is named with its fault and spoils no other."""
+    for name in ("ks/b.py", "ks/a.py", "deep/er/c.py"):
+        cli.write(name, KERNEL + f"# {name}\n")
+    cli.write("bad/latin.py", b"x = '\xe9'\n")
+    cli.write("bad/empty.py", " \n")
+    cli.write("bad/large.py", "#" * (MAX_SOURCE_BYTES + 1))
+    cli.write("bad/nul.py", "x = '\0'\n")
+    done = cli(
+        *("submit", "--problem", "relu.py", "--backend", "torch", "--json", "--kernel", "ks", "--kernel", "ks/a.py"),
+        *("--kernel", "deep/**/*.py", "--kernel", "bad", "missing.py"),
+    )
+    assert done.returncode == 2
+    shown = lines(done.stdout)
+    assert [line["input"] for line in shown] == [
+        *("ks/a.py", "ks/b.py", "deep/er/c.py"),
+        *("bad/empty.py", "bad/large.py", "bad/latin.py", "bad/nul.py", "missing.py"),
+    ]
+    assert [line["kernel_label"] for line in shown[:3]] == ["a", "b", "c"]
+    assert [line["id"] is not None for line in shown] == [True] * 3 + [False] * 5
+    assert sorted(str(row.id) for row in stored(engine)) == sorted(line["id"] for line in shown[:3])
+    faults = done.stderr.splitlines()
+    assert faults == [
+        "kqueue: bad/empty.py: the file is empty",
+        f"kqueue: bad/large.py: larger than {MAX_SOURCE_BYTES} bytes, which is what a source may have",
+        "kqueue: bad/latin.py: not UTF-8 text (byte 0xe9 at offset 5); save it as UTF-8",
+        "kqueue: bad/nul.py: kernel: the kernel's source holds a NUL character",
+        "kqueue: missing.py: No such file or directory",
+    ]
+
+
+def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: UUID, tmp_path: Path) -> None:
+    """Each line of JSON stands for itself; what is wrong is reported with the line's number."""
+    good = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch"}
+    cli.write("lists/sub/own.py", KERNEL + "# own\n")
+    cases: list[tuple[bytes, str | None]] = [
+        (json.dumps(good).encode(), None),
+        (b"{nonsense", "not JSON"),
+        (b"[1]", "a JSON object is wanted"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"kernel": "\xff"}', "not UTF-8 text (byte 0xff at offset 12)"),
+        (json.dumps(good | {"backend": "fortran"}).encode(), "backend: Input should be 'cuda'"),
+        (json.dumps(good | {"kernel": ""}).encode(), "kernel: the kernel's source is empty"),
+        (json.dumps(good | {"kernel": "\ud800"}).encode(), "kernel: "),
+        (json.dumps(good | {"colour": "red"}).encode(), "colour: there is no such field"),
+        (json.dumps(good | {"settings": {"checks": 0}}).encode(), "settings.checks: "),
+        (json.dumps(good | {"settings": 7}).encode(), "settings: "),
+        (json.dumps(good | {"kernel_file": "x.py"}).encode(), "kernel and kernel_file are both given"),
+        (b'{"kernel_file": 3, "backend": "torch"}', "kernel_file: a path is wanted"),
+        (b'{"kernel_file": "gone.py", "backend": "torch"}', "gone.py: No such file or directory"),
+        (json.dumps(good | {"lane": "gpu"}).encode(), "no live worker serves gpu"),
+        (json.dumps(good | {"lane": "tpu"}).encode(), "unknown lane 'tpu'"),
+        (json.dumps(good | {"backend": "cuda"}).encode(), "no live worker serves gpu, which a cuda kernel needs"),
+        (json.dumps(good | {"backend": "cuda", "lane": "cpu"}).encode(), "cannot be judged on the lane cpu"),
+        (b'{"kernel_file": "sub/own.py", "backend": "torch", "settings": {"checks": 3}}', None),
+    ]
+    file = cli.write("lists/all.jsonl", b"\n\n".join(line for line, _ in cases))
+    done = cli("submit", "--jsonl", str(file), "--json", "--problem", "relu.py", "--set", "seed=1")
+    assert done.returncode == 2
+    shown = lines(done.stdout)
+    assert [line["input"] for line in shown] == [f"line {2 * place + 1}" for place in range(len(cases))]
+    for line, (raw, fault) in zip(shown, cases, strict=True):
+        assert (line["id"] is None) == (fault is not None), (raw[:80], line)
+        assert (fault or "") in (line["error"] or ""), (raw[:80], line)
+    assert len(done.stderr.splitlines()) == len(cases) - 2
+    first, last = sorted(stored(engine), key=lambda row: row.settings["checks"], reverse=True)[::-1][::-1]
+    assert (first.kernel_label, first.problem_label, first.settings["checks"]) == ("own", "relu", 3)
+    assert (last.problem_label, last.settings["seed"]) == (None, 1)
+
+
+def test_lines_come_from_stdin_too(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """`--jsonl -` reads stdin; what a line leaves out is taken from the options."""
+    line = json.dumps({"kernel": KERNEL, "kernel_label": "piped"}).encode()
+    done = cli("submit", "--jsonl", "-", "--problem", "relu.py", "--backend", "torch", stdin=line)
+    assert done.returncode == 0, done.stderr
+    (row,) = stored(engine)
+    assert (row.kernel_label, row.problem_label) == ("piped", "relu")
+    assert str(row.id) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "relu.py", "-b", "torch"), "--kernel PATH, or --jsonl FILE"),
+        (("mine.py", "-b", "torch"), "--problem is missing"),
+        (("mine.py", "-p", "relu.py"), "--backend is missing"),
+        (("mine.py", "-p", "gone.py", "-b", "torch"), "gone.py: No such file"),
+        (("nothing-*.py", "-p", "relu.py", "-b", "torch"), "nothing-*.py: no file matches"),
+        (("mine.py", "-p", "relu.py", "-b", "torch", "--settings", "{"), "--settings: not JSON"),
+        (("mine.py", "-p", "relu.py", "-b", "torch", "--settings", "gone.json"), "gone.json: No such file"),
+        (("mine.py", "-p", "relu.py", "-b", "torch", "--set", "checks"), "write name=value"),
+        (("mine.py", "-p", "relu.py", "-b", "torch", "--timeout", "3"), "without --wait"),
+        (("mine.py", "relu.py", "-p", "relu.py", "-b", "torch", "--idempotency-key", "k"), "names one evaluation"),
+        (("mine.py", "--jsonl", "-"), "give one of them"),
+        (("--jsonl", "gone.jsonl"), "gone.jsonl: No such file"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_refused(
+    cli: Cli, engine: Engine, arguments: tuple[str, ...], message: str
+) -> None:
+    """Bad arguments end with 2 and one line that names the fix; nothing is written."""
+    done = cli("submit", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert stored(engine) == []
+
+
+def test_waiting_tells_whether_all_passed(
+    cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]
+) -> None:
+    """With --wait the status is 0 only if every kernel passed, and lines keep the input's order."""
+    cli.write("wrong.py", KERNEL + "# wrong\n")
+    wrong = Outcome(category=Category.WRONG_VALUES, message="off by \x1b[31mone")
+    judging(lambda label: passed() if label == "mine" else wrong)
+    command = ("submit", "--problem", "relu.py", "--backend", "torch", "--wait", "--timeout", "60")
+    right = cli(*command, "mine.py")
+    assert right.returncode == 0, right.stderr
+    assert all(word in right.stdout for word in ("relu", "mine", "passed", "0.5", "2.00x"))
+    both = cli(*command, "wrong.py", "mine.py", "--json")
+    assert both.returncode == 1
+    shown = lines(both.stdout)
+    assert [line["kernel_label"] for line in shown] == ["wrong", "mine"]
+    assert [line["verdict"]["category"] for line in shown] == ["wrong_values", "passed"]
+    assert shown[1]["verdict"]["speedup"] == 2.0
+    assert "\x1b" not in both.stdout
+
+
+def test_waiting_too_long_leaves_the_evaluation_be(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """`--timeout` ends with 4, names the evaluation, and the evaluation stays queued."""
+    done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--wait", "--timeout", "0.2", "--json")
+    assert done.returncode == 4
+    (line,), (row,) = lines(done.stdout), stored(engine)
+    assert line["id"] == str(row.id)
+    assert line["error"].startswith("no verdict within 0.2 s")
+    assert row.state == "queued"
+
+
+def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:
+    """Without a worker a submission is refused, unless --allow-idle-lane asks for its lane all the same."""
+    command = ("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--lane", "gpu.h200")
+    refused = cli(*command)
+    assert refused.returncode == 2
+    assert "no live worker serves gpu.h200" in refused.stderr
+    assert stored(engine) == []
+    assert cli(*command, "--allow-idle-lane").returncode == 0
+    assert [row.lane for row in stored(engine)] == ["gpu.h200"]
+
+
+def test_without_redis_nothing_is_lost(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Where Redis is away the evaluation is accepted all the same: the sweeper sends it later."""
+    done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", KQUEUE_REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in done.stderr
+    assert [(row.state, row.published_at is None) for row in stored(engine)] == [("queued", True)]
