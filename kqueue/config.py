@@ -44,7 +44,7 @@ class Config(BaseSettings):
     """Where candidates get their private directories; on a local disk that others may traverse."""
     gpus: str = "all"
     """``all``, ``none``, or indices and UUIDs separated by commas: the GPUs that this host's workers use."""
-    slots_per_gpu: int = Field(default=3, ge=1, le=32)
+    slots_per_gpu: int = Field(default=4, ge=1, le=32)
     """Evaluations prepared at once on a GPU; only one at a time is checked and timed."""
     cpu_slots: int | None = Field(default=None, ge=0, le=1024)
     """Slots of the ``cpu`` lane; where unset one a core on a host without GPUs (at most 8), else none."""

@@ -30,7 +30,7 @@ from workers.blackbox import BlackBox
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job, Order
 from workers.gpu import environment
-from workers.judge import static, timing
+from workers.judge import compare, static, timing
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
@@ -108,6 +108,8 @@ class _Evaluation:
         with self._alone("reference"), self._reference_alarm():
             for case in cases:
                 problem.answer(case)
+        # The comparison's own kernels are loaded at its first use: now, while others may use the device.
+        compare.check_values(cases[0].outputs, cases[0].outputs, self._settings.tolerance)
         with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
@@ -116,9 +118,10 @@ class _Evaluation:
         with self._alone("measure"), self._backstop(Phase.CHECK):
             evidence = self._check(candidate, cases)
             samples = self._time(candidate, cases) if self._settings.timing.enabled else []
-            self._stop(candidate)
             if rival is not None:
+                self._stop(candidate)
                 baseline = self._time_reference(rival, cases, environment_hash)
+        self._stop(candidate)
         runtime = None
         if samples and baseline is not None:
             runtime = timing.summarise(samples, baseline.null_ms * 1e6, self._settings.timing, self._slot)
@@ -233,6 +236,7 @@ class _Evaluation:
 
     def _stop(self, candidate: Session) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
+        self._blackbox.enter(Phase.CLEANUP)
         report = candidate.process.stop()
         if report.reason != "stopped":
             raise candidate.process.died()
