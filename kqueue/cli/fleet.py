@@ -60,14 +60,16 @@ def up(
     # Until the fleet runs, a request to stop is an interruption, which takes down what was started.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
+    runs = False
     try:
         with LocalFleet(config, flower=has_flower() and not no_flower) as fleet:
+            runs = True
             typer.echo(_status(fleet))
             if not no_flower and not has_flower():
                 typer.echo("  (Flower is not installed: `pip install 'kqueue[server]'`)")
             fleet.run_forever(typer.echo)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(0 if runs else 130) from None
 
 
 def worker(

@@ -1,0 +1,179 @@
+"""The one-machine fleet: what it starts, how clients find it, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.config import FLEET_FILE, Config, load
+from kqueue.errors import ConfigError, LocalFleetError
+from kqueue.local.fleet import LocalFleet
+from kqueue.local.process import running
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.randn(64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = PROBLEM.replace("class Model", "class ModelNew")
+
+UP = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def eventually_gone(pids: list[int]) -> list[int]:
+    """Those of ``pids`` that still run after at most 20 seconds."""
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.fixture
+def open_home(tmp_path: Path) -> Path:
+    """A home below which candidates may reach their scratch: pytest's own folders are private."""
+    place = tmp_path
+    while place.stat().st_mode & 0o001 == 0:
+        place.chmod(place.stat().st_mode | 0o011)
+        place = place.parent
+    return tmp_path
+
+
+def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`kqueue up` with one CPU slot, as another process."""
+    environment = dict(os.environ) | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(home.parent / "scratch")}
+    words = ["up", "--gpus", "none", "--cpu-slots", "1", *arguments]
+    return subprocess.Popen(
+        [sys.executable, "-c", UP, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+    )
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """What ``process`` printed, up to the line that holds ``text``."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"it ended without saying {text!r}:\n{said}")
+
+
+def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
+    """A kernel is judged end to end, clients find the fleet by its home, Flower answers, and all of it goes."""
+    home = open_home / "home"
+    config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0)
+    with LocalFleet(config, flower=True, durable=False) as fleet:
+        children = descendants(os.getpid())
+        assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
+        with fleet.client() as kq:
+            verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
+        assert verdict.category is Category.PASSED, verdict
+        assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
+        found = load(home=home)
+        assert found.database_url == fleet.config.database_url
+        assert found.redis_url == fleet.config.redis_url
+        with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=5) as answer:
+            assert answer.status == 200
+        with pytest.raises(LocalFleetError, match=f"in use by process {os.getpid()}"):
+            LocalFleet(config).start()
+        assert load(home=home).database_url == fleet.config.database_url
+    assert eventually_gone(children) == []
+    assert not (home / FLEET_FILE).exists()
+    assert load(home=home).database_url is None
+
+
+def test_up_runs_stops_and_recovers(open_home: Path) -> None:
+    """`kqueue up` says what runs, starts what dies again, and stops on SIGTERM with nothing left."""
+    home = open_home / "home"
+    process = command(home, "--no-flower")
+    try:
+        said = read_until(process, "Ctrl-C")
+        assert "cpu (1 slot)" in said
+        assert str(home) in said
+        children = descendants(process.pid)
+        valkey = int((home / "valkey" / "lock").read_text())
+        assert valkey == process.pid
+        [server] = [pid for pid in children if b"valkey" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        os.kill(server, signal.SIGKILL)
+        read_until(process, "Valkey runs again")
+        children += descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually_gone(children) == []
+    assert not (home / FLEET_FILE).exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_end_of_up_is_the_end_of_everything(open_home: Path, signum: signal.Signals) -> None:
+    """Ctrl-C, or SIGKILL of `kqueue up`, leaves no process, and the home can be used again."""
+    home = open_home / "home"
+    process = command(home, "--flower-port", "0")
+    try:
+        assert "flower    http://127.0.0.1:" in read_until(process, "Ctrl-C")
+        children = descendants(process.pid)
+        assert len(children) >= 4
+        process.send_signal(signum)
+        status = process.wait(60)
+        assert status == (0 if signum is signal.SIGINT else -signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually_gone(children) == []
+    assert load(home=home).database_url is None
+
+
+def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
+    """The file of a fleet that was killed names a process id that may be another's; only the lock counts."""
+    (tmp_path / "lock").write_text(str(os.getpid()))
+    known = {"pid": os.getpid(), "database_url": "postgresql+psycopg://gone/", "redis_url": "redis://gone/"}
+    (tmp_path / FLEET_FILE).write_text(json.dumps(known))
+    assert load(home=tmp_path).database_url is None
+
+
+def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
+    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
+    before = descendants(os.getpid())
+    config = Config(home=tmp_path, gpus="none", cpu_slots=0)
+    with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
+        LocalFleet(config, durable=False).start()
+    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+
+
+def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
+    """An address that others reach is refused without credentials; nothing is left running."""
+    before = descendants(os.getpid())
+    config = Config(home=tmp_path, gpus="none", cpu_slots=1, flower_address="0.0.0.0", flower_port=0)
+    with pytest.raises(ConfigError, match="KQUEUE_FLOWER_AUTH"):
+        LocalFleet(config, flower=True, durable=False).start()
+    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
