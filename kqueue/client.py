@@ -66,7 +66,7 @@ class Ticket:
     """
 
     evaluation_id: UUID
-    created: bool
+    created: bool = field(compare=False)
     _core: _Core = field(repr=False, compare=False)
 
     def wait(self, timeout: float | None = None) -> Verdict:
@@ -103,7 +103,7 @@ class AsyncTicket:
     """
 
     evaluation_id: UUID
-    created: bool
+    created: bool = field(compare=False)
     _core: _Core = field(repr=False, compare=False)
 
     async def wait(self, timeout: float | None = None) -> Verdict:
@@ -222,9 +222,7 @@ class Client:
         """
         return [self._ticket(s) for s in self._core.submit(_requests(entries), allow_idle_lane)]
 
-    def submit_each(
-        self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
-    ) -> list[Ticket | InvalidRequest]:
+    def submit_each(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[Ticket | InvalidRequest]:
         """Submit everything that can be judged; tickets come in the order of ``entries``.
 
         In the place of an entry that is refused stands the :class:`InvalidRequest` (not raised).

@@ -330,13 +330,14 @@ def due_for_publishing(engine: Engine, *, older_than_s: float, limit: int) -> li
 
 
 def mark_published(engine: Engine, ids: Collection[UUID]) -> None:
-    """Note that the messages of ``ids`` are in Redis now."""
+    """Note that the messages of ``ids`` are in Redis now; those that somebody claims meanwhile are passed over."""
+    free = (
+        select(Evaluation.id)
+        .where(Evaluation.id == _any_id(ids), Evaluation.state == "queued")
+        .with_for_update(skip_locked=True)
+    )
     with transaction(engine) as connection:
-        connection.execute(
-            update(Evaluation)
-            .where(Evaluation.id == _any_id(ids), Evaluation.state == "queued")
-            .values(published_at=func.now())
-        )
+        connection.execute(update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=func.now()))
 
 
 def expire_queued(engine: Engine) -> int:

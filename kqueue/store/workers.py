@@ -24,7 +24,8 @@ from kqueue.store.models import Attempt, Worker
 #: limit, which kills it, and these seconds its lease is renewed no more.
 _OVERTIME_S: Final = 60.0
 
-#: A worker runs one attempt at a time, so only its last is alive.
+#: A worker runs one attempt at a time, so only its last is alive. One that is being ended at this moment
+#: is passed over: a process that froze while it held a row must not keep its neighbours from renewing.
 _RENEW: Final = text("""
     UPDATE attempts AS a
     SET lease_until = least(
@@ -35,9 +36,12 @@ _RENEW: Final = text("""
     )
     FROM evaluations AS e
     WHERE e.id = a.evaluation_id
-      AND a.ended_at IS NULL
       AND a.id IN (
-          SELECT max(last.id) FROM attempts AS last WHERE last.worker_id = ANY(:ids) GROUP BY last.worker_id
+          SELECT free.id FROM attempts AS free
+          WHERE free.ended_at IS NULL AND free.id IN (
+              SELECT max(last.id) FROM attempts AS last WHERE last.worker_id = ANY(:ids) GROUP BY last.worker_id
+          )
+          FOR UPDATE SKIP LOCKED
       )
 """)
 

@@ -458,6 +458,30 @@ class TestWorkers:
         ended = {identity for identity, _ in evaluations.expire_leases(engine, retry_delay_s=0)}
         assert ended == {left.evaluation_id, overdue.evaluation_id}
 
+    def test_a_frozen_judge_does_not_silence_its_neighbours(
+        self, engine: Engine, submit, claim, worker_id: UUID
+    ) -> None:
+        """A process that stopped while it held its attempt's row keeps no other lease from being renewed."""
+        frozen = claim(submit())
+        neighbour = uuid4()
+        workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+        other = submit()
+        assert evaluations.claim(engine, other, worker_id=neighbour, lease_s=30) is not None
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        with engine.connect() as holder:
+            holder.execute(text("SELECT 1 FROM attempts WHERE id = :id FOR UPDATE"), {"id": frozen.attempt_id})
+            workers.heartbeat(engine, [worker_id, neighbour], lease_s=30)
+        lost = evaluations.expire_leases(engine, retry_delay_s=0)
+        assert [identity for identity, _ in lost] == [frozen.evaluation_id]
+
+    def test_what_has_ended_is_not_renewed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Ended attempts of a worker are neither renewed nor changed."""
+        claimed = claim(submit())
+        finish(engine, claimed, PASSED)
+        before = count(engine, "attempts", "lease_until > now() + interval '1 h'")
+        workers.heartbeat(engine, [worker_id], lease_s=7200)
+        assert count(engine, "attempts", "lease_until > now() + interval '1 h'") == before == 0
+
 
 class TestPublishing:
     """Which messages may be missing."""
@@ -473,6 +497,16 @@ class TestPublishing:
         due = evaluations.due_for_publishing(engine, older_than_s=30, limit=10)
         assert {s.evaluation_id for s in due} == {never, long_ago}
         assert len(evaluations.due_for_publishing(engine, older_than_s=30, limit=1)) == 1
+
+    def test_noting_waits_for_nobody(self, engine: Engine, submit) -> None:
+        """What another process holds at this moment is left out, the rest is noted."""
+        held, free = submit(), submit()
+        with engine.connect() as holder:
+            holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": held})
+            evaluations.mark_published(engine, [held, free])
+        due = evaluations.due_for_publishing(engine, older_than_s=0, limit=10)
+        assert count(engine, "evaluations", "published_at IS NOT NULL") == 1
+        assert held in {s.evaluation_id for s in due}
 
     def test_what_is_being_submitted_is_left_to_its_producer(self, engine: Engine, submit, claim) -> None:
         """A moment old and unpublished: its producer is at it. A retry has no producer and is due at once."""

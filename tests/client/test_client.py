@@ -1,0 +1,483 @@
+"""The clients: what they refuse, what they promise, and how they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import kqueue
+from kqueue import (
+    AsyncClient,
+    Category,
+    Client,
+    ConfigError,
+    DatabaseUnavailable,
+    IdempotencyConflict,
+    InvalidRequest,
+    KqueueError,
+    LaneUnavailable,
+    Request,
+    SchemaMismatch,
+    Settings,
+    Ticket,
+    UnknownEvaluation,
+    UnknownLane,
+    Verdict,
+    WaitTimeout,
+    broker,
+)
+from kqueue.config import Config
+from kqueue.contract import Outcome
+from kqueue.store import evaluations, schema, workers
+
+
+@pytest.fixture
+def client(config: Config, worker_id: UUID) -> Iterator[Client]:
+    """A client of a fleet with one live CPU worker, which does nothing by itself."""
+    with Client(config) as client:
+        yield client
+
+
+@pytest.fixture
+def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
+    """Ends an evaluation as a worker would."""
+
+    def one(identity: UUID, category: Category = Category.PASSED) -> None:
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        outcome = Outcome(category=category, log=claimed.request.kernel)
+        evaluations.finish(engine, identity, claimed.number, outcome, written_by="judge", retry_delay_s=0)
+
+    return one
+
+
+@pytest.fixture
+def judging(engine: Engine, judge) -> Iterator[None]:
+    """A worker that passes whatever is queued, the last first."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.01):
+            for queued in reversed(evaluations.due_for_publishing(engine, older_than_s=0, limit=1000)):
+                judge(queued.evaluation_id)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def written(engine: Engine) -> int:
+    """Rows of anything that a submission writes."""
+    with engine.connect() as connection:
+        return connection.scalars(
+            text(
+                "SELECT (SELECT count(*) FROM evaluations) + (SELECT count(*) FROM problems) "
+                "+ (SELECT count(*) FROM kernels)"
+            )
+        ).one()
+
+
+class TestSubmit:
+    """Accepting."""
+
+    def test_accepted_and_sent(self, client: Client, config: Config, engine: Engine, fields) -> None:
+        """The evaluation lies in Postgres, its message in its lane's queue, and that is noted."""
+        ticket = client.submit(**fields())
+        assert ticket.created
+        assert not ticket.done()
+        with broker.make_app(config) as app:
+            assert broker.waiting(app, "cpu") == {ticket.evaluation_id}
+        assert evaluations.due_for_publishing(engine, older_than_s=30, limit=10) == []
+
+    def test_the_message_holds_no_source(self, client: Client, config: Config, fields) -> None:
+        """Only the id travels, as JSON, with a label for Flower."""
+        ticket = client.submit(**fields(kernel="class ModelNew: secret = 1", kernel_label="mine"))
+        with broker.make_app(config) as app, app.connection_for_read() as connection:
+            raw = connection.default_channel.client.lrange("kqueue.cpu", 0, -1)[0].decode()
+        message = json.loads(raw)
+        assert message["content-type"] == "application/json"
+        assert message["headers"]["id"] == str(ticket.evaluation_id)
+        assert "kernel=mine" in message["headers"]["kwargsrepr"]
+        assert "secret" not in raw
+
+    def test_a_request_or_its_fields(self, client: Client, fields) -> None:
+        """Both forms work, not both at once; settings may be a mapping."""
+        whole = client.submit(Request(**fields(settings=Settings(checks=2), idempotency_key="k")))
+        again = client.submit(**fields(settings={"checks": 2}, idempotency_key="k"))
+        assert (whole.created, again.created) == (True, False)
+        assert whole.evaluation_id == again.evaluation_id
+        with pytest.raises(InvalidRequest, match="not both"):
+            client.submit(Request(**fields()), kernel="x")
+
+    def test_auto_takes_the_gpu_where_there_is_one(
+        self, client: Client, config: Config, engine: Engine, fields
+    ) -> None:
+        """`auto` is cpu with CPU workers only, gpu as soon as a GPU worker lives."""
+        first = client.submit(**fields(lane="auto"))
+        workers.register(engine, id=uuid4(), name="g", host="h", pid=1, lanes=["gpu"], device="GPU-1")
+        second = client.submit(**fields(lane="auto"))
+        with broker.make_app(config) as app:
+            assert broker.waiting(app, "cpu") == {first.evaluation_id}
+            assert broker.waiting(app, "gpu") == {second.evaluation_id}
+
+    def test_a_batch_is_all_or_nothing(self, client: Client, engine: Engine, fields) -> None:
+        """One wrong entry: its number is named and nothing is written."""
+        with pytest.raises(InvalidRequest, match=r"entry 1: kernel: .*empty"):
+            client.submit_batch([fields(0), fields(1, kernel=" "), fields(2)])
+        with pytest.raises(LaneUnavailable, match=r"entry 2: lane"):
+            client.submit_batch([fields(0), fields(1), fields(2, lane="gpu")])
+        assert written(engine) == 0
+        tickets = client.submit_batch(fields(n) for n in range(3))
+        assert len({ticket.evaluation_id for ticket in tickets}) == 3
+
+    def test_redis_away_is_no_error(self, config: Config, engine: Engine, worker_id, fields, tmp_path, caplog) -> None:
+        """What is committed is accepted: a warning, and the sweeper has it to send."""
+        with Client(config, redis_url=f"redis+socket://{tmp_path}/nobody.sock") as client:
+            ticket = client.submit(**fields())
+            assert "sweeper" in caplog.text
+            assert client.get(ticket.evaluation_id) == ticket
+            assert ticket.cancel()
+        assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, older_than_s=0, limit=9)] == []
+
+
+class TestRefused:
+    """Bad input is named, with the fix, before anything is written."""
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"backend": "rust"}, InvalidRequest, r"backend: .*'cuda'.*not 'rust'"),
+            ({"kernel": ""}, InvalidRequest, r"kernel: the kernel's source is empty"),
+            ({"kernel": "x" * 10_000_000}, InvalidRequest, r"kernel: .*10000000 bytes; at most 1048576"),
+            ({"problem": b"\xff\xfe"}, InvalidRequest, r"problem: .*unicode"),
+            ({"problem": "\ud800"}, InvalidRequest, r"problem: .*not valid UTF-8"),
+            ({"kernel": "a\0b"}, InvalidRequest, r"kernel: .*NUL"),
+            ({"batch": "a\0b"}, InvalidRequest, r"batch: "),
+            ({"settings": {"checks": 0}}, InvalidRequest, r"settings.checks: .*greater than or equal to 1, not 0"),
+            ({"settings": {"chekcs": 1}}, InvalidRequest, r"settings.chekcs: there is no such field"),
+            ({"settings": {"precision": "fp8"}}, InvalidRequest, r"settings.precision: .*'fp32'"),
+            (
+                {"settings": {"tolerance": {"atol": float("inf"), "rtol": 0}}},
+                InvalidRequest,
+                r"settings.tolerance.atol: .*finite",
+            ),
+            ({"problem": None}, InvalidRequest, r"problem: is required"),
+            ({"queue_wait_s": -1}, InvalidRequest, r"queue_wait_s: "),
+            ({"lane": "GPU"}, UnknownLane, r"unknown lane 'GPU': use auto"),
+            ({"lane": "gpu"}, LaneUnavailable, r"serves gpu \(served now: cpu \(1\)\).*kqueue up"),
+            ({"lane": "gpu.h200"}, LaneUnavailable, r"gpu.h200"),
+            ({"backend": "cuda"}, InvalidRequest, r"backend: a cuda kernel cannot be judged on the lane cpu"),
+            ({"backend": "cuda", "lane": "auto"}, LaneUnavailable, r"gpu, which a cuda kernel needs.*kqueue worker"),
+        ],
+    )
+    def test_bad_fields(self, client: Client, engine: Engine, fields, changes, error, message) -> None:
+        """The field, what is wrong and what would be right; never the source itself."""
+        with pytest.raises(error, match=message) as caught:
+            client.submit(**fields(**changes))
+        assert len(str(caught.value)) < 300
+        assert written(engine) == 0
+
+    def test_no_worker_at_all(self, client: Client, engine: Engine, worker_id: UUID, fields) -> None:
+        """An empty fleet is said to be one, unless the producer means to wait for it."""
+        workers.stop(engine, worker_id)
+        for lane in ("auto", "cpu"):
+            with pytest.raises(LaneUnavailable, match="kqueue up"):
+                client.submit(**fields(lane=lane))
+        assert client.submit(**fields(), allow_idle_lane=True).created
+
+    def test_unknown_ids(self, client: Client) -> None:
+        """Neither malformed nor strange ids are anything but unknown."""
+        for identity in (uuid4(), str(uuid4()), "nonsense", ""):
+            for call in (client.get, client.verdict, client.cancel):
+                with pytest.raises(UnknownEvaluation, match="kqueue results"):
+                    call(identity)
+
+    def test_a_key_for_another_kernel(self, client: Client, fields) -> None:
+        """A key names one evaluation; a different kernel under it is refused."""
+        client.submit(**fields(1, idempotency_key="k"))
+        with pytest.raises(IdempotencyConflict, match="idempotency_key: 'k'"):
+            client.submit(**fields(2, idempotency_key="k"))
+
+    def test_no_database(self, config: Config, fields, tmp_path: Path) -> None:
+        """Nobody listens there: the typed error, at the first use."""
+        with (
+            Client(config, database_url=f"postgresql://postgres@/x?host={tmp_path}") as client,
+            pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"),
+        ):
+            client.submit(**fields())
+
+    def test_no_settings(self) -> None:
+        """A client that knows no fleet says how to get one."""
+        with pytest.raises(ConfigError, match=r"KQUEUE_DATABASE_URL.*kqueue up"):
+            Client()
+
+    @pytest.mark.parametrize("url", ["mysql://u@h/d", "nonsense"])
+    def test_not_a_postgres_url(self, config: Config, url: str) -> None:
+        """The setting is named, its value, which may hold a password, is not."""
+        with pytest.raises(ConfigError, match="KQUEUE_DATABASE_URL") as caught:
+            Client(config, database_url=url)
+        assert "u@h" not in str(caught.value)
+
+    def test_another_schema(self, config: Config, database_url: str, fields) -> None:
+        """An old schema is refused once and for all before anything is read or written."""
+        schema.downgrade(database_url, "base")
+        with Client(config) as client, pytest.raises(SchemaMismatch, match="kqueue db upgrade"):
+            client.submit(**fields())
+
+    def test_closed(self, config: Config, fields) -> None:
+        """A closed client says so; closing twice is allowed."""
+        client = Client(config)
+        client.close()
+        client.close()
+        with pytest.raises(KqueueError, match="closed"):
+            client.submit(**fields())
+
+
+class TestWait:
+    """Waiting: told, not polling."""
+
+    def test_before_and_after(self, client: Client, judge, fields) -> None:
+        """A verdict that comes later and one that was there already are both returned."""
+        ticket = client.submit(**fields())
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ticket.wait, 10)
+            judge(ticket.evaluation_id)
+            verdict = waiting.result()
+        assert (verdict.category, verdict.evaluation_id) == (Category.PASSED, ticket.evaluation_id)
+        assert ticket.wait(timeout=10) == verdict == ticket.verdict() == client.verdict(str(ticket.evaluation_id))
+        assert ticket.done()
+
+    def test_timeout(self, client: Client, judge, fields) -> None:
+        """The wait ends, the evaluation does not."""
+        ticket = client.submit(**fields())
+        with pytest.raises(WaitTimeout, match=str(ticket.evaluation_id)) as caught:
+            ticket.wait(timeout=0.05)
+        assert caught.value.evaluation_ids == (ticket.evaluation_id,)
+        judge(ticket.evaluation_id)
+        assert ticket.wait(timeout=10).passed
+
+    def test_no_polling(self, client: Client, fields) -> None:
+        """While it waits, a client asks the database nothing."""
+        ticket = client.submit(**fields())
+        asked: list[str] = []
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ticket.wait, 1.0)
+            time.sleep(0.3)
+            event.listen(client._core._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+            with pytest.raises(WaitTimeout):
+                waiting.result()
+        assert asked == []
+        client.get(ticket.evaluation_id)
+        assert asked, "the test sees what a client asks"
+
+    def test_survives_a_broken_connection(self, client: Client, server, database_url: str, judge, fields) -> None:
+        """The listening connection breaks, the verdict comes meanwhile, and the waiter still gets it."""
+        first, second = client.submit_batch([fields(0), fields(1)])
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(ticket.wait, 20) for ticket in (first, second)]
+            for ticket in (first, second):
+                time.sleep(0.2)
+                server.cut(database_url)
+                judge(ticket.evaluation_id)
+            assert [future.result().passed for future in waiting] == [True, True]
+
+    def test_many_waiters_one_thread(self, client: Client, judge, fields) -> None:
+        """A hundred tickets, several waiters each, need one more thread and one more connection."""
+        tickets = client.submit_batch(fields(n) for n in range(100))
+        futures = [client._core.watch(ticket.evaluation_id) for ticket in tickets * 3]
+        assert [thread.name for thread in threading.enumerate()].count("kqueue-verdicts") == 1
+        for ticket in tickets:
+            judge(ticket.evaluation_id)
+        assert all(future.result(timeout=20).passed for future in futures)
+
+    def test_strangers_may_notify(self, client: Client, engine: Engine, judge, fields) -> None:
+        """Whatever others send on the channel, waiting goes on."""
+        ticket = client.submit(**fields())
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ticket.wait, 10)
+            with engine.begin() as connection:
+                connection.execute(text("SELECT pg_notify('kqueue_verdicts', 'nonsense')"))
+            judge(ticket.evaluation_id)
+            assert waiting.result().passed
+
+    def test_closing_releases_waiters(self, client: Client, fields) -> None:
+        """Who waits while the client is closed is told, and no thread stays."""
+        ticket = client.submit(**fields())
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ticket.wait)
+            time.sleep(0.2)
+            client.close()
+            with pytest.raises(KqueueError, match="closed"):
+                waiting.result(timeout=10)
+        assert "kqueue-verdicts" not in [thread.name for thread in threading.enumerate()]
+
+    def test_as_completed_and_wait_all(self, client: Client, judge, fields) -> None:
+        """In the order in which they come, and in the order in which they were asked for."""
+        tickets = client.submit_batch(fields(n) for n in range(3))
+        coming = client.as_completed(tickets, timeout=10)
+        for ticket in reversed(tickets):
+            judge(ticket.evaluation_id)
+            assert next(coming)[0] == ticket
+        assert [v.log for v in client.wait_all(tickets, timeout=10)] == [fields(n)["kernel"] for n in range(3)]
+        with pytest.raises(WaitTimeout, match="1 of 2"):
+            list(client.as_completed([tickets[0], client.submit(**fields(9))], timeout=0.3))
+
+    def test_cancel(self, client: Client, fields) -> None:
+        """A cancelled evaluation has that verdict, for every waiter, once."""
+        ticket = client.submit(**fields())
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ticket.wait, 10)
+            assert ticket.cancel() is True
+            assert waiting.result().category is Category.CANCELLED
+        assert client.cancel(str(ticket.evaluation_id)) is False
+
+
+@pytest.mark.usefixtures("judging")
+class TestEvaluate:
+    """Submitting and waiting in one."""
+
+    def test_one(self, client: Client, fields) -> None:
+        """A verdict for a request."""
+        assert client.evaluate(**fields(), timeout=20).passed
+        assert client.evaluate(Request(**fields()), timeout=20).passed
+
+    def test_a_bad_entry_never_spoils_the_rest(self, client: Client, fields) -> None:
+        """Verdicts and refusals stand where their entries stood."""
+        client.submit(**fields(100, idempotency_key="taken"))
+        entries = [
+            fields(0),
+            fields(1, backend="rust"),
+            Request(**fields(2)),
+            fields(3, lane="gpu"),
+            fields(4, idempotency_key="taken"),
+            "nonsense",
+            fields(5, idempotency_key="mine"),
+            fields(5, idempotency_key="mine"),
+        ]
+        answers = client.evaluate_batch(entries, timeout=20)
+        kinds = [type(answer) for answer in answers]
+        assert kinds == [
+            Verdict,
+            InvalidRequest,
+            Verdict,
+            LaneUnavailable,
+            IdempotencyConflict,
+            InvalidRequest,
+            Verdict,
+            Verdict,
+        ]
+        assert [a.log for a in answers if isinstance(a, Verdict)] == [fields(n)["kernel"] for n in (0, 2, 5, 5)]
+        assert answers[6] == answers[7]
+
+    def test_a_large_batch_keeps_its_order(self, client: Client, fields) -> None:
+        """Three hundred, judged backwards, come back in order; an empty one is empty."""
+        verdicts = client.evaluate_batch([fields(n) for n in range(300)], timeout=60)
+        assert [v.log for v in verdicts if isinstance(v, Verdict)] == [fields(n)["kernel"] for n in range(300)]
+        assert client.evaluate_batch([]) == []
+
+
+class TestAsync:
+    """The same for asyncio."""
+
+    def test_the_whole_way(self, config: Config, judging, fields) -> None:
+        """Submit, wait, evaluate and batches as coroutines."""
+
+        async def main() -> None:
+            async with AsyncClient(config) as client:
+                ticket = await client.submit(**fields())
+                verdict = await ticket.wait(timeout=20)
+                assert verdict.passed
+                assert await ticket.done()
+                assert await ticket.verdict() == await client.verdict(ticket.evaluation_id) == verdict
+                assert await (await client.get(str(ticket.evaluation_id))).cancel() is False
+                assert (await client.evaluate(**fields(1), timeout=20)).passed
+                answers = await client.evaluate_batch([fields(2), {}, fields(3)], timeout=20)
+                assert [type(a) for a in answers] == [Verdict, InvalidRequest, Verdict]
+                assert len(await client.wait_all(await client.submit_batch([fields(4), fields(5)]), 20)) == 2
+                with pytest.raises(UnknownEvaluation):
+                    await client.cancel(uuid4())
+
+        asyncio.run(main())
+
+    def test_hundreds_of_waiters_need_no_threads(self, config: Config, worker_id, judge, fields) -> None:
+        """Waiting is done by the loop and one listening thread; a cancelled waiter harms no other."""
+
+        async def main() -> None:
+            async with AsyncClient(config) as client:
+                tickets = await client.submit_batch([fields(n) for n in range(100)])
+                before = threading.active_count()
+                waiters = [asyncio.create_task(ticket.wait(20)) for ticket in tickets * 3]
+                await asyncio.sleep(0.1)
+                assert threading.active_count() <= before + 1
+                waiters[0].cancel()
+                for ticket in tickets:
+                    await asyncio.to_thread(judge, ticket.evaluation_id)
+                answers = await asyncio.gather(*waiters, return_exceptions=True)
+                assert isinstance(answers[0], asyncio.CancelledError)
+                assert all(isinstance(answer, Verdict) for answer in answers[1:])
+
+        asyncio.run(main())
+
+    def test_timeouts_and_order(self, config: Config, worker_id, judge, fields) -> None:
+        """`as_completed` yields as verdicts come; what does not come is a WaitTimeout."""
+
+        async def main() -> None:
+            async with AsyncClient(config) as client:
+                first, second = await client.submit_batch([fields(0), fields(1)])
+                await asyncio.to_thread(judge, second.evaluation_id)
+                coming = client.as_completed([first, second], timeout=0.5)
+                assert (await anext(coming))[0] == second
+                with pytest.raises(WaitTimeout, match="1 of 2"):
+                    await anext(coming)
+                with pytest.raises(WaitTimeout):
+                    await first.wait(timeout=0.05)
+
+        asyncio.run(main())
+
+
+class TestPublicFace:
+    """What `import kqueue` offers and costs."""
+
+    def test_every_name_is_there(self) -> None:
+        """Each lazily offered name exists, and the checker's list is the same."""
+        typed = {
+            line.rsplit(" as ", 1)[1]
+            for line in Path(kqueue.__file__).read_text().splitlines()
+            if line.startswith("    from kqueue.") and " as " in line
+        }
+        assert typed == set(kqueue._HOME)
+        assert all(getattr(kqueue, name).__name__ == name for name in typed)
+        assert typed <= set(dir(kqueue))
+        with pytest.raises(AttributeError, match="nonsense"):
+            kqueue.nonsense  # noqa: B018
+
+    def test_light(self) -> None:
+        """`import kqueue` loads no library; a client loads no torch, no Alembic and no terminal."""
+        script = (
+            "import sys, kqueue; assert not {'celery', 'sqlalchemy', 'pydantic'} & set(sys.modules), 'import kqueue'\n"
+            "kqueue.Client; found = {'torch', 'alembic', 'rich', 'typer'} & set(sys.modules); assert not found, found"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": os.environ["PATH"]})
+
+
+def test_a_ticket_is_a_value(client: Client, fields) -> None:
+    """Tickets compare by evaluation, can be dict keys, and print without their client."""
+    ticket = client.submit(**fields())
+    assert client.get(ticket.evaluation_id).evaluation_id == ticket.evaluation_id
+    assert "_core" not in repr(ticket)
+    assert isinstance(hash(ticket), int)
+    assert isinstance(ticket, Ticket)
