@@ -303,7 +303,6 @@ def results(
     from kqueue.categories import Blame, Category
     from kqueue.cli.render import age, category_text, milliseconds, print_table, ratio, write_json
     from kqueue.contract import Backend
-    from kqueue.store import reports
 
     asked = _conditions(where or (), {"problem": problem, "batch": batch})
     known = (
@@ -312,6 +311,8 @@ def results(
         _one_of(Backend, asked.get("backend"), "backend", f"use one of {', '.join(Backend)}"),
     )
     after = None if since is None else _since(since)
+    from kqueue.store import reports  # slow to import, and not wanted for a bad question
+
     with _database("results") as engine:
         found = reports.results(
             engine,
@@ -417,11 +418,11 @@ def cancel(
 
     Those that run are killed; those that have a verdict keep it.
     """
+    if not ids and batch is None:
+        raise InvalidRequest("name what to cancel: ids, or --batch NAME")
     from kqueue.client import Client
     from kqueue.store import reports
 
-    if not ids and batch is None:
-        raise InvalidRequest("name what to cancel: ids, or --batch NAME")
     with _database("cancel") as engine:
         # All names are looked up before the first is cancelled: a typo cancels nothing.
         named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]

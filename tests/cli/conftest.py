@@ -30,9 +30,7 @@ class Cli:
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(
-        self, *arguments: str, stdin: bytes | None = None, **changed: str
-    ) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, stdin: bytes | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
         """Run to the end; ``changed`` overrides the environment."""
         environment = {**os.environ, **self.environment, **changed}
         done = subprocess.run(

@@ -1,0 +1,77 @@
+"""The command itself: what every invocation has in common, and the table of categories."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kqueue import categories, errors
+from kqueue.cli import STATUSES, exit_status
+from kqueue.cli.render import clean, one_line
+
+from .conftest import Cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_document_of_categories_is_the_table() -> None:
+    """docs/categories.md is what `kqueue categories --markdown` prints."""
+    done = Cli(ROOT)("categories", "--markdown")
+    assert done.returncode == 0
+    assert done.stdout == (ROOT / "docs" / "categories.md").read_text()
+
+
+def test_every_category_is_listed() -> None:
+    """`kqueue categories` has a line for each."""
+    shown = Cli(ROOT)("categories").stdout
+    assert all(f" {category} " in shown for category in categories.Category)
+
+
+def test_every_command_is_documented() -> None:
+    """docs/cli.md names every command that `kqueue --help` lists."""
+    shown = Cli(ROOT)("--help").stdout
+    document = (ROOT / "docs" / "cli.md").read_text()
+    commands = [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()]
+    assert len(commands) >= 10
+    assert [name for name in commands if f"`kqueue {name}" not in document] == []
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Building the command line imports none of the parts that only some commands need."""
+    heavy = ("torch", "celery", "sqlalchemy", "pydantic", "rich.table", "workers")
+    code = f"import sys, kqueue.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_an_unknown_command_ends_with_2() -> None:
+    """A typo is bad input, without a traceback."""
+    done = Cli(ROOT)("sumbit")
+    assert done.returncode == 2
+    assert "sumbit" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.KqueueError) and kind is not errors.KqueueError
+    ],
+)
+def test_every_error_has_a_status(kind: type[errors.KqueueError]) -> None:
+    """Whatever kqueue raises on purpose ends a command with one of the documented statuses."""
+    assert any(issubclass(kind, known) for known in STATUSES)
+    error = kind(["k"]) if kind is errors.IdempotencyConflict else kind("m")
+    assert exit_status(error) in {2, 3, 4, 5}
+
+
+def test_text_is_made_harmless() -> None:
+    """Line feeds and tabs stay; every other character that a terminal acts on is written out."""
+    assert clean("a\tb\nc") == "a\tb\nc"
+    assert clean("\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800") == r"\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800"
+    assert clean("é 漢 [red]x[/]") == "é 漢 [red]x[/]"
+    assert one_line(" a\n\tb  c ") == "a b c"

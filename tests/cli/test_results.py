@@ -1,0 +1,194 @@
+"""`kqueue status`, `show`, `results` and `cancel`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase, Request
+from kqueue.store import evaluations
+
+from .conftest import KERNEL, PROBLEM, Cli, Judgement, judge, passed
+
+#: What a candidate may print to fool whoever reads it: colours, a title, a bell, text turned around, markup.
+HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
+
+
+def submit(engine: Engine, *labels: str, batch: str | None = None) -> list[UUID]:
+    requests = [
+        Request(
+            problem=PROBLEM,
+            kernel=f"{KERNEL}# {label}\n",
+            backend="triton" if label == "t" else "torch",  # pyright: ignore[reportArgumentType]
+            lane="cpu",
+            problem_label="relu",
+            kernel_label=label,
+            batch=batch,
+        )
+        for label in labels
+    ]
+    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
+
+
+def hostile(_: str) -> Outcome:
+    log = "".join(f"{number} {HOSTILE}\n" for number in range(100))
+    return Outcome(
+        category=Category.CRASHED,
+        message=HOSTILE,
+        phase=Phase.CHECK,
+        facts={"signal": "SIGSEGV", "last": HOSTILE},
+        log=log,
+        evidence={"isolation": {"uid": 61000}},
+    )
+
+
+def assert_harmless(output: str) -> None:
+    """Nothing in ``output`` can move a cursor or turn text around."""
+    assert not set(output) & set("\x1b\x07\x9b\u202e\u202c\x00\x08\r")
+
+
+def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Counts by lane and state, live workers with what they do, the last hour by blame and category."""
+    submit(engine, "a", "b")
+    judge(engine, worker, lambda label: passed() if label == "a" else hostile(label))
+    running, _ = submit(engine, "c", "d")
+    assert evaluations.claim(engine, running, worker_id=worker, lease_s=30) is not None
+    done = cli("status", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["lanes"] == {"cpu": {"queued": 1, "running": 1, "done": 2, "workers": 1}}
+    (live,) = record["workers"]
+    assert (live["id"], live["device"], live["busy_with"]) == (str(worker), "cpu", str(running))
+    assert live["busy_since"] is not None
+    assert record["last_hour"] == {
+        "by_blame": {"none": 1, "candidate": 1},
+        "by_category": {"passed": 1, "crashed": 1},
+    }
+    assert record["broker"] == {"reachable": True, "error": None}
+    for_people = cli("status").stdout
+    assert all(word in for_people for word in ("cpu-0@host", str(running), "crashed", "redis: reachable"))
+
+
+def test_status_without_redis_says_so(cli: Cli) -> None:
+    """The database's part is shown all the same; the status is 3 and no password is printed."""
+    done = cli("status", KQUEUE_REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert done.returncode == 3
+    assert "redis: Redis cannot be used" in done.stdout
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """An id's beginning is enough; attempts, verdict and times are shown; sources on demand."""
+    (identity,) = submit(engine, "mine", batch="b")
+    judge(engine, worker, lambda _: passed())
+    done = cli("show", str(identity)[:8], "--source")
+    assert done.returncode == 0, done.stderr
+    for words in (str(identity), "relu", "cpu-0@host", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
+        assert words in done.stdout
+    assert PROBLEM in done.stdout
+    record = json.loads(cli("show", str(identity), "--json").stdout)
+    assert {"problem", "kernel"}.isdisjoint(record)
+    assert record["evaluation_id"] == str(identity)
+    assert record["state"] == "done"
+    assert record["attempts"][0]["category"] == "passed"
+    assert record["verdict"]["speedup"] == 2.0
+    assert record["verdict"]["runtime"]["q1_ms"] == pytest.approx(0.45)
+
+
+def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Control characters are written escaped, markup as it is; the log's end is enough unless all is asked for."""
+    (identity,) = submit(engine, HOSTILE[:40])
+    judge(engine, worker, hostile)
+    done = cli("show", str(identity))
+    assert_harmless(done.stdout)
+    assert r"\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil" in done.stdout
+    assert "SIGSEGV" in done.stdout
+    assert "99 \\x1b" in done.stdout
+    assert "\n1 \\x1b" not in done.stdout
+    whole = cli("show", str(identity), "--log")
+    assert_harmless(whole.stdout)
+    assert "\n1 \\x1b" in whole.stdout
+    for command in (("results",), ("show", str(identity), "--json", "--source")):
+        assert_harmless(cli(*command).stdout)
+
+
+@pytest.mark.parametrize("identity", ["00000000-0000-4000-8000-000000000000", "zzz"])
+def test_an_unknown_id_ends_with_5(cli: Cli, identity: str) -> None:
+    """The message names the id and the command that lists those that exist."""
+    done = cli("show", identity)
+    assert done.returncode == 5
+    assert done.stderr == f"kqueue: no evaluation has the id {identity}: see `kqueue results` for those that exist\n"
+
+
+def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Category, blame, backend, problem, batch, time and number limit what is listed."""
+    submit(engine, "a", "t", batch="one")
+    submit(engine, "b", batch="two")
+    judge(engine, worker, lambda label: hostile(label) if label == "b" else passed())
+
+    def labels(*arguments: str) -> set[str]:
+        done = cli("results", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return {json.loads(line)["kernel_label"] for line in done.stdout.splitlines()}
+
+    assert labels("--since", "2h") == {"a", "t", "b"}
+    assert labels("--where", "blame=none", "--where", "backend=triton", "--problem", "relu") == {"t"}
+    assert labels("--where", "batch=two", "--where", "category=crashed", "--since", "2020-01-31") == {"b"}
+    assert labels("--since", "2199-01-01") == set()
+    assert len(labels("--limit", "2")) == 2
+    shown = cli("results").stdout
+    assert all(word in shown for word in ("relu", "crashed", "2.00x", "test device"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--where", "colour=red"), "no field 'colour'; the fields are category, blame, backend, problem, batch"),
+        (("--where", "category"), "write category=VALUE"),
+        (("--where", "category=fine"), "unknown category 'fine': see `kqueue categories`"),
+        (("--where", "blame=me"), "use one of none, candidate, problem, fleet, nobody"),
+        (("--where", "batch=a", "--batch", "b"), "batch is given twice"),
+        (("--since", "yesterday"), "write an age such as 30m"),
+        (("--since", "99999999999999999999d"), "write an age such as 30m"),
+    ],
+)
+def test_a_question_that_cannot_be_meant_is_refused(cli: Cli, arguments: Sequence[str], message: str) -> None:
+    """An unknown field or value ends with 2 and lists or names what there is."""
+    done = cli("results", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """By id or batch; a verdict stays what it is, and one wrong id cancels nothing."""
+    (finished,) = submit(engine, "a", batch="b")
+    judge(engine, worker, lambda _: passed())
+    first, second, third = submit(engine, "b", "c", "d", batch="b")
+    typo = cli("cancel", str(first), "ffff0000")
+    assert typo.returncode == 5
+    assert evaluations.verdict(engine, first) is None
+    assert cli("cancel", str(first)[:13], str(finished)).stdout == "cancelled 1, 1 had a verdict already\n"
+    assert cli("cancel", "--batch", "b").stdout == "cancelled 2\n"
+    found = evaluations.verdicts(engine, [finished, first, second, third])
+    assert [str(found[identity].category) for identity in (finished, first, second, third)] == [
+        "passed",
+        "cancelled",
+        "cancelled",
+        "cancelled",
+    ]
+    assert cli("cancel").returncode == 2
+
+
+def test_waiting_sees_a_failure_of_the_fleet(
+    cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]
+) -> None:
+    """`submit --wait` ends with 1 when the fleet fails for good, and shows whose fault it was."""
+    judging(lambda _: Outcome(category=Category.JUDGE_ERROR, message="the judge broke"))
+    done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--set", "max_attempts=1", "--wait")
+    assert done.returncode == 1
+    assert "judge_error" in done.stdout
