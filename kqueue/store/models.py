@@ -159,7 +159,8 @@ class Attempt(Base):
     __table_args__ = (
         UniqueConstraint("evaluation_id", "number"),
         Index("ix_attempts_running", "lease_until", postgresql_where=text("ended_at IS NULL")),
-        Index("ix_attempts_worker_id", "worker_id"),
+        Index("ix_attempts_worker_id", "worker_id", "id"),
+        Index("ix_attempts_busy", "worker_id", "id", postgresql_where=text("ended_at IS NULL")),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)

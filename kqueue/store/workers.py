@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, Uuid, and_, any_, func, literal, select, text, true, update
+from sqlalchemy import ColumnElement, Engine, Uuid, and_, any_, func, literal, select, text, true, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from kqueue.broker import hard_limit_s
@@ -38,9 +38,9 @@ _RENEW: Final = text("""
     WHERE e.id = a.evaluation_id
       AND a.id IN (
           SELECT free.id FROM attempts AS free
-          WHERE free.ended_at IS NULL AND free.id IN (
-              SELECT max(last.id) FROM attempts AS last WHERE last.worker_id = ANY(:ids) GROUP BY last.worker_id
-          )
+          WHERE free.worker_id = ANY(:ids)
+            AND free.ended_at IS NULL
+            AND free.id = (SELECT max(last.id) FROM attempts AS last WHERE last.worker_id = free.worker_id)
           FOR UPDATE SKIP LOCKED
       )
 """)
@@ -141,7 +141,7 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
                 busy.c.started_at,
             )
             .outerjoin(busy, true())
-            .where(and_(Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s)))
+            .where(_alive(within_s))
             .order_by(Worker.host, Worker.name)
         ).all()
     return [
@@ -151,4 +151,10 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
     """How many live workers serve each lane; lanes without any are left out."""
-    return dict(Counter(lane for worker in live(engine, within_s=within_s) for lane in worker.lanes))
+    with transaction(engine) as connection:
+        served = connection.scalars(select(Worker.lanes).where(_alive(within_s)))
+        return dict(Counter(lane for lanes in served for lane in lanes))
+
+
+def _alive(within_s: float) -> ColumnElement[bool]:
+    return and_(Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=within_s))

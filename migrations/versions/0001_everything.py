@@ -234,7 +234,14 @@ def upgrade() -> None:
     op.create_index(
         "ix_attempts_running", "attempts", ["lease_until"], unique=False, postgresql_where=sa.text("ended_at IS NULL")
     )
-    op.create_index("ix_attempts_worker_id", "attempts", ["worker_id"], unique=False)
+    op.create_index("ix_attempts_worker_id", "attempts", ["worker_id", "id"], unique=False)
+    op.create_index(
+        "ix_attempts_busy",
+        "attempts",
+        ["worker_id", "id"],
+        unique=False,
+        postgresql_where=sa.text("ended_at IS NULL"),
+    )
     op.create_table(
         "verdicts",
         sa.Column("evaluation_id", sa.Uuid(), nullable=False),
