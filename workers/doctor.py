@@ -87,14 +87,23 @@ def _device(nvml: Any, index: int) -> Check:
         f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
     )
     # The judge and the candidate each have a context; so has the next evaluation in preparation.
-    if nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT:
+    default = nvml.NVML_COMPUTEMODE_DEFAULT
+    if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
         fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
         return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    busy = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    busy = len(_optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ()))
     if busy:
         fix = "times taken beside other work are not to be trusted (a running fleet's own contexts count here)"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
     return Check("gpu", f"gpu {index}", State.OK, detail)
+
+
+def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
+    """What the driver tells; ``unknown`` where it does not support or permit the question."""
+    try:
+        return ask()
+    except nvml.NVMLError:
+        return unknown
 
 
 # torch -----------------------------------------------------------------------------------------------
