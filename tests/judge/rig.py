@@ -16,6 +16,7 @@ from kqueue.store import evaluations
 from kqueue.store import workers as fleet
 from workers.blackbox import BlackBox
 from workers.judge import run
+from workers.sandbox import uids
 from workers.sandbox.launch import ForkServer
 from workers.slot import Slot
 
@@ -29,6 +30,7 @@ class Rig:
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-")
         root = Path(self._directory.name)
         root.chmod(0o711)
+        self._uid = uids.hold(61000) if os.getuid() == 0 else None
         self.slot = Slot(
             worker_id=uuid4(),
             name=f"rig-{number}",
@@ -38,7 +40,7 @@ class Rig:
             siblings=siblings,
             scratch=root / "slot",
             lock=lock or root / "device.lock",
-            uid=61900 + number if os.getuid() == 0 else None,
+            uid=self._uid.uid if self._uid else None,
         )
         self.url = database_url
         self.engine = engines.connect(database_url, application="rig")
@@ -63,6 +65,8 @@ class Rig:
         fleet.stop(self.engine, self.slot.worker_id)
         self.engine.dispose()
         self._directory.cleanup()
+        if self._uid:
+            self._uid.release()
 
     def judge(self, request: Request) -> Outcome | tuple[int, Phase | None, bool]:
         """The outcome; where the judge died instead: its wait status, its last phase, and whether it was overdue."""

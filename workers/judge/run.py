@@ -37,13 +37,11 @@ from workers.judge.process import CandidateProcess
 from workers.judge.session import Session
 from workers.sandbox.launch import ForkServer
 from workers.sandbox.seal import Profile
+from workers.sandbox.uids import REFERENCE_OFFSET
 from workers.slot import Slot
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
-#: Uids of the processes that time the reference lie this far above the candidates': a candidate must not
-#: be able to touch the one that its time is compared with.
-_REFERENCE_UID_OFFSET: Final = 2048
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: The share of a GPU's memory that all its slots' candidates may take together.
@@ -168,7 +166,7 @@ class _Evaluation:
         known = baselines.get(self._engine, self._request.problem_hash, environment_hash, self._settings_key)
         if known is not None:
             return known, None
-        rival = self._begin(self._request.problem, "Model", Backend.TORCH, problem, _REFERENCE_UID_OFFSET)
+        rival = self._begin(self._request.problem, "Model", Backend.TORCH, problem, REFERENCE_OFFSET)
         return None, rival
 
     @property
