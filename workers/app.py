@@ -7,6 +7,7 @@ parent never touches CUDA, as a process that did cannot be forked.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.util
@@ -15,12 +16,14 @@ import signal
 import socket
 import time
 import traceback
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import structlog
 from celery import Task, signals
+from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
 
 from kqueue import broker
@@ -73,6 +76,8 @@ def _make_app() -> Any:
 
 
 app = _make_app()
+# Celery warns of root. A fleet that is root runs each candidate as somebody else, which others cannot.
+warnings.filterwarnings("ignore", category=SecurityWarning)
 
 
 def preload() -> None:
@@ -225,7 +230,9 @@ def _begin_child(**_: Any) -> None:
 
 
 @signals.worker_shutdown.connect
-def _stop(**_: Any) -> None:
+def _stop(sender: Any, **_: Any) -> None:
     """In the parent, at the end of a warm stop."""
     if _worker is not None:
         _worker.forkserver.stop()
+    # Nothing is left to do, and an interpreter that tidies up after Triton complains at length of leaks.
+    atexit.register(os._exit, sender.exitcode or 0)

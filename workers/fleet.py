@@ -266,7 +266,7 @@ class Supervisor:
         _empty(slot.scratch)
         ours, theirs = socket.socketpair()
         node = f"{slot.name}@{self._host}"
-        command = [sys.executable, "-m", "celery", "--quiet", "-A", self._application, "worker"]
+        command = [sys.executable, "-P", "-m", "celery", "--quiet", "-A", self._application, "worker"]
         command += ["-n", node, "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
         command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
         command += ["--loglevel", self._config.log_level.upper()]
@@ -282,6 +282,8 @@ class Supervisor:
             # Its own session: a terminal's Ctrl-C is for the supervisor to act on. One thread only runs here.
             life.process = subprocess.Popen(
                 command,
+                # Celery imports from where it is started: never from a directory that others write to.
+                cwd="/",
                 env=env,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -48,4 +48,5 @@ def configure(config: Config, **context: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=config.log_level.upper(), force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(**context)
