@@ -34,6 +34,7 @@ def config(tmp_path: Path) -> Config:
         scratch=tmp_path / "scratch",
         database_url="postgresql+psycopg://u:secret-d@h/d",
         redis_url="redis://:secret-r@h:6379/0",
+        slots_per_gpu=3,
     )
 
 
