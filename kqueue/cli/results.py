@@ -257,7 +257,7 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
             ("baseline", _measurement(verdict.baseline)),
             ("speedup", ratio(verdict.speedup)),
             ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
-            *((f"  {name}", _value(value)) for name, value in (verdict.environment or {}).items()),
+            *((f"  {name}", value and _value(value)) for name, value in (verdict.environment or {}).items()),
         )
     )
     for title, facts in (("facts", verdict.facts), ("evidence", verdict.evidence)):
