@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +12,6 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import create_engine, text
 
-from kqueue.config import Config
 from kqueue.doctor import redact
 
 from .conftest import Cli
@@ -97,12 +94,14 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict
     return {(record["group"], record["name"]): record for record in records}
 
 
-def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID) -> None:
-    """Services with versions, torch, compilers and every feature of the sandbox have a line of their own."""
-    done = cli("doctor", "--json")
+def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: Path) -> None:
+    """Services with versions, torch, compilers and every feature of the sandbox have a line; what is broken fails."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    done = cli("doctor", "--json", KQUEUE_SCRATCH=str(closed / "scratch"))
     found = checks(done)
-    services = ("postgres", "schema", "workers", "redis", "redis persistence", "redis eviction")
-    assert [found["services", name]["state"] for name in services if name != "redis persistence"] == ["ok"] * 5
+    services = ("postgres", "schema", "workers", "redis", "redis eviction")
+    assert [found["services", name]["state"] for name in services] == ["ok"] * 5
     assert "1 on lane cpu" in found["services", "workers"]["detail"]
     assert found["services", "redis persistence"]["state"] in {"ok", "warn"}
     expected = {
@@ -112,11 +111,12 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID) -> None:
     }
     for group, names in expected.items():
         assert names <= {name for where, name in found if where == group}
-    assert all(record["state"] in {"ok", "info", "warn", "fail"} for record in found.values())
-    assert all(
-        record["fix"] or record["state"] in {"ok", "info"} or ": " in record["detail"] for record in found.values()
-    )
-    assert done.returncode == any(record["state"] == "fail" for record in found.values())
+    records = found.values()
+    assert all(record["fix"] or record["state"] in {"ok", "info"} or ": " in record["detail"] for record in records)
+    # A fleet of root's gives its candidates other uids, to which a closed directory is closed.
+    scratch = found["sandbox", "scratch"]
+    assert scratch["state"] == ("fail" if os.geteuid() == 0 else "ok"), scratch
+    assert done.returncode == any(record["state"] == "fail" for record in records)
 
 
 def without_torch(directory: Path) -> dict[str, str]:
@@ -153,22 +153,6 @@ def test_doctor_says_what_is_broken(cli: Cli, tmp_path: Path) -> None:
     assert "check KQUEUE_REDIS_URL" in done.stdout
     assert "127.0.0.1:1/kqueue" in done.stdout
     assert "secret" not in done.stdout + done.stderr
-
-
-def test_doctor_warns_of_a_scratch_that_candidates_cannot_enter(config: Config, tmp_path: Path) -> None:
-    """Where the fleet is root its candidates are not: a scratch directory behind a closed one is a failure."""
-    if os.geteuid() != 0:
-        pytest.skip("only a fleet of root's changes the user")
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    assert not stat.S_IMODE(closed.stat().st_mode) & stat.S_IXOTH
-    environment = {**os.environ, **config.environment(), "KQUEUE_SCRATCH": str(closed / "scratch")}
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.doctor"], env=environment, capture_output=True, text=True, check=True
-    )
-    (scratch,) = [record for record in json.loads(done.stdout) if record["name"] == "scratch"]
-    assert scratch["state"] == "fail"
-    assert "is behind" in scratch["detail"]
 
 
 @pytest.mark.parametrize(
