@@ -17,6 +17,7 @@ import socket
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -195,7 +196,7 @@ def _prepare(**_: Any) -> None:
         forkserver = start_forkserver(slot)
         preload()
         forkserver.wait_ready()
-        engine = store_engine.connect(config.require_database(), application=f"kqueue judge {slot.name}", pool_size=1)
+        engine = _database(config, slot)
         _worker = _Worker(config, slot, engine, BlackBox(), forkserver)
         app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, _worker.blackbox)
     except Exception as error:
@@ -204,6 +205,16 @@ def _prepare(**_: Any) -> None:
     # Before every fork the pool collects garbage, which with torch takes 60 ms, and none of this is garbage.
     gc.collect()
     gc.freeze()
+
+
+def _database(config: Config, slot: Slot) -> Engine:
+    """An engine that has met Postgres and holds no connection, as none may be shared with children."""
+    engine = store_engine.connect(config.require_database(), application=f"kqueue judge {slot.name}", pool_size=1)
+    # What SQLAlchemy learns at the first connection, every child would learn anew, in 30 ms.
+    with suppress(DatabaseUnavailable), store_engine.transaction(engine):
+        pass
+    engine.dispose()
+    return engine
 
 
 @signals.worker_ready.connect
@@ -221,12 +232,6 @@ def _check_fork_server(worker: _Worker) -> None:
     if not worker.forkserver.alive():
         _log.error("the fork server is gone: this worker ends, and the supervisor starts another")
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-@signals.worker_process_init.connect
-def _begin_child(**_: Any) -> None:
-    """In the child: a connection is never shared between processes."""
-    _require().engine.dispose(close=False)
 
 
 @signals.worker_shutdown.connect
