@@ -35,11 +35,14 @@ LOG_LINES = 15
 def main() -> int:
     """Run the demo; the exit status."""
     options = _options()
-    home = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
+    root = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
+    root.chmod(0o711)  # candidates with a uid of their own must reach their scratch directories
+    home = root / "home"
     started = time.monotonic()
     keep = False
     try:
-        config = load(home=home, gpus="none" if options.lane == "cpu" else None)
+        _check_names(options.only or [])
+        config = load(home=home, scratch=root / "scratch", gpus="none" if options.lane == "cpu" else None)
         with LocalFleet(config, durable=False) as fleet, fleet.client() as kq:
             lane = _lane(options.lane, fleet)
             chosen = _chosen(lane, options.only)
@@ -48,18 +51,23 @@ def main() -> int:
             verdicts = _judge(kq, chosen, lane)
             seconds = time.monotonic() - submitted
     except KqueueError as error:
-        keep = True
-        print(f"demo: {error}\nThe fleet's logs are kept under {home}", file=sys.stderr)
+        keep = home.exists()
+        logs = f"\nThe fleet's logs are kept under {home / 'logs'}" if keep else ""
+        print(f"demo: {error}{logs}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     finally:
         if not keep:
-            shutil.rmtree(home, ignore_errors=True)
+            shutil.rmtree(root, ignore_errors=True)
     if options.json:
         _write(options.json, chosen, verdicts)
     _show(chosen, verdicts)
     different = [(e, v) for e, v in zip(chosen, verdicts, strict=True) if v.category is not e.expected]
     for entry, verdict in different:
         _explain(entry, verdict)
+    if lane == "cpu" and any(entry.backend is Backend.TRITON for entry in chosen):
+        print("On the cpu lane Triton kernels are interpreted: whether they are right is known, not how fast they are.")
     as_expected = f"{len(chosen) - len(different)} of {len(chosen)} as expected"
     print(f"lane {lane}: {as_expected}, in {seconds:.1f} s, {len(chosen) / seconds:.2f} evaluations/s")
     return 1 if different else 0
@@ -90,14 +98,19 @@ def _slots(fleet: LocalFleet, lane: str) -> str:
     return f"lane {lane} ({what}), {len(slots)} slot(s)"
 
 
+def _check_names(only: Sequence[str]) -> None:
+    for name in only:
+        if not any(_below(entry, name) for entry in entries()):
+            raise KqueueError(f"--only: no entry of the gallery is named {name}; examples/gallery.py has their names")
+
+
 def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
     found = entries(lane)
     if only:
-        for name in only:
-            if not any(_below(entry, name) for entry in found):
-                raise KqueueError(f"--only: no entry of the lane {lane} is named {name}; examples/gallery.py has them")
-        return [entry for entry in found if any(_below(entry, name) for name in only)]
-    if importlib.util.find_spec("cupy") is None and any(entry.backend is Backend.CUPY for entry in found):
+        found = [entry for entry in found if any(_below(entry, name) for name in only)]
+        if not found:
+            raise KqueueError(f"--only: the lane {lane} can judge none of them")
+    elif importlib.util.find_spec("cupy") is None and any(entry.backend is Backend.CUPY for entry in found):
         print("CuPy is not installed: its entries are left out")
         found = [entry for entry in found if entry.backend is not Backend.CUPY]
     return found
