@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 #: A cold import of torch in every worker of a busy host.
 _READY_S: Final = 180.0
 _FLOWER_S: Final = 30.0
-#: Workers start together and register one by one: when no other has come for this share of the time that the
-#: first one took, all are taken to be there.
-_SETTLED: Final = 0.25
 #: How long evaluations in progress may take where they are waited for, and how long they may take to break off.
 _WARM_S: Final = 60.0
 _QUICK_S: Final = 20.0
@@ -92,13 +89,19 @@ class LocalFleet:
         """
         require_worker()
         home = self.config.home_path
+        # Made first: what is wrong with its settings is known at once.
+        flower = _Flower(self.config, home / "logs" / "flower.log") if self._flower else None
         try:
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
             (home / FLEET_FILE).unlink(missing_ok=True)
             self._start_services(home)
             self._start_workers(home)
-            if self._flower:
-                self._start_flower(home)
+            if flower is not None:
+                self._exit.callback(flower.stop)
+                flower.config = self.config
+                flower.start()
+                self._parts["Flower"] = flower
+                self.flower_url = flower.url
             self._publish(home)
         except BaseException:
             self.stop()
@@ -188,30 +191,21 @@ class LocalFleet:
         self._exit.callback(self._engine.dispose)
 
     def _start_workers(self, home: Path) -> None:
+        # A process id may be used again while the row of the life that had it before still looks alive.
         earlier = {slot.id for slot in self.slots()}
         workers = _Workers(self.config, home / "logs" / "workers.log")
         self._exit.callback(workers.stop)
         self._workers = workers
         child = workers.start()
-        begun, seen, first, last = time.monotonic(), 0, 0.0, 0.0
 
         def ready() -> bool:
-            nonlocal seen, first, last
-            now = time.monotonic() - begun
-            found = sum(slot.id not in earlier for slot in self.slots())
-            if found != seen:
-                seen, first, last = found, first or now, now
-            return found > 0 and now - last > _SETTLED * first
+            # All are started before the first is registered.
+            registered = {slot.pid for slot in self.slots() if slot.id not in earlier}
+            started = child.children()
+            return bool(started) and started <= registered
 
         wait_until_ready(child, "the worker fleet", ready, _READY_S, every_s=0.1)
         self._parts["the worker fleet"] = workers
-
-    def _start_flower(self, home: Path) -> None:
-        flower = _Flower(self.config, home / "logs" / "flower.log")
-        self._exit.callback(flower.stop)
-        flower.start()
-        self._parts["Flower"] = flower
-        self.flower_url = flower.url
 
     def _publish(self, home: Path) -> None:
         """Tell clients on this machine where the fleet is."""
@@ -270,7 +264,7 @@ class _Flower:
                 f"KQUEUE_FLOWER_ADDRESS: {host} is not loopback, and Flower would answer everybody: "
                 "set KQUEUE_FLOWER_AUTH to user:password"
             )
-        self._config = config
+        self.config = config
         self._log = log
         self._port = _free_port(host, config.flower_port)
         self._child: Child | None = None
@@ -278,13 +272,13 @@ class _Flower:
 
     def start(self) -> None:
         # Through the environment, since arguments can be read by every user of the machine.
-        flower = {"FLOWER_ADDRESS": self._config.flower_address, "FLOWER_PORT": str(self._port)}
-        if self._config.flower_auth is not None:
-            flower["FLOWER_BASIC_AUTH"] = self._config.flower_auth.get_secret_value()
+        flower = {"FLOWER_ADDRESS": self.config.flower_address, "FLOWER_PORT": str(self._port)}
+        if self.config.flower_auth is not None:
+            flower["FLOWER_BASIC_AUTH"] = self.config.flower_auth.get_secret_value()
         self._child = Child(
             [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"],
             log=self._log,
-            environment=dict(os.environ) | self._config.environment() | flower,
+            environment=dict(os.environ) | self.config.environment() | flower,
             death_signal=signal.SIGTERM,
         )
         wait_until_ready(self._child, "Flower", self._ready, _FLOWER_S, every_s=0.05)

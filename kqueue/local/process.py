@@ -103,6 +103,14 @@ class Child:
         """Whether it runs."""
         return self.status is None
 
+    def children(self) -> set[int]:
+        """The ids of the processes that it started itself and that run."""
+        found: set[int] = set()
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found.update(int(pid) for pid in task.read_text().split())
+        return {pid for pid in found if running(pid)}
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has ended, at most ``timeout_s`` seconds; whether it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):

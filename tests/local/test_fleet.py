@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +56,12 @@ def eventually_gone(pids: list[int]) -> list[int]:
 
 
 @pytest.fixture
-def open_home(tmp_path: Path) -> Path:
-    """A home below which candidates may reach their scratch: pytest's own folders are private."""
-    place = tmp_path
-    while place.stat().st_mode & 0o001 == 0:
-        place.chmod(place.stat().st_mode | 0o011)
-        place = place.parent
-    return tmp_path
+def open_home() -> Iterator[Path]:
+    """A folder that candidates may traverse on the way to their scratch; pytest's own are private."""
+    folder = Path(tempfile.mkdtemp(prefix="kqueue-test-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -95,7 +98,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         with fleet.client() as kq:
             verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
-        assert verdict.category is Category.PASSED, verdict
+        assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
         assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
         found = load(home=home)
         assert found.database_url == fleet.config.database_url
@@ -171,9 +174,17 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
-    """An address that others reach is refused without credentials; nothing is left running."""
-    before = descendants(os.getpid())
+    """An address that others reach is refused without credentials, before anything is started."""
     config = Config(home=tmp_path, gpus="none", cpu_slots=1, flower_address="0.0.0.0", flower_port=0)
     with pytest.raises(ConfigError, match="KQUEUE_FLOWER_AUTH"):
         LocalFleet(config, flower=True, durable=False).start()
-    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:
+    """A port that somebody listens on is refused with the ways out, before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config(home=tmp_path, gpus="none", cpu_slots=1, flower_port=taken.getsockname()[1])
+        with pytest.raises(LocalFleetError, match="--flower-port"):
+            LocalFleet(config, flower=True, durable=False).start()
+    assert list(tmp_path.iterdir()) == []
