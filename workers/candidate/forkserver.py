@@ -251,7 +251,7 @@ class ForkServer:
         _signal_group(candidate.pid)
         if candidate.profile.uid is not None:
             _kill_uid(candidate.profile.uid)
-        self._sweep()
+        self._sweep(candidate.pid)
         status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
         while candidate.read_output():
             pass
@@ -279,16 +279,16 @@ class ForkServer:
         mine = [pid for pid in linux.children(os.getpid()) if pid not in self._candidates]
         return [pid for pid in mine if not linux.is_zombie(pid)]
 
-    def _sweep(self) -> None:
-        """Kill and reap all orphans, and theirs, within a bounded time."""
+    def _sweep(self, ended: int) -> None:
+        """Kill and reap all orphans, and theirs, within a bounded time; ``ended`` is left to be reaped."""
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
-            mine = [pid for pid in linux.children(os.getpid()) if pid not in self._candidates]
-            alive = [pid for pid in mine if not linux.is_zombie(pid)]
-            for pid in alive:
-                os.kill(pid, signal.SIGKILL)
-            if not alive:
+            mine = [pid for pid in linux.children(os.getpid()) if pid != ended and pid not in self._candidates]
+            if not mine:
                 return
+            for pid in mine:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
             time.sleep(0.0005)
 
 
@@ -395,6 +395,8 @@ def main() -> None:
     gc.freeze()
     requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())
     ForkServer(requests).run()
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to do, and libraries' destructors only make noise
 
 
 if __name__ == "__main__":

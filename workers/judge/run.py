@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import statistics
 import time
 from collections.abc import Generator
 from typing import Any, Final
@@ -216,7 +215,7 @@ class _Evaluation:
                 rival.run(cases[0])
                 rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
                 clock = self._clock(rival, cases)
-                null = statistics.median_low(clock.measure(Order.TIME_NULL, self._settings.timing))
+                null = timing.null_of(clock.measure(Order.TIME_NULL, self._settings.timing), self._slot)
                 samples = clock.measure(Order.TIME, self._settings.timing)
         except EvaluationEnded as ended:
             raise EvaluationEnded(
@@ -304,6 +303,7 @@ class _Evaluation:
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
     """End this process, whatever it executes, unless the block is left within ``seconds``."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

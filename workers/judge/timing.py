@@ -121,6 +121,15 @@ class Clock:
             ) from None
 
 
+def null_of(samples: list[int], slot: Slot) -> float:
+    """The null of these samples, in nanoseconds: their median; on a CPU, whose cores others use, the least.
+
+    What others take there is added to calls, never taken from them: a null that held it would make times
+    too short, even negative.
+    """
+    return statistics.median(samples) if slot.on_gpu else float(min(samples))
+
+
 def summarise(samples: list[int], null_ns: float, timing: Timing, slot: Slot) -> Measurement:
     """Samples in nanoseconds as a measurement in milliseconds, the null subtracted."""
     times = [(sample - null_ns) / 1e6 for sample in samples]

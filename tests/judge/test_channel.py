@@ -1,0 +1,131 @@
+"""The door: what a candidate can send, and what the judge makes of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.channel import flags
+from workers.channel.buffers import SharedTensor, open_buffer
+from workers.channel.protocol import (
+    DTYPES,
+    Answer,
+    Order,
+    ProtocolError,
+    Reply,
+    Tag,
+    TensorSpec,
+    receive_command,
+    receive_reply,
+    send_command,
+)
+
+SIZE = len(Reply(Answer.DONE, 1).pack())
+
+
+def test_a_reply_survives_the_way() -> None:
+    """Every field arrives as it was sent."""
+    specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
+    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs)
+    assert Reply.unpack(reply.pack()) == reply
+
+
+def test_texts_are_cut_to_their_bounds() -> None:
+    """A long message neither breaks the record nor spills into the next field."""
+    reply = Reply.unpack(Reply(Answer.RAISED, 1, exception="e" * 500, message="ä" * 5000).pack())
+    assert len(reply.exception) == 128
+    assert len(reply.message.encode()) <= 2050
+    assert reply.structure == ""
+
+
+def test_a_tensor_of_too_many_dimensions_is_seen_as_such() -> None:
+    """More dimensions than travel cannot be mistaken for fewer."""
+    spec = TensorSpec(torch.float32, (1,) * 12, "cpu")
+    assert len(Reply.unpack(Reply(Answer.MISMATCH, 1, tensors=(spec,)).pack()).tensors[0].shape) == 12
+
+
+@given(st.binary(max_size=600), st.booleans())
+def test_no_bytes_do_more_than_be_refused(data: bytes, padded: bool) -> None:
+    """Whatever a candidate sends is a reply or a ProtocolError, nothing else."""
+    head = Reply(Answer.DONE, 1).pack()[:4]
+    try:
+        assert isinstance(Reply.unpack((head + data).ljust(SIZE, b"\xff") if padded else data), Reply)
+    except ProtocolError:
+        pass
+
+
+@given(st.integers(0, SIZE - 1), st.integers(0, 255))
+def test_one_wrong_byte_is_harmless(place: int, value: int) -> None:
+    """A reply with any one byte changed is a reply or a ProtocolError."""
+    data = bytearray(Reply(Answer.MISMATCH, 3, tensors=(TensorSpec(torch.int8, (4,), "cpu"),)).pack())
+    data[place] = value
+    try:
+        assert isinstance(Reply.unpack(bytes(data)), Reply)
+    except ProtocolError:
+        pass
+
+
+def test_a_longer_packet_is_not_cut_to_fit() -> None:
+    """A packet that starts like a reply and goes on is refused."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(Reply(Answer.DONE, 1).pack() + b"!")
+        with pytest.raises(ProtocolError):
+            receive_reply(ours)
+
+
+def test_a_gone_candidate_is_no_reply() -> None:
+    """The end of the channel is None, not an exception."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with ours:
+        assert receive_reply(ours) is None
+
+
+def test_a_command_brings_its_payload_and_descriptors() -> None:
+    """Order, seed, payload and buffers arrive together."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    page = flags.create()
+    with ours, theirs:
+        send_command(ours, Order.BIND_INPUTS, 5, seed=2**63 - 1, payload={"x": torch.ones(2)}, fds=(page,))
+        command = receive_command(theirs)
+    assert command is not None
+    assert (command.order, command.sequence, command.seed) == (Order.BIND_INPUTS, 5, 2**63 - 1)
+    assert command.payload["x"].tolist() == [1.0, 1.0]
+    assert os.fstat(command.descriptors[0]).st_size == os.fstat(page).st_size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4)])
+def test_both_sides_see_the_same_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """What one side writes into a shared tensor the other reads, in every dtype and shape."""
+    like = torch.zeros(shape).to(dtype)
+    shared = SharedTensor(like)
+    shared.poison()
+    there = open_buffer(shared.spec, shared.descriptor)
+    shared.tensor.copy_(like)
+    assert there.shape == like.shape
+    assert there.dtype == dtype
+    assert there.reshape(-1).view(torch.uint8).tolist() == like.reshape(-1).view(torch.uint8).tolist()
+    shared.close()
+
+
+def test_strides_of_a_dense_tensor_are_kept() -> None:
+    """A transposed input stays transposed on the other side."""
+    shared = SharedTensor(torch.zeros(4, 5).t())
+    there = open_buffer(shared.spec, shared.descriptor)
+    assert there.stride() == (1, 5)
+    there[2, 1] = 7
+    assert shared.tensor[2, 1] == 7
+
+
+def test_poison_is_nan() -> None:
+    """What a candidate does not write cannot be mistaken for an answer."""
+    shared = SharedTensor(torch.zeros(8))
+    shared.poison()
+    assert bool(torch.isnan(shared.tensor).all())

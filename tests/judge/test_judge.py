@@ -1,0 +1,379 @@
+"""One evaluation after another, in real processes, on a CPU slot."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
+from tests.judge.rig import Rig
+from workers.sandbox import linux
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, size)
+    def forward(self, x):
+        return self.layer(x)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return [8]
+"""
+RIGHT = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, size)
+    def forward(self, x):
+        {body}
+        return self.layer(x)
+"""
+QUICK = Settings(checks=2, timing=Timing(enabled=False))
+
+
+def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
+    """The outcome of a kernel that the judge survives."""
+    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    outcome = rig.judge(request)
+    assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
+    return outcome
+
+
+def right(body: str = "pass", top: str = "") -> str:
+    """A right kernel that also does something else."""
+    return top + RIGHT.format(body=body)
+
+
+def test_weights_agree_through_seed_and_constructor(rig: Rig) -> None:
+    """A kernel that makes the reference's layers in the reference's order has its weights."""
+    assert judge(rig, right()).category is Category.PASSED
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_each_precision_is_judged_in_its_dtype(rig: Rig, precision: Precision) -> None:
+    """Weights and inputs come in the evaluation's precision."""
+    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    body = f"assert x.dtype == self.layer.weight.dtype == torch.{names[precision]}, x.dtype"
+    outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": precision}))
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:
+    """Median, quartiles, count, null and baseline come with the verdict, and the baseline is then cached."""
+    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
+    first, second = (judge(rig, right(), settings) for _ in range(2))
+    for outcome in (first, second):
+        assert outcome.category is Category.PASSED
+        assert outcome.runtime is not None
+        assert outcome.runtime.count == 10
+        assert outcome.runtime.q1_ms <= outcome.runtime.median_ms <= outcome.runtime.q3_ms
+        assert outcome.runtime.null_ms > 0
+    assert first.baseline == second.baseline
+
+
+def test_timing_sees_a_slower_kernel_as_slower(rig: Rig) -> None:
+    """A kernel that waits 20 ms takes 20 ms, by the judge's clock."""
+    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
+    outcome = judge(rig, right("import time; time.sleep(0.02)"), settings)
+    assert outcome.runtime is not None
+    assert 18 < outcome.runtime.median_ms < 60
+
+
+def test_a_kernel_s_own_clock_does_not_count(rig: Rig) -> None:
+    """Turning back every clock of the candidate's process changes nothing."""
+    top = "import time\ntime.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0\n"
+    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
+    outcome = judge(rig, right("time.sleep(0.02)", top), settings)
+    assert outcome.runtime is not None
+    assert outcome.runtime.median_ms > 18
+
+
+def test_each_call_has_its_own_values(rig: Rig) -> None:
+    """Answers of an earlier call, given again, are wrong: inputs change from call to call."""
+    kernel = right("if hasattr(self, 'old'): return self.old\n        self.old = self.layer(x)")
+    assert judge(rig, kernel).category is Category.WRONG_VALUES
+
+
+def test_right_when_checked_and_wrong_when_timed_is_not_a_pass(rig: Rig) -> None:
+    """Timed calls are checked as well."""
+    body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 6: return self.layer(x) + 1"
+    settings = Settings(checks=1, timing=Timing(calls=20, warmup=1))
+    assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
+
+
+def test_an_own_tolerance_is_heeded(rig: Rig) -> None:
+    """The same error is right or wrong by the evaluation's tolerance."""
+    kernel = right("return self.layer(x) + 0.01")
+    assert judge(rig, kernel).category is Category.WRONG_VALUES
+    wide = QUICK.model_copy(update={"tolerance": Tolerance(atol=0.1, rtol=0)})
+    assert judge(rig, kernel, wide).category is Category.PASSED
+
+
+def test_randomness_in_forward_agrees_where_the_seed_is_used(rig: Rig) -> None:
+    """A reference with dropout can be answered by a kernel that draws the same numbers."""
+    problem = PROBLEM.replace("return self.layer(x)", "return torch.nn.functional.dropout(self.layer(x), 0.5)")
+    kernel = right("return torch.nn.functional.dropout(self.layer(x), 0.5)")
+    assert judge(rig, kernel, problem=problem).category is Category.PASSED
+
+
+def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
+    """What the reference does itself is no fault of the kernel."""
+    problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
+    assert judge(rig, right("return x.relu_()"), problem=problem).category is Category.PASSED
+    assert judge(rig, right("x.zero_()")).category is Category.INPUT_MUTATED
+
+
+def test_scalar_inputs_and_structures_travel(rig: Rig) -> None:
+    """Numbers beside tensors reach forward; dicts and tuples of tensors come back."""
+    problem = PROBLEM.replace("return self.layer(x)", "return {'a': x * k, 'b': (x + k, [x])}").replace(
+        "forward(self, x)", "forward(self, x, k)"
+    )
+    problem = problem.replace("[torch.randn(4, 8)]", "[torch.randn(4, 8), 3]")
+    kernel = right("return {'a': x * k, 'b': (x + k, [x.clone()])}").replace("forward(self, x)", "forward(self, x, k)")
+    assert judge(rig, kernel, problem=problem).category is Category.PASSED
+
+
+def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
+    """The last 16 KiB of stdout and stderr come with the outcome."""
+    body = "print('first'); print('x' * 40000); import sys; print('last words', file=sys.stderr)"
+    outcome = judge(rig, right(body))
+    assert outcome.category is Category.PASSED
+    assert outcome.log.rstrip().endswith("last words")
+    assert "first" not in outcome.log
+    assert len(outcome.log) <= 16384
+
+
+SECRETS = """
+import os, socket, sys
+found = []
+for name in os.environ:
+    if name.startswith(("KQUEUE_", "CELERY", "PG", "REDIS")):
+        found.append(name)
+for pid in os.listdir("/proc"):
+    if pid.isdigit():
+        try:
+            environ = open(f"/proc/{pid}/environ", "rb").read()
+        except OSError:
+            continue
+        if b"secret-of-the-fleet" in environ:
+            found.append(f"environ of {pid}")
+for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge", "kqueue.config"):
+    if module in sys.modules:
+        found.append(module)
+for fd in map(int, os.listdir("/proc/self/fd")):
+    try:
+        target = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        continue
+    if fd > 2 and not target.startswith(("socket:", "/memfd:", "/proc")):
+        found.append(f"{fd}: {target}")
+import gc
+assert not found, found
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
+def test_a_candidate_finds_no_secret(rig: Rig) -> None:
+    """Neither environments, modules nor descriptors hold anything of the fleet's."""
+    assert "own_uid" in rig.forkserver.isolation
+    outcome = judge(rig, right(top=SECRETS))
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
+def test_a_candidate_of_a_root_fleet_is_nobody(rig: Rig) -> None:
+    """Own uid, no group, no capability, no way back, and private directories."""
+    top = """
+import os
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+assert os.getuid() >= 61000 and os.getgroups() == [], (os.getuid(), os.getgroups())
+assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status["CapEff"]
+assert status["NoNewPrivs"].strip() == "1"
+assert os.getsid(0) == os.getpid() == os.getpgrp()
+assert os.environ["HOME"].startswith(os.getcwd()) and os.listdir(os.environ["HOME"]) == []
+for forbidden in (lambda: os.setuid(0), lambda: os.kill(os.getppid(), 0), lambda: os.listdir("/root/.ssh")):
+    try:
+        forbidden()
+    except (PermissionError, FileNotFoundError):
+        continue
+    raise AssertionError("allowed")
+"""
+    outcome = judge(rig, right(top=top))
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
+    """No directory and no process of the candidate's survives its verdict."""
+    before = set(linux.children(rig.forkserver.pid))
+    top = "import os, subprocess, pathlib\npathlib.Path('mine').write_text('x')\n"
+    body = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    outcome = judge(rig, right(body, top))
+    assert outcome.category is Category.SANDBOX_VIOLATION
+    assert outcome.facts["leftovers"] >= 1
+    assert list(rig.slot.scratch.iterdir()) == []
+    assert set(linux.children(rig.forkserver.pid)) <= before
+
+
+def test_closed_directories_do_not_stop_the_cleaning(rig: Rig) -> None:
+    """A candidate cannot keep its files by closing their directory."""
+    top = "import os\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
+    assert judge(rig, right(top=top)).category is Category.PASSED
+    assert list(rig.slot.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "top", "phase"),
+    [
+        ("while True: pass", "", Phase.CHECK),
+        ("pass", "import time; time.sleep(60)\n", Phase.LOAD),
+        ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n", Phase.LOAD),
+    ],
+)
+def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: Phase) -> None:
+    """What overstays is ended at once, and the category says in which phase."""
+    settings = QUICK.model_copy(update={"deadlines": Deadlines(load_s=1, check_s=1)})
+    begun = time.monotonic()
+    outcome = judge(rig, right(body, top), settings)
+    assert (outcome.category, outcome.phase) == (Category.TIMEOUT, phase)
+    assert time.monotonic() - begun < 10
+
+
+def test_the_time_phase_has_its_own_deadline(rig: Rig) -> None:
+    """A kernel that hangs only when timed is a timeout in that phase."""
+    body = "self.n = getattr(self, 'n', 0) + 1\n        while self.n > 4: pass"
+    settings = Settings(checks=1, timing=Timing(calls=20), deadlines=Deadlines(time_s=1))
+    outcome = judge(rig, right(body), settings)
+    assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.TIME)
+
+
+@pytest.mark.parametrize(
+    ("statement", "facts"),
+    [
+        ("os._exit(0)", {"exit_status": 0}),
+        ("os._exit(3)", {"exit_status": 3}),
+        ("os.kill(os.getpid(), 9)", {"signal": "SIGKILL"}),
+        ("os.abort()", {"signal": "SIGABRT"}),
+        ("import ctypes; ctypes.string_at(0)", {"signal": "SIGSEGV"}),
+    ],
+)
+@pytest.mark.parametrize("where", ["top", "body"])
+def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dict[str, Any], where: str) -> None:
+    """A signal is its name, an exit its status; an exit of 0 is no success."""
+    kernel = right(statement, "import os\n") if where == "body" else right(top=f"import os\n{statement}\n")
+    outcome = judge(rig, kernel)
+    assert outcome.category is Category.CRASHED
+    assert outcome.facts.items() >= facts.items()
+
+
+def test_output_is_bounded(rig: Rig) -> None:
+    """A flood ends the candidate."""
+    settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16)})
+    assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
+
+
+def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
+    """A child's memory counts as the candidate's."""
+    top = "import subprocess, sys\n"
+    grow = "import time; x = [b'y' * (64 << 20) for _ in range(20)]; time.sleep(30)"
+    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=1 << 30)})
+    outcome = judge(rig, right(f'subprocess.run([sys.executable, "-c", {grow!r}])', top), settings)
+    assert outcome.category is Category.HOST_OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "channel.send(b'nonsense')",
+        "channel.send(Reply(Answer.DONE, 99).pack())",
+        "channel.send(Reply(Answer.DONE, 4).pack() + b'!')",
+        "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]",
+    ],
+)
+def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
+    """A kernel that finds the channel and writes to it fails; outputs are looked at, not believed."""
+    body = f"""
+        import os, socket
+        from workers.channel.protocol import Answer, Reply
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                channel = socket.socket(fileno=os.dup(fd))
+            except OSError:
+                continue
+            {attack}
+        return torch.zeros(4, 8)"""
+    outcome = judge(rig, right(body))
+    assert outcome.category in (Category.SANDBOX_VIOLATION, Category.WRONG_VALUES), outcome.message
+
+
+@pytest.mark.parametrize(
+    ("problem", "category"),
+    [
+        ("x = (", Category.INVALID_PROBLEM),
+        (PROBLEM.replace("class Model(", "class Other("), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("def get_inputs", "def other"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("return self.layer(x)", "return None"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("return self.layer(x)", "return x / 0 * 0"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("[torch.randn(4, 8)]", "torch.randn(4, 8)"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("torch.randn(4, 8)", "object()"), Category.INVALID_PROBLEM),
+        (
+            PROBLEM.replace("torch.randn(4, 8)", "torch.randn(int(torch.randint(1, 999, (1,))), 8)"),
+            Category.INVALID_PROBLEM,
+        ),
+        (PROBLEM.replace("return [8]", "raise KeyError('x')"), Category.REFERENCE_ERROR),
+        ("import nothing_like_this\n" + PROBLEM, Category.REFERENCE_ERROR),
+        (PROBLEM.replace("return self.layer(x)", "raise ValueError('x')"), Category.REFERENCE_ERROR),
+    ],
+)
+def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, category: Category) -> None:
+    """No kernel is blamed for its reference."""
+    assert judge(rig, right(), problem=problem).category is category
+
+
+def test_a_hanging_reference_ends_the_judge_by_alarm(rig: Rig) -> None:
+    """Even a reference that never returns to the interpreter is ended at its deadline, overdue in its phase."""
+    problem = PROBLEM.replace("return self.layer(x)", "import ctypes; ctypes.CDLL(None).pause()")
+    settings = QUICK.model_copy(update={"deadlines": Deadlines(reference_s=1)})
+    request = Request(problem=problem, kernel=right(), backend=Backend.TORCH, settings=settings)
+    outcome = rig.judge(request)
+    assert isinstance(outcome, tuple)
+    status, phase, overdue = outcome
+    assert (os.WTERMSIG(status), phase, overdue) == (14, Phase.REFERENCE, True)
+    assert judge(rig, right()).category is Category.PASSED
+
+
+def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
+    """When a judge is killed, the fork server ends its candidate and forks the next one."""
+    request = Request(
+        problem=PROBLEM.replace("return self.layer(x)", "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"),
+        kernel=right(top="import time; time.sleep(60)\n"),
+        backend=Backend.TORCH,
+        settings=QUICK,
+    )
+    assert isinstance(rig.judge(request), tuple)
+    deadline = time.monotonic() + 5
+    while linux.children(rig.forkserver.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert linux.children(rig.forkserver.pid) == []
+    assert judge(rig, right()).category is Category.PASSED
+
+
+def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
+    """Descriptors and children of the fork server do not grow."""
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{rig.forkserver.pid}/fd"))
+
+    judge(rig, right("import os; os._exit(1)"))
+    before = descriptors()
+    for _ in range(20):
+        judge(rig, right("import os; os._exit(1)"))
+    assert descriptors() == before
+    assert linux.children(rig.forkserver.pid) == []
