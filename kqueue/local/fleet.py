@@ -279,7 +279,8 @@ class _Flower:
             [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"],
             log=self._log,
             environment=dict(os.environ) | self.config.environment() | flower,
-            death_signal=signal.SIGTERM,
+            # It keeps nothing, and SIGTERM at a bad moment leaves it waiting for its own threads.
+            death_signal=signal.SIGKILL,
         )
         wait_until_ready(self._child, "Flower", self._ready, _FLOWER_S, every_s=0.05)
 
@@ -288,7 +289,7 @@ class _Flower:
 
     def stop(self) -> None:
         if self._child is not None:
-            self._child.stop((signal.SIGTERM, 5.0))
+            self._child.stop((signal.SIGTERM, 2.0))
 
     def _ready(self) -> bool:
         try:

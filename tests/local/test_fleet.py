@@ -47,12 +47,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def eventually_gone(pids: list[int]) -> list[int]:
-    """Those of ``pids`` that still run after at most 20 seconds."""
+def eventually_gone(pids: list[int]) -> list[str]:
+    """The command lines of those of ``pids`` that still run after at most 20 seconds."""
     deadline = time.monotonic() + 20
     while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return left
+    return [f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}" for pid in left]
 
 
 @pytest.fixture
