@@ -10,6 +10,8 @@ they ran is queued again. Without the supervisor no worker lives on.
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
 import selectors
 import shutil
@@ -35,7 +37,7 @@ from kqueue.store import workers as registry
 from workers import logs
 from workers.gpu.devices import Device, choose, devices
 from workers.pool import describe, kill_group, sweep
-from workers.sandbox import linux
+from workers.sandbox import linux, uids
 from workers.slot import READY_VARIABLE, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
@@ -179,6 +181,8 @@ class Supervisor:
         self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
         self._lives = [_Life(slot) for slot in slots]
         self._debts: list[_Debt] = []
+        #: Descriptors whose locks say that a directory and uids are this fleet's.
+        self._held: list[int] = []
         self._heartbeat = _Clock(config.lease_s / 4)
         self._sweep = _Clock(_SWEEP_EVERY_S)
         self._database_away = False
@@ -228,6 +232,8 @@ class Supervisor:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before)
             self._selector.close()
+            for descriptor in self._held:
+                os.close(descriptor)
             wake.close()
             waker.close()
             self._engine.dispose()
@@ -429,6 +435,31 @@ class Supervisor:
                 raise ConfigError(f"{directory} belongs to somebody else: set KQUEUE_SCRATCH to a directory of yours")
         root.chmod(0o711)
         (root / "locks").chmod(0o700)
+        place = _hold_place(root, self._held)
+        for life in self._lives:
+            slot = life.slot
+            uid = None
+            if slot.uid is not None:
+                held = uids.hold(slot.uid)
+                self._held.append(held.descriptor)
+                uid = held.uid
+            life.slot = replace(slot, scratch=place / slot.name, uid=uid)
+
+
+def _hold_place(root: Path, held: list[int]) -> Path:
+    """A directory that no other fleet of this host uses: the first whose lock is free. ``held`` keeps the lock."""
+    for number in itertools.count():
+        place = root / f"fleet-{number}"
+        place.mkdir(mode=0o711, exist_ok=True)
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        held.append(descriptor)
+        return place
+    raise AssertionError("counting does not end")
 
 
 def _empty(scratch: Path) -> None:
