@@ -78,9 +78,11 @@ def environment() -> None:
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()
     if PYTHON.exists() and KEY.exists() and KEY.read_text() == key:
         return
-    own = base_versions() if policy == "auto" else {}
+    own = own_versions() if policy == "auto" else {}
     keeps = version(own.get("torch")) >= (2, 11)
-    make_venv(system_packages=keeps)
+    make_venv(system_packages=keeps and not is_venv())
+    if keeps and is_venv():
+        link_packages()
     installer = Installer(Path(house).resolve() if house else None)
     if keeps:
         print(f"bootstrap: torch {own['torch']} of {sys.executable} is kept", flush=True)
@@ -119,8 +121,8 @@ def version(text: str | None) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", text)[:2]) if text else ()
 
 
-def base_versions() -> dict[str, str]:
-    """The versions of torch and what belongs to it that the base interpreter has."""
+def own_versions() -> dict[str, str]:
+    """The versions of torch and what belongs to it that the interpreter has that this was started with."""
     code = (
         "import json\nfrom importlib.metadata import version, PackageNotFoundError\nfound = {}\n"
         f"for name in {sorted(TORCH_STACK)!r}:\n"
@@ -128,8 +130,23 @@ def base_versions() -> dict[str, str]:
         "    except PackageNotFoundError: pass\n"
         "print(json.dumps(found))"
     )
-    answer = subprocess.run([base_interpreter(), "-c", code], capture_output=True, text=True, cwd="/", check=False)
+    interpreter = sys.executable if is_venv() else base_interpreter()
+    answer = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, cwd="/", check=False)
     return json.loads(answer.stdout) if answer.returncode == 0 else {}
+
+
+def is_venv() -> bool:
+    """Whether this runs in a virtual environment other than the one it makes."""
+    return sys.prefix != sys.base_prefix and Path(sys.prefix).resolve() != VENV.resolve()
+
+
+def link_packages() -> None:
+    """Let `.venv` see the packages of the virtual environment that this runs in, behind its own."""
+    import sysconfig
+
+    outer = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
+    inner = VENV / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    (inner / "outer.pth").write_text("".join(f"{path}\n" for path in outer))
 
 
 def base_interpreter() -> str:
@@ -156,6 +173,10 @@ def make_venv(*, system_packages: bool) -> None:
     if made.returncode == 0:
         return
     shutil.rmtree(VENV, ignore_errors=True)
+    if has_pip():
+        # Without Debian's python3-venv: the pip that this interpreter has installs into the other.
+        run([base_interpreter(), "-m", "venv", "--without-pip", *system, str(VENV)])
+        return
     uv = shutil.which("uv")
     if uv is None:
         raise Failure(
@@ -163,6 +184,19 @@ def make_venv(*, system_packages: bool) -> None:
             "(on Debian and Ubuntu: apt install python3-venv):\n" + (made.stdout + made.stderr).strip()
         )
     run([uv, "venv", "--seed", "--python", base_interpreter(), *system, str(VENV)])
+
+
+def has_pip() -> bool:
+    """Whether the interpreter that this was started with has a pip that can install for another (22.3)."""
+    asked = [sys.executable, "-m", "pip", "--python", base_interpreter(), "--version"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def pip_command() -> list[str]:
+    """pip for `.venv`: its own, or that of the interpreter that this was started with."""
+    own = subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    command = [str(PYTHON), "-m", "pip"] if own else [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    return [*command, "--disable-pip-version-check"]
 
 
 class Installer:
@@ -201,7 +235,7 @@ class Installer:
         settings = dict(os.environ)
         if not find_links:
             settings["PIP_FIND_LINKS"] = ""
-        command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.source, *what]
+        command = [*pip_command(), "install", "--quiet", *self.source, *what]
         return subprocess.run(command, env=settings, check=False).returncode == 0
 
 
@@ -211,7 +245,7 @@ def find_uv() -> str | None:
     known = shutil.which("uv") or (str(inside) if inside.exists() else None)
     if known:
         return known
-    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]
+    command = [*pip_command(), "install", "--quiet", "uv"]
     got = subprocess.run(command, capture_output=True, check=False).returncode == 0
     return str(inside) if got and inside.exists() else None
 

@@ -98,7 +98,7 @@ class Rig:
         try:
             self.engine.dispose(close=False)
             outcome: Any = run.evaluate(claim, self.slot, self.blackbox, self.forkserver, self.engine)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 -- told to the parent
             outcome = traceback.format_exc()
         with os.fdopen(writer, "wb") as stream:
             pickle.dump(outcome, stream)
@@ -130,7 +130,8 @@ def gallery(rig: Rig, lane: str, names: list[str]) -> int:
             times = outcome.evidence.get("durations_s")
             shown = f"{outcome.category} {outcome.message[:150]!r}"
             if outcome.runtime and outcome.baseline:
-                shown += f" {outcome.runtime.median_ms:.4f} of {outcome.baseline.median_ms:.4f} ms (null {outcome.runtime.null_ms:.4f})"
+                runtime, baseline = outcome.runtime, outcome.baseline
+                shown += f" {runtime.median_ms:.4f} of {baseline.median_ms:.4f} ms (null {runtime.null_ms:.4f})"
             shown += f" {times}"
         different += not good
         print("ok  " if good else "BAD ", f"{took:6.2f}s", entry.name, "->", shown, flush=True)

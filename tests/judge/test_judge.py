@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -369,7 +370,7 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
     """Descriptors and children of the fork server do not grow."""
 
     def descriptors() -> int:
-        return len(os.listdir(f"/proc/{rig.forkserver.pid}/fd"))
+        return len(list(Path(f"/proc/{rig.forkserver.pid}/fd").iterdir()))
 
     judge(rig, right("import os; os._exit(1)"))
     before = descriptors()
@@ -377,3 +378,16 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
         judge(rig, right("import os; os._exit(1)"))
     assert descriptors() == before
     assert linux.children(rig.forkserver.pid) == []
+
+
+def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
+    """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
+    if not rig.forkserver.isolation["own_uid"]:
+        pytest.skip("without a uid of its own a candidate may enter all that the fleet may")
+    rig.slot.scratch.chmod(0o700)
+    try:
+        with pytest.raises(AssertionError, match="could not be sealed: PermissionError"):
+            judge(rig, right())
+    finally:
+        rig.slot.scratch.chmod(0o711)
+    assert judge(rig, right()).category is Category.PASSED

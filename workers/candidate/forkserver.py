@@ -43,6 +43,8 @@ from workers.sandbox.report import Report
 _TAIL: Final = 16 << 10
 #: How often a living candidate's memory is looked at, in seconds.
 _WATCH: Final = 0.04
+#: What a candidate says of itself once it is sealed.
+_SEALED: Final = b"sealed"
 #: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
 _REAP: Final = 10.0
 
@@ -91,6 +93,7 @@ class _Candidate:
         self.peak = 0
         self.written = 0
         self.tail = bytearray()
+        self.unsealed = ""
 
     @property
     def compiling(self) -> bool:
@@ -218,14 +221,19 @@ class ForkServer:
         _make_scratch(profile)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
+        sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_candidate(profile, parent, channel, page, writer)
+            _become_candidate(profile, parent, channel, page, writer, sealing)
         candidate = _Candidate(pid, profile, control, flags.attach(page), reader)
-        for descriptor in (channel, page, writer):
+        for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._candidates[pid] = candidate
+        # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
+        with os.fdopen(sealed, "rb") as stream:
+            word = stream.read()
+        candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it died"
         self._register(control, lambda: self._on_control(candidate))
         self._register(reader, lambda: self._on_output(candidate))
 
@@ -256,13 +264,13 @@ class ForkServer:
         while candidate.read_output():
             pass
         report = Report(
-            reason=reason,
+            reason="unsealed" if candidate.unsealed else reason,
             phase=candidate.phase,
             status=status,
             leftovers=len(leftovers),
             peak_bytes=candidate.peak,
             output_bytes=candidate.written,
-            log=candidate.tail.decode("utf-8", "replace"),
+            log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
         )
         if candidate.output in self._selector.get_map():
             self._selector.unregister(candidate.output)
@@ -344,8 +352,10 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory, onerror=reopen)
 
 
-def _become_candidate(profile: seal.Profile, parent: int, channel: int, page: int, output: int) -> NoReturn:
-    """In the child: seal, then obey the judge until it goes."""
+def _become_candidate(
+    profile: seal.Profile, parent: int, channel: int, page: int, output: int, sealing: int
+) -> NoReturn:
+    """In the child: seal, say so, then obey the judge until it goes."""
     status = 70
     try:
         signal.set_wakeup_fd(-1)
@@ -355,7 +365,13 @@ def _become_candidate(profile: seal.Profile, parent: int, channel: int, page: in
         os.dup2(nothing, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        seal.apply(profile, parent, {channel, page})
+        try:
+            seal.apply(profile, parent, {channel, page, sealing})
+        except Exception as error:
+            os.write(sealing, f"{type(error).__name__}: {error}".encode()[:4096])
+            raise
+        os.write(sealing, _SEALED)
+        os.close(sealing)
         linux.set_name("kq-candidate")
         harness.serve(socket.socket(fileno=channel), flags.attach(page))
         status = 0

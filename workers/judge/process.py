@@ -180,6 +180,8 @@ class CandidateProcess:
             self._await_report()
         ended = self.ended
         assert ended is not None
+        if ended.reason == "unsealed":
+            raise ForkServerError(f"a candidate could not be sealed: {ended.log}")
         facts = {"reason": ended.reason, "status": ended.status, "peak_bytes": ended.peak_bytes}
         if ended.reason == "deadline":
             phase = Phase(ended.phase)

@@ -11,13 +11,14 @@ class Report:
 
     Attributes:
         reason: why it was ended: ``stopped`` (the judge said so), ``deadline``, ``memory``, ``output``;
-            ``exited`` if it ended by itself; ``stuck`` if it could not be ended.
+            ``exited`` if it ended by itself; ``stuck`` if it could not be ended;
+            ``unsealed`` if its seal failed, and none of the kernel's code ran.
         phase: the phase it was in.
         status: its wait status; None if it could not be reaped.
         leftovers: processes that were alive after it had ended.
         peak_bytes: the most private memory that its process tree was seen to have.
         output_bytes: all that it wrote to stdout and stderr.
-        log: the last of that.
+        log: the last of that; why its seal failed where it did.
     """
 
     reason: str
