@@ -1,0 +1,163 @@
+"""The compose files, read as Compose reads them; nothing is started."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from kqueue.broker import hard_limit_s
+from kqueue.contract import Deadlines
+
+from .conftest import CPU, GPU, ROOT, SECRETS, Compose
+
+BOTH = pytest.mark.parametrize("files", [GPU, CPU], ids=["gpu", "cpu"])
+
+
+def model(compose: Compose, files: tuple[str, ...], **environment: str) -> dict[str, Any]:
+    """The merged files with every profile, as Compose resolves them."""
+    done = compose(files, "--profile", "*", "config", "--format", "json", environment=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@BOTH
+def test_files_are_valid(compose: Compose, files: tuple[str, ...]) -> None:
+    """Compose accepts the files, without a warning."""
+    done = compose(files, "--profile", "*", "config", "-q")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@BOTH
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
+def test_missing_secret_is_an_error(compose: Compose, files: tuple[str, ...], name: str, value: str | None) -> None:
+    """Without one of its secrets no stack starts, and the message names it and what to do."""
+    done = compose(files, "config", "-q", environment={name: value})
+    assert done.returncode != 0
+    assert name in done.stderr
+    assert ".env.example" in done.stderr
+
+
+def test_files_hold_no_secret() -> None:
+    """Every password in the files is a reference to the environment."""
+    for file in (*CPU, "docker/Dockerfile", ".env.example"):
+        for line in (ROOT / file).read_text().splitlines():
+            literal = re.sub(r"\$\{[^}]*\}", "", line.partition("#")[0])
+            assert not re.search(r"(PASSWORD|AUTH|requirepass)\s*[:= ]\s*[\"']?\w", literal), f"{file}: {line}"
+            assert not re.search(r"://\w*:[^/\s@]+@", literal), f"{file}: {line}"
+
+
+@BOTH
+def test_only_flower_is_published_and_on_loopback(compose: Compose, files: tuple[str, ...]) -> None:
+    """Nothing but Flower can be reached from the host, and nothing from elsewhere."""
+    services = model(compose, files)["services"]
+    published = {(name, port["host_ip"]) for name, service in services.items() for port in service.get("ports", [])}
+    assert published == {("flower", "127.0.0.1")}
+    assert not any(service.get("network_mode") for service in services.values())
+
+
+@BOTH
+def test_services_and_workers_have_no_way_out(compose: Compose, files: tuple[str, ...]) -> None:
+    """What workers run reaches the fleet's own services only."""
+    merged = model(compose, files)
+    assert merged["networks"]["services"]["internal"] is True
+    on = {name: set(service["networks"]) for name, service in merged["services"].items()}
+    assert on.pop("flower") == {"services", "window"}
+    assert all(networks == {"services"} for networks in on.values())
+
+
+@BOTH
+def test_no_service_holds_the_host(compose: Compose, files: tuple[str, ...]) -> None:
+    """No service is privileged, sees Docker's socket or the host's namespaces, or can gain privileges."""
+    for name, service in model(compose, files)["services"].items():
+        assert not service.get("privileged"), name
+        assert not {"pid", "ipc", "userns_mode", "devices"} & set(service), name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        for volume in service.get("volumes", []):
+            assert volume["type"] == "volume" or volume.get("read_only"), name
+            assert "docker.sock" not in volume["source"], name
+
+
+@BOTH
+def test_only_workers_have_capabilities(compose: Compose, files: tuple[str, ...]) -> None:
+    """kqueue's own services drop every capability; the worker keeps those that give candidates their uids."""
+    services = model(compose, files)["services"]
+    for name in ("worker", "migrate", "flower", "client"):
+        assert services[name]["cap_drop"] == ["ALL"], name
+        assert services[name]["read_only"] is True, name
+        assert bool(services[name].get("cap_add")) is (name == "worker"), name
+    assert set(services["worker"]["cap_add"]) == {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"}
+
+
+@BOTH
+def test_candidates_can_execute_what_they_compile(compose: Compose, files: tuple[str, ...]) -> None:
+    """The scratch directory, alone of all that can be written to, allows execution."""
+    worker = model(compose, files)["services"]["worker"]
+    options = dict(mount.split(":", 1) for mount in worker["tmpfs"])
+    assert "exec" in options.pop(worker["environment"]["KQUEUE_SCRATCH"]).split(",")
+    assert not any("exec" in text.split(",") for text in options.values())
+
+
+@BOTH
+def test_a_stop_waits_for_the_longest_evaluation(compose: Compose, files: tuple[str, ...]) -> None:
+    """With the default deadlines Celery's hard limit comes before Docker's."""
+    found = re.fullmatch(
+        r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", model(compose, files)["services"]["worker"]["stop_grace_period"]
+    )
+    assert found
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    assert 3600 * hours + 60 * minutes + seconds > hard_limit_s(Deadlines().total_s) + 10
+
+
+@BOTH
+def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: tuple[str, ...]) -> None:
+    """What should run for ever has a health check and comes back; the migration runs once, before workers."""
+    services = model(compose, files)["services"]
+    for name in ("redis", "postgres", "worker", "flower"):
+        assert services[name]["restart"] == "unless-stopped", name
+        assert services[name]["healthcheck"]["test"], name
+        assert services[name]["init"] is True, name
+    assert services["migrate"]["restart"] == "no"
+    assert services["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+
+
+@BOTH
+def test_redis_keeps_its_messages(compose: Compose, files: tuple[str, ...]) -> None:
+    """Redis asks for a password, writes its messages to a volume, and never drops one for lack of memory."""
+    merged = model(compose, files, REDIS_PASSWORD="known")
+    lines = merged["configs"]["redis"]["content"].splitlines()
+    assert {'requirepass "known"', "appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(
+        lines
+    )
+    [volume] = merged["services"]["redis"]["volumes"]
+    assert f"dir {volume['target']}" in lines
+
+
+def test_gpus_are_reserved_only_where_they_are_wanted(compose: Compose) -> None:
+    """The worker gets every GPU of the host; on top of it the CPU's file asks for none."""
+    devices = model(compose, GPU)["services"]["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert [(d["driver"], d["count"], d["capabilities"]) for d in devices] == [("nvidia", -1, ["gpu"])]
+    worker = model(compose, CPU)["services"]["worker"]
+    assert not worker["deploy"].get("resources")
+    assert worker["environment"]["KQUEUE_GPUS"] == "none"
+    assert worker["build"]["target"] == "worker-cpu"
+
+
+def test_a_gpu_host_without_gpus_is_an_error(compose: Compose) -> None:
+    """The GPU stack never falls back on the CPU by itself."""
+    environment = model(compose, GPU)["services"]["worker"]["environment"]
+    assert environment["KQUEUE_GPUS"] == "all"
+    assert environment["KQUEUE_CPU_SLOTS"] == "0"
+
+
+def test_example_names_every_setting() -> None:
+    """.env.example shows each variable that the files read, and no other."""
+    read: set[str] = set()
+    for file in CPU:
+        read |= set(re.findall(r"\$\{(\w+)", (ROOT / file).read_text()))
+    shown = set(re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert shown - {"COMPOSE_FILE"} == read
