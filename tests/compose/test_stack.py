@@ -1,0 +1,183 @@
+"""The compose stack for real, on the CPU: `make compose-test`. Needs a Docker engine; takes minutes."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import secrets
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from .conftest import CPU, ROOT, Compose
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
+
+
+def _gallery() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compose_gallery", ROOT / "examples" / "gallery.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+ENTRIES = _gallery().entries("cpu")
+#: Slow enough, as each is compiled, to be under way when the worker goes.
+SLOW = [entry for entry in ENTRIES if entry.name.startswith("good/cpp/")]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack that is up.
+
+    Attributes:
+        run: Compose on its files and project.
+        flower: Flower's URL.
+        auth: Flower's ``user:password``.
+    """
+
+    run: Compose
+    flower: str
+    auth: str
+
+    def client(self, *arguments: str, given: str | None = None) -> list[dict[str, Any]]:
+        """The JSON lines that a `kqueue` command prints in a container beside the services."""
+        done = self.run("run", "--rm", "-T", "client", *arguments, "--json", given=given, timeout=1800)
+        assert done.stdout, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def judge(self, entries: list[Any], **fields: str) -> dict[str, dict[str, Any]]:
+        """The verdicts of entries of the gallery by name; every one must come."""
+        requests = [entry.request("cpu").model_dump(mode="json", exclude_none=True) | fields for entry in entries]
+        records = self.client("submit", "--jsonl", "-", "--wait", given="\n".join(map(json.dumps, requests)))
+        assert [record["error"] for record in records] == [None] * len(entries)
+        return {record["kernel_label"]: record["verdict"] for record in records}
+
+    def get(self, path: str, auth: str | None = None) -> Any:
+        """What Flower answers."""
+        request = urllib.request.Request(self.flower + path)
+        if auth is not None:
+            request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
+    """The CPU's stack under a project of its own, healthy; gone afterwards with all that it stored."""
+    answer = compose(CPU, "ls")
+    if answer.returncode != 0:
+        pytest.skip(f"no Docker engine answers (DOCKER_HOST): {answer.stderr.strip()}")
+    port, project = _free_port(), f"kqueue-test-{secrets.token_hex(4)}"
+    environment: dict[str, str | None] = {"FLOWER_PORT": str(port), "KQUEUE_CPU_SLOTS": "2"}
+
+    def run(*arguments: str, **options: Any) -> Any:
+        return compose(CPU, "--project-name", project, *arguments, environment=environment, **options)
+
+    try:
+        up = run("up", "--build", "--detach", "--wait", "--wait-timeout", "600", timeout=3000)
+        if up.returncode != 0:
+            pytest.fail(f"{up.stderr[-4000:]}\n{run('logs', '--no-color', '--tail', '40').stdout}")
+        yield Stack(run, f"http://127.0.0.1:{port}", secret_values["FLOWER_AUTH"])
+    finally:
+        run("down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
+
+
+@pytest.fixture(scope="module")
+def verdicts(stack: Stack) -> dict[str, dict[str, Any]]:
+    """The gallery's verdicts by the kernel's name."""
+    return stack.judge(ENTRIES)
+
+
+def test_every_service_is_healthy(stack: Stack) -> None:
+    """All that should run is healthy, and the migration has ended well."""
+    states = {
+        record["Service"]: (record["State"], record["Health"], record["ExitCode"])
+        for record in map(json.loads, stack.run("ps", "--all", "--format", "json").stdout.splitlines())
+    }
+    assert states.pop("migrate") == ("exited", "", 0)
+    assert states == dict.fromkeys(("flower", "postgres", "redis", "worker"), ("running", "healthy", 0))
+
+
+def test_gallery_gets_its_categories(verdicts: dict[str, dict[str, Any]]) -> None:
+    """Every kernel of the gallery is judged in containers as it is anywhere else."""
+    expected = {entry.name: str(entry.expected) for entry in ENTRIES}
+    assert {name: verdict["category"] for name, verdict in verdicts.items()} == expected
+
+
+def test_candidates_have_uids_of_their_own(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
+    """The worker's few capabilities are enough to run candidates as somebody else."""
+    [detail] = stack.client("show", verdicts["good/torch/gelu"]["evaluation_id"])
+    isolation = detail["verdict"]["evidence"]["isolation"]
+    assert isolation["own_uid"] is True
+    assert isolation["no_new_privs"] is True
+
+
+def test_candidates_leave_nothing_behind(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
+    """After a gallery of bad kernels no process of theirs lives and no file of theirs is left."""
+    for what in (["/proc", "-maxdepth", "1", "-name", "[0-9]*"], ["/scratch", "/dev/shm", "/run/kqueue"]):
+        found = stack.run("exec", "-T", "worker", "find", *what, "!", "-user", "root")
+        assert (found.returncode, found.stdout) == (0, ""), found.stderr
+
+
+def test_flower_asks_who_is_there(stack: Stack) -> None:
+    """Flower's pages and API are for those who know its password."""
+    for path in ("/", "/api/tasks", "/api/workers"):
+        for auth in (None, "flower:wrong"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                stack.get(path, auth)
+            assert refused.value.code == 401
+
+
+def test_flower_shows_what_was_judged(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
+    """Flower knows the evaluation's task, with its label."""
+    identity = verdicts["good/torch/gelu"]["evaluation_id"]
+    task = stack.get(f"/api/task/info/{identity}", stack.auth)
+    assert "good/torch/gelu" in json.dumps(task)
+
+
+@pytest.mark.parametrize(
+    ("actions", "interrupted"),
+    [((("restart", "worker"),), False), ((("kill", "worker"), ("up", "--detach", "worker")), True)],
+    ids=["restart", "kill"],
+)
+def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str, ...], ...], interrupted: bool) -> None:
+    """A restart lets evaluations end; after a SIGKILL they are judged again. Either way each gets its verdict."""
+    entries = [*SLOW, *(entry for entry in ENTRIES if entry.name.startswith("good/torch/"))]
+    with ThreadPoolExecutor(1) as background:
+        judging = background.submit(stack.judge, entries, batch=secrets.token_hex(4))
+        _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
+        for action in actions:
+            done = stack.run(*action, timeout=300)
+            assert done.returncode == 0, done.stderr
+        verdicts = judging.result()
+    assert {name: verdict["category"] for name, verdict in verdicts.items()} == dict.fromkeys(
+        (entry.name for entry in entries), "passed"
+    )
+    assert (max(verdict["attempts"] for verdict in verdicts.values()) > 1) is interrupted
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.2)
