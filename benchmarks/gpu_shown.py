@@ -275,7 +275,7 @@ def main() -> int:
             )
             latencies: list[float] = []
             idle: list[Verdict] = []
-            for _ in range(15):
+            for _ in range(10):
                 at = time.monotonic()
                 idle.append(kq.submit(everything["good/triton/softmax"].request("gpu")).wait(timeout=300))
                 latencies.append(time.monotonic() - at)
@@ -289,7 +289,7 @@ def main() -> int:
                     "runtime_ms": [v.runtime_ms for v in idle],
                 },
             )
-            show("after", after_death(kq, everything["good/triton/gelu"], 8))
+            show("after", after_death(kq, everything["good/triton/gelu"], 5))
             show("next_start_after", gaps(fleet.config.require_database()))
             time.sleep(1.0)
             show("candidates_left", candidates_alive())

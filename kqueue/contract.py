@@ -92,8 +92,8 @@ class Limits(_Model):
 
     host_memory_bytes: Annotated[int, Field(ge=256 << 20)] = 16 * GIB
     """Resident memory of the candidate's whole process tree."""
-    output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES)] = 1 << 20
-    """What may be written to stdout and stderr together."""
+    output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES)] = 8 << 20
+    """What may be written to stdout and stderr together (a device's assertion alone writes 1 MiB)."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512
     """Threads and processes at once (enforced where the candidate has a uid of its own)."""
     file_bytes: Annotated[int, Field(ge=1 << 20)] = 2 * GIB

@@ -354,7 +354,11 @@ def _triton_launches_nothing() -> Generator[None]:
     run, tune = jit.run, tuner.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
-        return run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        load = getattr(kernel, "_init_handles", None)
+        if load is not None:
+            load()  # onto the device, which the first launch would do else
+        return kernel
 
     def compile_all(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
         return self.warmup(*args, **kwargs)

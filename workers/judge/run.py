@@ -114,11 +114,13 @@ class _Evaluation:
                 rival.construct(cases[0], rehearse=False)
         with self._alone("measure"), self._backstop(Phase.CHECK):
             evidence = self._check(candidate, cases)
-            samples = self._time(candidate, cases) if self._settings.timing.enabled else []
+            clock, samples = self._time(candidate, cases) if self._settings.timing.enabled else (None, [])
             if rival is not None:
                 self._stop(candidate)
                 baseline = self._time_reference(rival, cases, environment_hash)
         self._stop(candidate)
+        if clock is not None:
+            clock.verify()
         runtime = None
         if samples and baseline is not None:
             runtime = timing.summarise(samples, baseline.null_ms * 1e6, self._settings.timing, self._slot)
@@ -202,10 +204,12 @@ class _Evaluation:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
 
-    def _time(self, session: Session, cases: list[Case]) -> list[int]:
+    def _time(self, session: Session, cases: list[Case]) -> tuple[timing.Clock, list[int]]:
         with self._timed("time"):
             session.process.enter(Phase.TIME, self._deadlines.time_s)
-            return self._clock(session, cases).measure(Order.TIME, self._settings.timing)
+            clock = self._clock(session, cases)
+            [samples] = clock.measure([Order.TIME], self._settings.timing)
+        return clock, samples
 
     def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
         """Take null and baseline, and keep them. The reference's failures are the problem's."""
@@ -215,8 +219,8 @@ class _Evaluation:
                 rival.run(cases[0])
                 rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
                 clock = self._clock(rival, cases)
-                null = timing.null_of(clock.measure(Order.TIME_NULL, self._settings.timing), self._slot)
-                samples = clock.measure(Order.TIME, self._settings.timing)
+                nulls, samples = clock.measure([Order.TIME_NULL, Order.TIME], self._settings.timing)
+                clock.verify()
         except EvaluationEnded as ended:
             raise EvaluationEnded(
                 Category.REFERENCE_ERROR,
@@ -224,6 +228,7 @@ class _Evaluation:
                 Phase.TIME,
                 **ended.outcome.facts,
             ) from None
+        null = timing.null_of(nulls, self._slot)
         measurement = timing.summarise(samples, null, self._settings.timing, self._slot)
         baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
         return measurement

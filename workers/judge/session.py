@@ -46,6 +46,7 @@ class Session:
         self.process.order(Order.CONSTRUCT)
         self._inputs = [SharedTensor(tensor) for tensor in case.inputs]
         self.load(case)
+        self.settle()
         self._bind(Order.BIND_INPUTS, self._inputs, arguments=self._problem.arguments, tensors=self._problem.places)
         if rehearse:
             self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
@@ -65,12 +66,11 @@ class Session:
             shared.close()
 
     def load(self, case: Case) -> None:
-        """Write a case's inputs and poison the outputs."""
+        """Write a case's inputs and poison the outputs; :meth:`settle` waits until that has happened."""
         for shared, own in zip(self._inputs, case.inputs, strict=True):
             shared.tensor.copy_(own)
         for shared in self._outputs:
             shared.poison()
-        self.settle()
 
     def run(self, case: Case) -> dict[str, Any]:
         """One checked call on a case.
@@ -82,6 +82,7 @@ class Session:
             EvaluationEnded: anything but a right answer.
         """
         self.load(case)
+        self.settle()
         reply = self.process.order(Order.RUN, seed=case.seed)
         self.check_form(reply, case)
         if not self._problem.mutates_inputs:

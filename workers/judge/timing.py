@@ -13,7 +13,7 @@ import gc
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -26,7 +26,6 @@ from workers.gpu import environment
 from workers.judge import compare
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case
-from workers.judge.process import CandidateProcess
 from workers.judge.session import Session
 from workers.slot import Slot
 
@@ -36,47 +35,54 @@ METHOD: Final = "cpu_clock/1"
 _FEWEST: Final = 5
 #: The share of the time phase's deadline after which no further call is begun.
 _BUDGET: Final = 0.6
+#: Outputs of timed calls that are kept to be compared later, in bytes; further ones are compared at once.
+_KEPT_BYTES: Final = 1 << 30
 
 
-@dataclass(slots=True)
 class Clock:
-    """Times the calls of one candidate.
+    """Times the calls of one candidate."""
 
-    Attributes:
-        session: the candidate.
-        cases: input sets with known answers; each call uses one of them.
-        slot: where it runs.
-        seconds: deadline of the time phase.
-    """
+    def __init__(self, session: Session, cases: list[Case], slot: Slot, seconds: float) -> None:
+        """Make ready.
 
-    session: Session
-    cases: list[Case]
-    slot: Slot
-    seconds: float
+        Args:
+            session: the candidate, in its time phase.
+            cases: input sets with known answers; each call uses one of them.
+            slot: where it runs.
+            seconds: deadline of the time phase.
+        """
+        self._session = session
+        self._process = session.process
+        self._cases = cases
+        self._slot = slot
+        self._seconds = seconds
+        self._kept: list[tuple[list[torch.Tensor], Case]] = []
+        self._kept_bytes = 0
 
-    @property
-    def _process(self) -> CandidateProcess:
-        return self.session.process
+    def measure(self, orders: Sequence[Order], timing: Timing) -> list[list[int]]:
+        """Time up to ``timing.calls`` calls for each of the orders, in turns, so that drift meets all alike.
 
-    def measure(self, order: Order, timing: Timing) -> list[int]:
-        """Time up to ``timing.calls`` calls; nanoseconds, the null not yet subtracted.
+        Returns:
+            nanoseconds for each order, the null not subtracted. :meth:`verify` is still to be called.
 
         Raises:
-            EvaluationEnded: a call failed, or its outputs were not right.
+            EvaluationEnded: a call failed, or its outputs did not have the reference's form.
         """
-        flush = _Flusher(self.slot.on_gpu and timing.cold_l2)
+        flush = _Flusher(self._slot.on_gpu and timing.cold_l2)
         choose = random.SystemRandom()
-        samples: list[int] = []
+        samples: list[list[int]] = [[] for _ in orders]
         begun = time.monotonic()
         collecting = gc.isenabled()
         gc.disable()
         self._process.start_clock()
         try:
             for number in range(timing.warmup + timing.calls):
-                sample = self._call(order, choose.choice(self.cases), flush)
-                if number >= timing.warmup:
-                    samples.append(sample)
-                if len(samples) >= _FEWEST and time.monotonic() - begun > self.seconds * _BUDGET:
+                taken = [self._call(order, choose.choice(self._cases), flush) for order in orders]
+                if number < timing.warmup:
+                    continue
+                for sample, own in zip(taken, samples, strict=True):
+                    own.append(sample)
+                if len(samples[0]) >= _FEWEST and time.monotonic() - begun > self._seconds * _BUDGET:
                     break
         finally:
             if collecting:
@@ -84,34 +90,52 @@ class Clock:
         self._process.stop_clock()
         return samples
 
+    def verify(self) -> None:
+        """Compare what the timed calls returned; the device need not be had alone for it.
+
+        Raises:
+            EvaluationEnded: ``nondeterministic``: a call was wrong on an input that was answered right before.
+        """
+        for outputs, case in self._kept:
+            self._check(outputs, case)
+        self._kept.clear()
+
     def _call(self, order: Order, case: Case, flush: _Flusher) -> int:
         page, process = self._process.flags, self._process
-        self.session.load(case)
+        self._session.load(case)
         number = process.send(order, seed=case.seed)
         self._wait(flags.READY, number)
         flush()
+        self._session.settle()
         start = time.perf_counter_ns()
         page[flags.GO] = number
         self._wait(flags.DONE, number)
         end = time.perf_counter_ns()
-        outputs = self.session.snapshot()
-        self.session.check_form(process.receive(number), case)
+        outputs = self._session.snapshot()
+        self._session.check_form(process.receive(number), case)
         if page[flags.DONE] != number:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call that it had not done", Phase.TIME
             )
         if order is Order.TIME:
-            self._check(outputs, case)
+            self._keep(outputs, case)
         return end - start
 
     def _wait(self, flag: int, number: int) -> None:
         """Until the flag shows the call's number, or the candidate has something else to say."""
         process = self._process
-        flags.wait(process.flags, flag, number, nap=not self.slot.on_gpu, gone=process.answered)
+        flags.wait(process.flags, flag, number, nap=not self._slot.on_gpu, gone=process.answered)
+
+    def _keep(self, outputs: list[torch.Tensor], case: Case) -> None:
+        self._kept_bytes += sum(output.nbytes for output in outputs)
+        if self._kept_bytes > _KEPT_BYTES:
+            self._check(outputs, case)
+        else:
+            self._kept.append((outputs, case))
 
     def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
         try:
-            compare.check_values(outputs, case.outputs, self.session.tolerance)
+            compare.check_values(outputs, case.outputs, self._session.tolerance)
         except EvaluationEnded as ended:
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
@@ -162,4 +186,3 @@ class _Flusher:
     def __call__(self) -> None:
         if self._buffer is not None:
             self._buffer.zero_()
-            torch.cuda.synchronize()
