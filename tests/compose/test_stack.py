@@ -176,6 +176,17 @@ def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str,
     assert (max(verdict["attempts"] for verdict in verdicts.values()) > 1) is interrupted
 
 
+def test_data_outlast_the_services(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
+    """Verdicts are still there when all containers were made anew, and the fleet goes on judging."""
+    for action in (("down", "--timeout", "10"), ("up", "--detach", "--wait", "--wait-timeout", "300")):
+        done = stack.run(*action, timeout=400)
+        assert done.returncode == 0, done.stderr
+    [detail] = stack.client("show", verdicts["good/torch/gelu"]["evaluation_id"])
+    assert detail["verdict"]["category"] == "passed"
+    [again] = stack.judge([entry for entry in ENTRIES if entry.name == "good/torch/gelu"]).values()
+    assert again["category"] == "passed"
+
+
 def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
