@@ -27,7 +27,7 @@ from kqueue.store import baselines, evaluations
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
 from workers.channel.buffers import CudaCallError
-from workers.channel.protocol import Job, Order
+from workers.channel.protocol import Job
 from workers.gpu import environment
 from workers.judge import compare, static, timing
 from workers.judge.ending import EvaluationEnded
@@ -41,6 +41,8 @@ from workers.slot import Slot
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
+#: A candidate's own null is taken beside every so many of its calls.
+_NULL_EVERY: Final = 4
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: The share of a GPU's memory that all its slots' candidates may take together.
@@ -114,7 +116,7 @@ class _Evaluation:
                 rival.construct(cases[0], rehearse=False)
         with self._alone("measure"), self._backstop(Phase.CHECK):
             evidence = self._check(candidate, cases)
-            clock, samples = self._time(candidate, cases) if self._settings.timing.enabled else (None, [])
+            clock, samples, nulls = self._time(candidate, cases) if self._settings.timing.enabled else (None, [], [])
             if rival is not None:
                 self._stop(candidate)
                 baseline = self._time_reference(rival, cases, environment_hash)
@@ -123,7 +125,8 @@ class _Evaluation:
             clock.verify()
         runtime = None
         if samples and baseline is not None:
-            runtime = timing.summarise(samples, baseline.null_ms * 1e6, self._settings.timing, self._slot)
+            null = min(baseline.null_ms * 1e6, timing.null_of(nulls, self._slot))
+            runtime = timing.summarise(samples, null, self._settings.timing, self._slot)
         return Outcome(
             category=Category.PASSED,
             message=f"right on {len(cases)} input sets",
@@ -204,12 +207,12 @@ class _Evaluation:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
 
-    def _time(self, session: Session, cases: list[Case]) -> tuple[timing.Clock, list[int]]:
+    def _time(self, session: Session, cases: list[Case]) -> tuple[timing.Clock, list[int], list[int]]:
         with self._timed("time"):
             session.process.enter(Phase.TIME, self._deadlines.time_s)
             clock = self._clock(session, cases)
-            [samples] = clock.measure([Order.TIME], self._settings.timing)
-        return clock, samples
+            samples, nulls = clock.measure(self._settings.timing, null_every=_NULL_EVERY)
+        return clock, samples, nulls
 
     def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
         """Take null and baseline, and keep them. The reference's failures are the problem's."""
@@ -219,7 +222,7 @@ class _Evaluation:
                 rival.run(cases[0])
                 rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
                 clock = self._clock(rival, cases)
-                nulls, samples = clock.measure([Order.TIME_NULL, Order.TIME], self._settings.timing)
+                samples, nulls = clock.measure(self._settings.timing, null_every=1)
                 clock.verify()
         except EvaluationEnded as ended:
             raise EvaluationEnded(

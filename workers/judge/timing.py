@@ -2,9 +2,11 @@
 
 A timed call: write fresh inputs, poison the outputs, flush the L2 cache, read the clock, set the flag GO,
 wait for the flag DONE, read the clock, and only then look at the outputs. The candidate answers DONE after
-its device has finished. What the same round trip takes without a forward (the null) is subtracted. The null
-and the baseline are taken from a process that runs the reference, never from the candidate: a candidate
-that slowed its null would make itself look fast.
+its device has finished. What the same round trip takes without a forward (the null) is subtracted.
+
+A candidate that slowed its null would make itself look fast. So the null is also taken from a process that
+runs the reference, with the baseline, and a candidate's own counts only where it is the smaller of the two:
+it then tells of a device that has become quieter since.
 """
 
 from __future__ import annotations
@@ -59,36 +61,38 @@ class Clock:
         self._kept: list[tuple[list[torch.Tensor], Case]] = []
         self._kept_bytes = 0
 
-    def measure(self, orders: Sequence[Order], timing: Timing) -> list[list[int]]:
-        """Time up to ``timing.calls`` calls for each of the orders, in turns, so that drift meets all alike.
+    def measure(self, timing: Timing, null_every: int) -> tuple[list[int], list[int]]:
+        """Time up to ``timing.calls`` calls, and a null beside every ``null_every``-th, so that drift meets both.
 
         Returns:
-            nanoseconds for each order, the null not subtracted. :meth:`verify` is still to be called.
+            nanoseconds of the calls, the null not subtracted, and of the nulls. :meth:`verify` is still to be
+            called.
 
         Raises:
             EvaluationEnded: a call failed, or its outputs did not have the reference's form.
         """
         flush = _Flusher(self._slot.on_gpu and timing.cold_l2)
         choose = random.SystemRandom()
-        samples: list[list[int]] = [[] for _ in orders]
+        samples: list[int] = []
+        nulls: list[int] = []
         begun = time.monotonic()
         collecting = gc.isenabled()
         gc.disable()
         self._process.start_clock()
         try:
-            for number in range(timing.warmup + timing.calls):
-                taken = [self._call(order, choose.choice(self._cases), flush) for order in orders]
-                if number < timing.warmup:
-                    continue
-                for sample, own in zip(taken, samples, strict=True):
-                    own.append(sample)
-                if len(samples[0]) >= _FEWEST and time.monotonic() - begun > self._seconds * _BUDGET:
+            for number in range(-timing.warmup, timing.calls):
+                if number % null_every == 0:
+                    null = self._call(Order.TIME_NULL, choose.choice(self._cases), flush)
+                    nulls += [null] if number >= 0 else []
+                sample = self._call(Order.TIME, choose.choice(self._cases), flush)
+                samples += [sample] if number >= 0 else []
+                if len(samples) >= _FEWEST and time.monotonic() - begun > self._seconds * _BUDGET:
                     break
         finally:
             if collecting:
                 gc.enable()
         self._process.stop_clock()
-        return samples
+        return samples, nulls
 
     def verify(self) -> None:
         """Compare what the timed calls returned; the device need not be had alone for it.
