@@ -15,7 +15,6 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import torch
