@@ -8,7 +8,8 @@ Starts Postgres, Valkey and the workers of this machine in a temporary home, the
 4. judges one kernel after another on the idle fleet: latency from submission to verdict;
 5. asks how long after a segfault and after a deadline the next evaluation started;
 
-and at the end looks for what is left: processes of candidates, and memory of the GPU. Everything is printed
+and at the end looks for what is left: processes of candidates, memory of the GPU, and a parent of judges
+or candidates that has touched it. Everything is printed
 and, with `--out`, written as JSON. Exit status 0 only if every category was the expected one and nothing
 was left.
 """
@@ -131,6 +132,18 @@ def candidates_alive() -> list[str]:
         uid = int(fields["Uid"].split()[0])
         if fields["State"][0] not in "ZX" and (fields["Name"] == "kq-candidate" or 61000 <= uid < 67000):
             found.append(f"{status.parent.name} {fields['Name']} uid {uid}")
+    return found
+
+
+def parents_on_the_gpu(pids: list[int]) -> list[str]:
+    """Descriptors of NVIDIA's devices that the workers' parents, or their fork servers, hold: there must be none."""
+    found: list[str] = []
+    for pid in pids:
+        family = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        for member in family:
+            for descriptor in Path(f"/proc/{member}/fd").iterdir():
+                if (target := os.readlink(descriptor)).startswith("/dev/nvidia"):
+                    found.append(f"{member}: {target}")
     return found
 
 
@@ -294,6 +307,7 @@ def main() -> int:
             time.sleep(1.0)
             show("candidates_left", candidates_alive())
             show("gpu_while_up", gpu_state())
+            show("parents_on_the_gpu", parents_on_the_gpu([slot.pid for slot in fleet.slots()]))
         time.sleep(1.0)
         show("gpu_after", gpu_state())
         environment = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout
@@ -305,7 +319,11 @@ def main() -> int:
             for log in (root / "home" / "logs").glob("*.log"):
                 shutil.copy(log, options.out / log.name)
         shutil.rmtree(root, ignore_errors=True)
-    left = shown["candidates_left"] or shown["gpu_after"]["used_bytes"] > shown["before"]["used_bytes"] + (64 << 20)
+    left = (
+        shown["candidates_left"]
+        or shown["parents_on_the_gpu"]
+        or shown["gpu_after"]["used_bytes"] > shown["before"]["used_bytes"] + (64 << 20)
+    )
     print(f"{len(wrong)} verdicts differ; left behind: {bool(left)}")
     return 1 if wrong or left else 0
 

@@ -152,6 +152,12 @@ def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
     assert len(outcome.log) <= 16384
 
 
+def test_a_log_cannot_command_a_terminal(rig: Rig) -> None:
+    """Control characters, escape sequences among them, are replaced; lines and tabs stay."""
+    outcome = judge(rig, right(r"print('a\x1b[31mred\x00\x07\x9b2J\tb')"))
+    assert "a\ufffd[31mred\ufffd\ufffd\ufffd2J\tb\n" in outcome.log
+
+
 SECRETS = """
 import os, socket, sys
 found = []

@@ -22,7 +22,7 @@ def facts(slot: Slot) -> dict[str, Any]:
         "triton": _version("triton"),
         "python": platform.python_version(),
         "host": platform.node(),
-        "kernel": platform.release(),
+        "os": f"{platform.system()} {platform.release()}",
     }
 
 

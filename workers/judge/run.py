@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import time
 from collections.abc import Generator
@@ -43,6 +44,8 @@ from workers.slot import Slot
 _BACKSTOP_S: Final = 30.0
 #: A candidate's own null is taken beside every so many of its calls.
 _NULL_EVERY: Final = 4
+#: What a log may not hold where people read it: a terminal or a page would obey it.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: The share of a GPU's memory that all its slots' candidates may take together.
@@ -264,7 +267,7 @@ class _Evaluation:
         evidence["slots_on_device"] = self._slot.siblings
         log = ""
         if reports:
-            log = reports[0].log
+            log = _CONTROL.sub("\ufffd", reports[0].log)
             evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
         return outcome.model_copy(update={"log": log, "evidence": evidence})
 
