@@ -142,7 +142,7 @@ def parents_on_the_gpu(pids: list[int]) -> list[str]:
         family = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         for member in family:
             for descriptor in Path(f"/proc/{member}/fd").iterdir():
-                if (target := os.readlink(descriptor)).startswith("/dev/nvidia"):
+                if (target := str(descriptor.readlink())).startswith("/dev/nvidia"):
                     found.append(f"{member}: {target}")
     return found
 
