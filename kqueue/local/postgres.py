@@ -91,7 +91,7 @@ class Postgres(Server):
             raise LocalFleetError(f"initdb failed with status {child.status}. The end of {self._log}:\n{child.tail()}")
         fresh.rename(self._data)
 
-    def _command(self, binaries: Path, sockets: Path) -> list[str]:
+    def _command(self, program: Path, sockets: Path) -> list[str]:
         settings = {
             "listen_addresses": "",
             "port": str(_PORT),
@@ -104,7 +104,7 @@ class Postgres(Server):
         }
         if not self._durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        command = [*_prefix("--pdeathsig=INT"), str(binaries / "postgres"), "-D", str(self._data)]
+        command = [*_prefix("--pdeathsig=INT"), str(program / "postgres"), "-D", str(self._data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         return command
