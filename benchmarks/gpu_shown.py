@@ -300,6 +300,8 @@ def main() -> int:
                     "stages_median_s": stages(idle),
                     "isolation": idle[0].evidence["isolation"],
                     "runtime_ms": [v.runtime_ms for v in idle],
+                    "one_runtime": idle[0].runtime.model_dump() if idle[0].runtime else None,
+                    "one_baseline": idle[0].baseline.model_dump() if idle[0].baseline else None,
                 },
             )
             show("after", after_death(kq, everything["good/triton/gelu"], 5))
