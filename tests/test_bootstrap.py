@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -118,6 +119,7 @@ def test_an_interpreters_own_torch_is_kept(
 
     # What would be fetched is recorded: a test may not depend on a registry.
     monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
+    monkeypatch.setattr(bootstrap, "is_venv", lambda: False)
     monkeypatch.setattr(bootstrap.Installer, "install", install)
     bootstrap.environment()
     assert "torch 2.11.0" in capfd.readouterr().out
@@ -134,6 +136,28 @@ def test_an_interpreters_own_torch_is_kept(
     assert "include-system-site-packages = false" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
 
 
+def test_the_torch_of_a_virtual_environment_is_kept(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Started by the interpreter of another virtual environment with torch, `.venv` sees that one's packages."""
+    if not bootstrap.is_venv():
+        pytest.skip("these tests run outside of a virtual environment")
+    monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(bootstrap.Installer, "install", lambda _, *what: asked.append(what))
+    bootstrap.environment()
+    assert f"of {sys.executable} is kept" in capfd.readouterr().out
+    assert "torch" not in {bootstrap.name(word) for word in asked[0]}
+    found = subprocess.run(
+        [str(tmp_path / ".venv" / "bin" / "python"), "-c", "import importlib.metadata as m; print(m.version('torch'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert found.stdout.strip() == importlib.metadata.version("torch")
+
+
 def test_a_failed_installation_is_done_again(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +165,7 @@ def test_a_failed_installation_is_done_again(
     venv.create(tmp_path / ".venv", with_pip=False)
     monkeypatch.setenv("KQUEUE_TORCH", "skip")
     monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
+    monkeypatch.setattr(bootstrap, "pip_command", lambda: ["false"])
     with pytest.raises(bootstrap.Failure):
         bootstrap.environment()
     assert not bootstrap.KEY.exists()

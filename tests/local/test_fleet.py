@@ -93,8 +93,9 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
     """A kernel is judged end to end, clients find the fleet by its home, Flower answers, and all of it goes."""
     home = open_home / "home"
     config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0)
+    before = set(descendants(os.getpid()))  # other tests' services
     with LocalFleet(config, flower=True, durable=False) as fleet:
-        children = descendants(os.getpid())
+        children = [pid for pid in descendants(os.getpid()) if pid not in before]
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         with fleet.client() as kq:
             verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
