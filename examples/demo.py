@@ -8,7 +8,6 @@ else the `cpu` lane. Exits with 0 only if every entry got its expected category.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
@@ -110,9 +109,13 @@ def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
         found = [entry for entry in found if any(_below(entry, name) for name in only)]
         if not found:
             raise KqueueError(f"--only: the lane {lane} can judge none of them")
-    elif importlib.util.find_spec("cupy") is None and any(entry.backend is Backend.CUPY for entry in found):
-        print("CuPy is not installed: its entries are left out")
-        found = [entry for entry in found if entry.backend is not Backend.CUPY]
+    else:
+        from workers.judge.tools import missing
+
+        for backend in sorted({entry.backend for entry in found}):
+            if lacks := missing(backend):
+                print(f"{backend} entries are left out: {'; '.join(lacks)}")
+                found = [entry for entry in found if entry.backend is not backend]
     return found
 
 

@@ -190,7 +190,6 @@ assert not found, found
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
 def test_a_candidate_finds_no_secret(rig: Rig) -> None:
     """Neither environments, modules nor descriptors hold anything of the fleet's."""
-    assert "own_uid" in rig.forkserver.isolation
     outcome = judge(rig, right(top=SECRETS))
     assert outcome.category is Category.PASSED, outcome.message
 
@@ -386,10 +385,9 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
     assert linux.children(rig.forkserver.pid) == []
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
-    if not rig.forkserver.isolation["own_uid"]:
-        pytest.skip("without a uid of its own a candidate may enter all that the fleet may")
     rig.slot.scratch.chmod(0o700)
     try:
         with pytest.raises(AssertionError, match="could not be sealed: PermissionError"):
@@ -397,3 +395,16 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     finally:
         rig.slot.scratch.chmod(0o711)
     assert judge(rig, right()).category is Category.PASSED
+
+
+@pytest.mark.parametrize(("variable", "value"), [("PATH", "/nowhere"), ("CXX", "no-such-compiler")])
+def test_a_worker_without_a_compiler_blames_nobody_s_kernel(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """What the worker lacks is the fleet's failure: never a compile error."""
+    monkeypatch.setenv(variable, value)
+    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.CPP, settings=QUICK)
+    outcome = rig.judge(request)
+    assert isinstance(outcome, Outcome)
+    assert outcome.category is Category.JUDGE_ERROR
+    assert "C++ compiler" in outcome.message

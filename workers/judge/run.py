@@ -30,7 +30,7 @@ from workers.blackbox import BlackBox
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
-from workers.judge import compare, static, timing
+from workers.judge import compare, static, timing, tools
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
@@ -97,6 +97,7 @@ class _Evaluation:
     def _judge(self) -> Outcome:
         self._blackbox.enter(Phase.PREPARE)
         static.check(self._request.kernel)
+        tools.require(self._request.backend)
         environment_hash = evaluations.set_environment(
             self._engine, self._claim.attempt_id, environment.facts(self._slot)
         )
@@ -142,7 +143,7 @@ class _Evaluation:
         """Fork a process and have it load ``source``, without waiting."""
         limits, uid = self._settings.limits, self._slot.uid
         profile = Profile(
-            uid=uid + uid_offset if uid is not None and self._forkserver.isolation.get("own_uid") else None,
+            uid=uid + uid_offset if uid is not None else None,
             scratch=str(self._slot.scratch / uuid4().hex),
             processes=limits.processes,
             file_bytes=limits.file_bytes,

@@ -84,13 +84,19 @@ class ForkServer:
         """Wait until candidates can be had.
 
         Raises:
-            ForkServerError: it ended, or took longer than two minutes.
+            ForkServerError: it ended, took longer than two minutes, or cannot give candidates their uid.
         """
         readable, _, _ = select.select([self._requests], [], [], _START_S)
         data = self._requests.recv(65536) if readable else b""
         if not data:
             raise ForkServerError(f"the fork server did not start (exit status {self._process.poll()})")
         self.isolation = json.loads(data)
+        if self.slot.uid is not None and not self.isolation["own_uid"]:
+            self.stop()
+            raise ForkServerError(
+                f"candidates would run as root: {self.isolation['view']}. The interpreter lies where other users may"
+                " not go, and this process may not mount: install kqueue elsewhere, or run it as an ordinary user"
+            )
 
     @property
     def pid(self) -> int:
