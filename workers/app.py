@@ -1,8 +1,9 @@
-"""The Celery application that a slot's worker process runs: ``python -m celery -A workers.app worker``.
+"""The Celery application that a slot's worker process runs.
 
-The supervisor (:mod:`workers.fleet`) starts it. The worker's parent imports torch and Triton, starts the
-slot's fork server and then only forks: a child for each task, which is the judge of one evaluation. The
-parent never touches CUDA, as a process that did cannot be forked.
+The supervisor (:mod:`workers.fleet`) starts the process, and :mod:`workers.start` makes it ready: torch and
+Triton are imported, and the slot's fork server is running. From then on the worker's parent only forks: a
+child for each task, which is the judge of one evaluation. The parent never touches CUDA, as a process that
+did cannot be forked.
 """
 
 from __future__ import annotations
@@ -91,11 +92,13 @@ def preload() -> None:
         importlib.import_module("triton")
 
 
-def start_forkserver(slot: Slot) -> ForkServer:
-    """Start the slot's fork server."""
-    from workers.sandbox.launch import ForkServer
+def start_forkserver(slot: Slot) -> ForkServer:  # noqa: ARG001
+    """The slot's fork server, forked by :mod:`workers.start` before this module was imported."""
+    from workers.sandbox import launch
 
-    return ForkServer.start(slot)
+    if launch.started is None:
+        raise ConfigError("this process has no fork server: start workers with `python -m workers.fleet`")
+    return launch.started
 
 
 def run_evaluation(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> Outcome:
@@ -192,7 +195,6 @@ def _prepare(**_: Any) -> None:
         if VARIABLE not in os.environ:
             raise ConfigError(f"{VARIABLE} is not set: start workers with `python -m workers.fleet`")
         slot = Slot.from_environment()
-        # Its imports and ours take seconds: both at once.
         forkserver = start_forkserver(slot)
         preload()
         forkserver.wait_ready()

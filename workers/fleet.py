@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import selectors
 import shutil
@@ -37,8 +38,8 @@ from kqueue.store import workers as registry
 from workers import logs
 from workers.gpu.devices import Device, choose, devices
 from workers.pool import describe, kill_group, sweep
-from workers.sandbox import linux, uids
-from workers.slot import READY_VARIABLE, VARIABLE, Slot
+from workers.sandbox import launch, linux, uids
+from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -163,16 +164,16 @@ class _Stop:
 class Supervisor:
     """A host's workers. :meth:`run` returns when all of them have ended."""
 
-    def __init__(self, config: Config, slots: list[Slot], *, application: str = "workers.app") -> None:
+    def __init__(self, config: Config, slots: list[Slot], *, program: str = "workers.start") -> None:
         """Make ready; nothing is started yet.
 
         Args:
             config: the fleet's settings.
             slots: from :func:`plan`.
-            application: the module with the Celery application that workers run.
+            program: the module that a worker process runs.
         """
         self._config = config
-        self._application = application
+        self._program = program
         self._host = socket.gethostname()
         self._cores = len(os.sched_getaffinity(0))
         self._engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=2)
@@ -272,11 +273,17 @@ class Supervisor:
         _empty(slot.scratch)
         ours, theirs = socket.socketpair()
         node = f"{slot.name}@{self._host}"
-        command = [sys.executable, "-P", "-m", "celery", "--quiet", "-A", self._application, "worker"]
+        command = [sys.executable, "-P", "-m", self._program, "worker"]
         command += ["-n", node, "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
         command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
         command += ["--loglevel", self._config.log_level.upper()]
-        env = environment(slot, self._config, self._cores, os.environ) | {READY_VARIABLE: str(theirs.fileno())}
+        full = environment(slot, self._config, self._cores, os.environ)
+        settings = _in_memory(full)
+        env = launch.clean_environment(full) | {
+            VARIABLE: full[VARIABLE],
+            READY_VARIABLE: str(theirs.fileno()),
+            SETTINGS_VARIABLE: str(settings),
+        }
         supervisor = os.getpid()
 
         def die_with_supervisor() -> None:
@@ -291,11 +298,12 @@ class Supervisor:
                 # Celery imports from where it is started: never from a directory that others write to.
                 cwd="/",
                 env=env,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), settings],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=die_with_supervisor,
             )
+        os.close(settings)
         life.door, life.knocked, life.registered = ours, False, False
         life.started_at = time.monotonic()
         self._selector.register(ours, selectors.EVENT_READ, life)
@@ -444,6 +452,15 @@ class Supervisor:
                 self._held.append(held.descriptor)
                 uid = held.uid
             life.slot = replace(slot, scratch=place / slot.name, uid=uid)
+
+
+def _in_memory(settings: Mapping[str, str]) -> int:
+    """A descriptor from which settings can be read: unlike an environment, nobody else can look at it."""
+    descriptor = os.memfd_create("kqueue-settings", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "w") as stream:
+        json.dump(dict(settings), stream)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _hold_place(root: Path, held: list[int]) -> Path:

@@ -13,6 +13,8 @@ from uuid import UUID
 VARIABLE: Final = "KQUEUE_SLOT"
 #: The number of the socket on which a worker process says that it is ready, and waits to be let in.
 READY_VARIABLE: Final = "KQUEUE_READY"
+#: The number of the descriptor from which a worker process reads the fleet's settings, secrets among them.
+SETTINGS_VARIABLE: Final = "KQUEUE_SETTINGS"
 
 
 @dataclass(frozen=True, slots=True)

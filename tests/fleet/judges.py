@@ -13,6 +13,11 @@ from pathlib import Path
 
 from celery.worker.control import inspect_command
 
+if __name__ == "__main__":
+    from workers import start
+
+    start.become_worker("judges")
+
 import workers.app
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase

@@ -10,7 +10,7 @@ from workers.fleet import Supervisor, plan
 
 config = load()
 logs.configure(config)
-supervisor = Supervisor(config, plan(config, [], 2), application="judges")
+supervisor = Supervisor(config, plan(config, [], 2), program="judges")
 supervisor.check_services()
 supervisor.run()
 sys.exit(0)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,9 +19,30 @@ from kqueue.store import evaluations
 from kqueue.store import workers as fleet
 from workers.blackbox import BlackBox
 from workers.judge import run
-from workers.sandbox import uids
-from workers.sandbox.launch import ForkServer
+from workers.sandbox import launch, uids
 from workers.slot import Slot
+
+_FORK_SERVER = """
+import socket, sys
+from workers.candidate import forkserver, harness
+harness.preload()
+forkserver.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+"""
+
+
+def start_forkserver(slot: Slot) -> launch.ForkServer:
+    """A fork server of its own interpreter: this process may hold anything."""
+    launch.prepare_scratch(slot)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _FORK_SERVER, str(theirs.fileno()), str(os.getpid())],
+            env=launch.clean_environment(os.environ),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    process.returncode = 0  # reaped by the handle below
+    return launch.ForkServer(slot, process.pid, ours)
 
 
 class Rig:
@@ -54,7 +78,7 @@ class Rig:
             device=device,
         )
         self.blackbox = BlackBox()
-        self.forkserver = ForkServer.start(self.slot)
+        self.forkserver = start_forkserver(self.slot)
 
     def __enter__(self) -> Self:
         self.forkserver.wait_ready()
@@ -107,8 +131,6 @@ class Rig:
 
 def gallery(rig: Rig, lane: str, names: list[str]) -> int:
     """Judge gallery entries by name and print what came of them; returns how many differ."""
-    import sys
-
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from examples.gallery import entries
 
@@ -141,8 +163,6 @@ def gallery(rig: Rig, lane: str, names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import sys
-
     from kqueue.local.postgres import Postgres
     from kqueue.store import schema
 

@@ -1,11 +1,12 @@
 """The fork server: parent of all candidates of a slot, preloaded, with nothing worth stealing.
 
-Started once with a clean environment by the worker's parent. It imports torch and Triton, never touches
-CUDA, and forks a candidate whenever the judge asks. It watches what it forked and is the one place where a
-candidate is ended: at a phase's deadline, beyond its memory or output, when the judge says so, and when the
-judge is gone. It then sweeps whatever the candidate left behind, and reports.
+Forked once by the slot's worker process (:mod:`workers.start`), before that has read any secret and after it
+has imported torch and Triton. It never touches CUDA, and forks a candidate whenever the judge asks. It
+watches what it forked and is the one place where a candidate is ended: at a phase's deadline, beyond its
+memory or output, when the judge says so, and when the judge is gone. It then sweeps whatever the candidate
+left behind, and reports.
 
-Requests arrive on descriptor ``argv[1]``, each a JSON object with three descriptors beside it: the
+Requests arrive on its socket, each a JSON object with three descriptors beside it: the
 candidate's end of the channel, this side's end of a control socket, and the page of flags. On the control
 socket the judge sends ``{"compile": seconds}`` (what compilers may take in all), ``{"phase": name,
 "seconds": n}``, ``{"running": bool}`` (whose turn it is) or ``{"stop": true}``; the one message that comes
@@ -25,6 +26,7 @@ import socket
 import stat
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -376,8 +378,6 @@ def _become_candidate(
         harness.serve(socket.socket(fileno=channel), flags.attach(page))
         status = 0
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -385,12 +385,12 @@ def _become_candidate(
         os._exit(status)
 
 
-def main() -> None:
-    """Become a slot's fork server. Arguments: request socket's descriptor, parent's pid."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+def main(requests: socket.socket, parent: int) -> NoReturn:
+    """Become a slot's fork server, in a process freshly forked by ``parent`` after :func:`harness.preload`."""
+    os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[2]):
-        return
+    if os.getppid() != parent:
+        os._exit(1)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     linux.set_name("kq-forkserver")
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -404,16 +404,17 @@ def main() -> None:
             isolation["own_uid"] = True
         except OSError as error:
             isolation["view"] = f"host: {error}"
-    harness.preload()
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    gc.collect()
     gc.freeze()
-    requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())
-    ForkServer(requests).run()
-    sys.stdout.flush()
-    os._exit(0)  # nothing is left to do, and libraries' destructors only make noise
-
-
-if __name__ == "__main__":
-    main()
+    status = 1
+    try:
+        requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())
+        ForkServer(requests).run()
+        status = 0
+    except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # libraries' destructors would only make noise

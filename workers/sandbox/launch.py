@@ -1,4 +1,4 @@
-"""Starting the fork server, and asking it for candidates."""
+"""The fork server as its parent and the judges see it: what it is started with, and asking it for candidates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import array
 import json
 import os
 import select
+import signal
 import socket
-import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +47,7 @@ _SET: Final = {
     "PYTHONUNBUFFERED": "1",
 }
 _START_S: Final = 120.0
+_STOP_S: Final = 5.0
 
 
 class ForkServerError(RuntimeError):
@@ -54,31 +57,19 @@ class ForkServerError(RuntimeError):
 class ForkServer:
     """The worker's parent's handle on its slot's fork server; inherited by the judges that it forks."""
 
-    def __init__(self, slot: Slot, process: subprocess.Popen[bytes], requests: socket.socket) -> None:
-        self.slot = slot
-        self.isolation: dict[str, Any] = {}
-        self._process = process
-        self._requests = requests
+    def __init__(self, slot: Slot, pid: int, requests: socket.socket) -> None:
+        """Hold on to a fork server that this process has just started.
 
-    @classmethod
-    def start(cls, slot: Slot) -> ForkServer:
-        """Start the slot's fork server; returns at once, :meth:`wait_ready` waits for its imports."""
-        slot.scratch.mkdir(parents=True, exist_ok=True)
-        slot.scratch.parent.chmod(0o711)
-        slot.scratch.chmod(0o711)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The interpreter's own directory first: ninja and other tools installed beside it must be found.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        environment = {k: os.environ[k] for k in _PASSED if k in os.environ} | _SET | {"PATH": path}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workers.candidate.forkserver", str(theirs.fileno()), str(os.getpid())],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
-        return cls(slot, process, ours)
+        Args:
+            slot: whose it is.
+            pid: its process, a child of this one.
+            requests: this side of the socket that it serves.
+        """
+        self.slot = slot
+        self.pid = pid
+        self.isolation: dict[str, Any] = {}
+        self._requests = requests
+        self._ended = False
 
     def wait_ready(self) -> None:
         """Wait until candidates can be had.
@@ -89,7 +80,7 @@ class ForkServer:
         readable, _, _ = select.select([self._requests], [], [], _START_S)
         data = self._requests.recv(65536) if readable else b""
         if not data:
-            raise ForkServerError(f"the fork server did not start (exit status {self._process.poll()})")
+            raise ForkServerError("the fork server did not start; its last words stand in the worker's log")
         self.isolation = json.loads(data)
         if self.slot.uid is not None and not self.isolation["own_uid"]:
             self.stop()
@@ -98,23 +89,20 @@ class ForkServer:
                 " not go, and this process may not mount: install kqueue elsewhere, or run it as an ordinary user"
             )
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     def alive(self) -> bool:
         """Whether it runs. Only its parent may ask."""
-        return self._process.poll() is None
+        if not self._ended:
+            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return not self._ended
 
     def stop(self) -> None:
         """End it and every candidate of it. Only its parent may ask."""
         self._requests.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        deadline = time.monotonic() + _STOP_S
+        while self.alive():
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.01)
 
     def spawn(self, profile: Profile, channel: int, control: int, page: int) -> None:
         """Have a candidate forked. The three descriptors are the candidate's; close them afterwards.
@@ -129,3 +117,21 @@ class ForkServer:
             )
         except OSError as error:
             raise ForkServerError(f"the fork server is gone: {error}") from error
+
+
+#: The fork server that this process started, if it is a slot's worker.
+started: ForkServer | None = None
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of a worker's environment its fork server, and so every candidate, may see."""
+    # The interpreter's own directory first: ninja and other tools installed beside it must be found.
+    path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    return {name: environment[name] for name in _PASSED if name in environment} | _SET | {"PATH": path}
+
+
+def prepare_scratch(slot: Slot) -> None:
+    """Make the slot's directory, which candidates may traverse and no more."""
+    slot.scratch.mkdir(parents=True, exist_ok=True)
+    slot.scratch.parent.chmod(0o711)
+    slot.scratch.chmod(0o711)

@@ -1,0 +1,52 @@
+"""``python -m workers.start``: a slot's worker process, from its first instruction on.
+
+The order matters. It is started with an environment that holds no secret, imports torch once, and forks the
+slot's fork server, which so holds nothing worth stealing and shares the imports' memory. Only then does it
+take the fleet's settings, from a descriptor, and become the Celery worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+from typing import NoReturn
+
+from workers.candidate import forkserver, harness
+from workers.sandbox import launch
+from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, Slot
+
+
+def main() -> NoReturn:
+    """Fork the slot's fork server, then become its worker. Arguments: those of ``celery -A … ``."""
+    harness.preload()
+    slot = Slot.from_environment()
+    launch.prepare_scratch(slot)
+    gc.collect()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        for variable in (READY_VARIABLE, SETTINGS_VARIABLE):
+            os.close(int(os.environ.pop(variable)))
+        forkserver.main(theirs, parent)
+    theirs.close()
+    launch.started = launch.ForkServer(slot, pid, ours)
+    become_worker("workers.app")
+
+
+def become_worker(application: str) -> NoReturn:
+    """Take the fleet's settings and run the Celery worker of the module ``application``."""
+    with os.fdopen(int(os.environ.pop(SETTINGS_VARIABLE)), "rb") as stream:
+        os.environ.update(json.load(stream))
+    sys.argv = ["celery", "--quiet", "-A", application, *sys.argv[1:]]
+    importlib.import_module("celery.__main__").main()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
