@@ -31,7 +31,7 @@ import structlog
 
 from kqueue import broker, sweeper
 from kqueue.config import Config, load
-from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, KqueueError
+from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
@@ -191,7 +191,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def check_services(self) -> None:
-        """Wait a moment for Postgres and Redis.
+        """Wait a moment for Postgres, its schema (whoever starts us may still be migrating) and Redis.
 
         Raises:
             DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
@@ -203,10 +203,10 @@ class Supervisor:
                 schema.check(self._engine)
                 broker.check(self._app)
                 return
-            except (DatabaseUnavailable, BrokerUnavailable):
+            except (DatabaseUnavailable, BrokerUnavailable, SchemaMismatch):
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(0.5)
+                time.sleep(0.1)
 
     def run(self) -> None:
         """Keep the workers alive until told to stop."""

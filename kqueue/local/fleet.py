@@ -172,8 +172,6 @@ class LocalFleet:
                 signal.signal(signum, handler)
 
     def _start_services(self, home: Path) -> None:
-        from kqueue.store import schema
-        from kqueue.store.engine import connect
 
         addresses: dict[str, SecretStr] = {}
         if self.config.database_url is None:
@@ -186,17 +184,21 @@ class LocalFleet:
             self._parts["Valkey"] = valkey
             addresses["redis_url"] = SecretStr(valkey.url)
         self.config = self.config.model_copy(update=addresses)
-        schema.upgrade(self.config.require_database())
-        self._engine = connect(self.config.require_database(), application="kqueue-fleet", pool_size=1)
-        self._exit.callback(self._engine.dispose)
 
     def _start_workers(self, home: Path) -> None:
-        # A process id may be used again while the row of the life that had it before still looks alive.
-        earlier = {slot.id for slot in self.slots()}
+        from kqueue.store import schema
+        from kqueue.store.engine import connect
+
         workers = _Workers(self.config, home / "logs" / "workers.log")
         self._exit.callback(workers.stop)
         self._workers = workers
+        # Its imports take longer than the migration, for which it waits.
         child = workers.start()
+        schema.upgrade(self.config.require_database())
+        self._engine = connect(self.config.require_database(), application="kqueue-fleet", pool_size=1)
+        self._exit.callback(self._engine.dispose)
+        # A process id may be used again while the row of the life that had it before still looks alive.
+        earlier = {slot.id for slot in self.slots()}
 
         def ready() -> bool:
             # All are started before the first is registered.
