@@ -10,12 +10,12 @@ they ran is queued again. Without the supervisor no worker lives on.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -335,7 +335,8 @@ class Supervisor:
 
             if self._in_database(register):
                 life.registered = True
-                life.door.sendall(b"g")
+                with contextlib.suppress(OSError):  # it has died since: that is noticed elsewhere
+                    life.door.sendall(b"g")
                 self._close_door(life)
                 _log.info("worker ready", slot=slot.name, lanes=",".join(slot.lanes))
 
@@ -481,9 +482,7 @@ def _hold_place(root: Path, held: list[int]) -> Path:
 
 def _empty(scratch: Path) -> None:
     """A slot's directory as a worker's life begins: nothing in it."""
-    if scratch.is_symlink():
-        scratch.unlink()
-    shutil.rmtree(scratch, ignore_errors=True)
+    linux.start_removal(scratch).wait()
     scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
 
 

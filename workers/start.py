@@ -33,7 +33,7 @@ def main() -> NoReturn:
         ours.close()
         for variable in (READY_VARIABLE, SETTINGS_VARIABLE):
             os.close(int(os.environ.pop(variable)))
-        forkserver.main(theirs, parent)
+        forkserver.main(theirs, parent, slot.uid)
     theirs.close()
     launch.started = launch.ForkServer(slot, pid, ours)
     become_worker("workers.app")

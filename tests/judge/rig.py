@@ -26,7 +26,7 @@ _FORK_SERVER = """
 import socket, sys
 from workers.candidate import forkserver, harness
 harness.preload()
-forkserver.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+forkserver.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]) or None)
 """
 
 
@@ -36,7 +36,7 @@ def start_forkserver(slot: Slot) -> launch.ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _FORK_SERVER, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-c", _FORK_SERVER, str(theirs.fileno()), str(os.getpid()), str(slot.uid or 0)],
             env=launch.clean_environment(os.environ),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -9,8 +9,9 @@ left behind, and reports.
 Requests arrive on its socket, each a JSON object with three descriptors beside it: the
 candidate's end of the channel, this side's end of a control socket, and the page of flags. On the control
 socket the judge sends ``{"compile": seconds}`` (what compilers may take in all), ``{"phase": name,
-"seconds": n}``, ``{"running": bool}`` (whose turn it is) or ``{"stop": true}``; the one message that comes
-back is a :class:`workers.sandbox.report.Report`. All of them are written and read by trusted code.
+"seconds": n}``, ``{"running": bool}`` (whose turn it is), ``{"stop": true}`` or ``{"closed": true}`` (the
+channel has ended); the one message that comes back is a :class:`workers.sandbox.report.Report`. All of them
+are written and read by trusted code.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import contextlib
 import gc
 import json
 import os
+import select
 import selectors
-import shutil
 import signal
 import socket
-import stat
+import subprocess
 import sys
 import time
 import traceback
@@ -40,6 +41,7 @@ from workers.channel import flags
 from workers.channel.protocol import receive_with_fds
 from workers.sandbox import linux, seal, view
 from workers.sandbox.report import Report
+from workers.sandbox.uids import KILLER_OFFSET, REFERENCE_OFFSET
 
 #: What is kept of a candidate's output, in bytes.
 _TAIL: Final = 16 << 10
@@ -49,6 +51,10 @@ _WATCH: Final = 0.04
 _SEALED: Final = b"sealed"
 #: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
 _REAP: Final = 10.0
+#: How long what a candidate left may take to go, in seconds.
+_SWEEP: Final = 1.0
+#: How long a process may live on that has closed the channel, in seconds: giving a GPU back takes a moment.
+_DYING: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -125,12 +131,12 @@ class _Candidate:
         del self.tail[:-_TAIL]
         return bool(data)
 
-    def memory(self) -> int:
-        """Private memory of the process tree in bytes."""
-        total, todo = 0, [self.pid]
+    def memory(self, orphans: list[int]) -> int:
+        """Memory of the process tree in bytes, and of what has left it."""
+        total, todo = 0, [self.pid, *orphans]
         while todo:
             pid = todo.pop()
-            total += linux.private_bytes(pid)
+            total += linux.memory_bytes(pid)
             todo += linux.children(pid)
         self.peak = max(self.peak, total)
         return total
@@ -143,6 +149,7 @@ class ForkServer:
         self._requests = requests
         self._selector = selectors.DefaultSelector()
         self._candidates: dict[int, _Candidate] = {}
+        self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
         self._wake, writer = socket.socketpair()
         self._wake.setblocking(False)
@@ -174,11 +181,12 @@ class ForkServer:
     def _watch(self) -> None:
         now = time.monotonic()
         look = now - self._looked >= _WATCH
+        orphans = self._orphans() if look and self._candidates else []
         for candidate in list(self._candidates.values()):
             if (phase := candidate.overdue()) is not None:
                 candidate.phase = phase
                 self._end(candidate, "deadline")
-            elif look and candidate.memory() > candidate.profile.host_memory_bytes:
+            elif look and candidate.memory(orphans) > candidate.profile.host_memory_bytes:
                 self._end(candidate, "memory")
         if look:
             self._looked = now
@@ -194,6 +202,7 @@ class ForkServer:
 
     def _on_wake(self) -> None:
         self._wake.recv(4096)
+        self._removals = [removal for removal in self._removals if removal.poll() is None]
         for candidate in list(self._candidates.values()):
             if _has_ended(candidate.pid):
                 self._conclude(candidate, "exited")
@@ -206,7 +215,13 @@ class ForkServer:
         except ConnectionResetError:
             data = b""
         message: dict[str, Any] = json.loads(data) if data else {"stop": True}
-        if "stop" in message:
+        if message.get("closed"):
+            # Its end of the channel is closed: it is dying, or wants to be taken for it.
+            deadline = time.monotonic() + _DYING
+            while not _has_ended(candidate.pid) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            self._end(candidate, "closed")
+        elif "stop" in message:
             self._end(candidate, "stopped")
         else:
             candidate.heed(message)
@@ -220,12 +235,19 @@ class ForkServer:
             self._end(candidate, "output")
 
     def _spawn(self, profile: seal.Profile, channel: int, control: socket.socket, page: int) -> None:
-        _make_scratch(profile)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            _make_scratch(profile)
+            pid = os.fork()
+        except OSError as error:
+            # No space, no process to be had: the host's trouble. The judge hears of it and nothing was run.
+            for descriptor in (channel, page, reader, writer, sealed, sealing):
+                os.close(descriptor)
+            _send(control, Report("unsealed", "load", None, 0, 0, 0, str(error)))
+            return
         if pid == 0:
             _become_candidate(profile, parent, channel, page, writer, sealing)
         candidate = _Candidate(pid, profile, control, flags.attach(page), reader)
@@ -233,11 +255,15 @@ class ForkServer:
             os.close(descriptor)
         self._candidates[pid] = candidate
         # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
-        with os.fdopen(sealed, "rb") as stream:
-            word = stream.read()
-        candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it died"
+        word = b""
+        while select.select([sealed], [], [], _REAP)[0] and (more := os.read(sealed, 4096)):
+            word += more
+        os.close(sealed)
+        candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
         self._register(control, lambda: self._on_control(candidate))
         self._register(reader, lambda: self._on_output(candidate))
+        if candidate.unsealed:
+            self._end(candidate, "unsealed")
 
     def _end(self, candidate: _Candidate, reason: str) -> None:
         """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
@@ -245,9 +271,12 @@ class ForkServer:
             self._conclude(candidate, "exited")
             return
         os.kill(candidate.pid, signal.SIGKILL)
-        deadline = time.monotonic() + _REAP
+        begun = time.monotonic()
         while not _has_ended(candidate.pid):
-            if time.monotonic() > deadline:
+            if time.monotonic() > begun + _DYING:
+                # One that is traced by its own offspring ends for us only when the tracer does.
+                self._kill_all_of(candidate)
+            if time.monotonic() > begun + _REAP:
                 reason = "stuck"
                 break
             time.sleep(0.0005)
@@ -255,16 +284,19 @@ class ForkServer:
 
     def _conclude(self, candidate: _Candidate, reason: str) -> None:
         """Sweep what an ended candidate left, report, and forget it."""
-        del self._candidates[candidate.pid]
         leftovers = self._orphans()
-        # The zombie keeps its pid, and so its group's number, from being given to a stranger.
-        _signal_group(candidate.pid)
-        if candidate.profile.uid is not None:
-            _kill_uid(candidate.profile.uid)
-        self._sweep(candidate.pid)
+        self._kill_all_of(candidate)
         status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
-        while candidate.read_output():
-            pass
+        del self._candidates[candidate.pid]
+        self._sweep(candidate)
+        # What a survivor might still write is not waited for.
+        for _ in range(64):
+            if not candidate.read_output():
+                break
+        if candidate.output in self._selector.get_map():
+            self._selector.unregister(candidate.output)
+        self._selector.unregister(candidate.control)
+        os.close(candidate.output)
         report = Report(
             reason="unsealed" if candidate.unsealed else reason,
             phase=candidate.phase,
@@ -274,32 +306,47 @@ class ForkServer:
             output_bytes=candidate.written,
             log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
         )
-        if candidate.output in self._selector.get_map():
-            self._selector.unregister(candidate.output)
-        self._selector.unregister(candidate.control)
-        os.close(candidate.output)
-        # Gone before the judge hears of it: the next candidate finds nothing of this one.
-        _remove(Path(candidate.profile.scratch))
-        with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
-            candidate.control.send(json.dumps(asdict(report)).encode())
-        candidate.control.close()
+        _send(candidate.control, report)
+        with contextlib.suppress(OSError):
+            self._removals.append(linux.start_removal(Path(candidate.profile.scratch)))
 
     def _orphans(self) -> list[int]:
-        """Living children that are no candidates: what a candidate left behind and the kernel gave to us."""
-        mine = [pid for pid in linux.children(os.getpid()) if pid not in self._candidates]
-        return [pid for pid in mine if not linux.is_zombie(pid)]
+        """Living children that are neither candidates nor ours: what a candidate left and the kernel gave to us."""
+        own = {*self._candidates, *(removal.pid for removal in self._removals)}
+        return [pid for pid in linux.children(os.getpid()) if pid not in own and not linux.is_zombie(pid)]
 
-    def _sweep(self, ended: int) -> None:
-        """Kill and reap all orphans, and theirs, within a bounded time; ``ended`` is left to be reaped."""
-        deadline = time.monotonic() + 1.0
+    def _kill_all_of(self, candidate: _Candidate) -> None:
+        """Kill whatever is a candidate's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
+        # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(candidate.pid, signal.SIGKILL)
+        if candidate.profile.uid is not None:
+            _kill_uid(candidate.profile.uid)
+        for pid in self._orphans():
+            os.kill(pid, signal.SIGKILL)
+
+    def _sweep(self, candidate: _Candidate) -> None:
+        """Kill and reap all orphans, and theirs, within a bounded time; all of the candidate's uid with them."""
+        deadline = time.monotonic() + _SWEEP
         while time.monotonic() < deadline:
-            mine = [pid for pid in linux.children(os.getpid()) if pid != ended and pid not in self._candidates]
-            if not mine:
-                return
+            own = {*self._candidates, *(removal.pid for removal in self._removals)}
+            mine = [pid for pid in linux.children(os.getpid()) if pid not in own]
             for pid in mine:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
+            uid = candidate.profile.uid
+            survivors = linux.living_of_uid(uid) if uid is not None else []
+            if uid is not None and survivors:
+                _kill_uid(uid)
+            if not mine and not survivors:
+                return
             time.sleep(0.0005)
+
+
+def _send(control: socket.socket, report: Report) -> None:
+    with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
+        control.send(json.dumps(asdict(report)).encode())
+    control.close()
 
 
 def _nothing(*_: object) -> None:
@@ -311,47 +358,36 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _signal_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
-        os.killpg(pid, signal.SIGKILL)
-
-
 def _kill_uid(uid: int) -> None:
-    """Kill every process of a uid at once; a loop over pids would race with what forks."""
-    pid = os.fork()
+    """Kill every process of a uid at once, as a loop over pids would race with what forks.
+
+    The killer has the uid as its effective one alone: it may signal the uid's processes, and they may neither
+    signal nor trace it.
+    """
+    try:
+        pid = os.fork()
+    except OSError:
+        return  # no process to be had now: those that are known are killed one by one
     if pid == 0:
         try:
-            os.setresuid(uid, uid, uid)
+            killer = uid + KILLER_OFFSET
+            os.setresuid(killer, uid, killer)
             os.kill(-1, signal.SIGKILL)
         finally:
             os._exit(0)
-    os.waitpid(pid, 0)
+    deadline = time.monotonic() + _SWEEP
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.0002)
 
 
 def _make_scratch(profile: seal.Profile) -> None:
-    """Make a candidate's private directories, empty, and its own."""
-    _remove(Path(profile.scratch))
+    """Make a candidate's private directories, empty, and its own. Nobody else has been in them."""
     for path in (profile.scratch, *seal.private_directories(profile.scratch).values()):
         Path(path).mkdir(mode=0o700)
         if profile.uid is not None:
-            os.chown(path, profile.uid, profile.uid)
-
-
-def _remove(directory: Path) -> None:
-    """Remove a tree whose owner may have closed its directories to us."""
-
-    def reopen(_: object, path: str, __: object) -> None:
-        try:
-            Path(path).parent.chmod(stat.S_IRWXU)
-            Path(path).chmod(stat.S_IRWXU, follow_symlinks=True) if Path(path).is_dir() else None
-            shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
-        except OSError:
-            pass  # left to the directory's next user, who will try again and say so
-
-    if directory.is_symlink():
-        directory.unlink()
-    if directory.exists():
-        shutil.rmtree(directory, onerror=reopen)
+            os.chown(path, profile.uid, profile.uid, follow_symlinks=False)
 
 
 def _become_candidate(
@@ -385,8 +421,14 @@ def _become_candidate(
         os._exit(status)
 
 
-def main(requests: socket.socket, parent: int) -> NoReturn:
-    """Become a slot's fork server, in a process freshly forked by ``parent`` after :func:`harness.preload`."""
+def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
+    """Become a slot's fork server, in a process freshly forked by ``parent`` after :func:`harness.preload`.
+
+    Args:
+        requests: what it serves.
+        parent: the worker's process; it ends with that.
+        uid: the slot's uid for candidates, which nobody else uses now: what an earlier holder left is killed.
+    """
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -402,6 +444,9 @@ def main(requests: socket.socket, parent: int) -> NoReturn:
                 view.rebuild()
                 isolation["view"] = "rebuilt"
             isolation["own_uid"] = True
+            if uid is not None:
+                for leftover in (uid, uid + REFERENCE_OFFSET):
+                    _kill_uid(leftover)
         except OSError as error:
             isolation["view"] = f"host: {error}"
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.

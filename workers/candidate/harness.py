@@ -97,6 +97,7 @@ class Candidate:
 
     def __init__(self, page: memoryview[int]) -> None:
         self._flags = page
+        self._path = Path.cwd() / f"{MODULE}.py"
         self._job: Job
         self._module: Any
         self._model: Any
@@ -106,6 +107,7 @@ class Candidate:
         self._structure = ""
         self._last: Any = None
         self._orders: dict[Order, Callable[[Command], Reply]] = {
+            Order.OPEN: self._open,
             Order.LOAD: self._load,
             Order.CONSTRUCT: self._construct,
             Order.BIND_INPUTS: self._bind_inputs,
@@ -128,16 +130,18 @@ class Candidate:
     def _on_gpu(self) -> bool:
         return self._job.device == "cuda"
 
-    def _load(self, command: Command) -> Reply:
+    def _open(self, command: Command) -> Reply:
         self._job = command.payload
+        # A file, because Triton and tracebacks read sources from files.
+        self._path.write_text(self._job.source, encoding="utf-8")
         if self._on_gpu:
             torch.cuda.init()
             torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
             torch.cuda.synchronize()
-        # A file, because Triton and tracebacks read sources from files.
-        path = Path.cwd() / f"{MODULE}.py"
-        path.write_text(self._job.source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(MODULE, path)
+        return self._done(command)
+
+    def _load(self, command: Command) -> Reply:
+        spec = importlib.util.spec_from_file_location(MODULE, self._path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -162,18 +166,18 @@ class Candidate:
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
-        tensors = self._open(command)
+        tensors = self._shared(command)
         self._arguments = list(binding.arguments)
         for place, tensor in zip(binding.tensors, tensors, strict=True):
             self._arguments[place] = tensor
         return self._done(command)
 
     def _bind_outputs(self, command: Command) -> Reply:
-        self._outputs = self._open(command)
+        self._outputs = self._shared(command)
         self._structure = command.payload.structure
         return self._done(command)
 
-    def _open(self, command: Command) -> list[torch.Tensor]:
+    def _shared(self, command: Command) -> list[torch.Tensor]:
         specs = command.payload.buffers
         descriptors = command.descriptors or (None,) * len(specs)
         return [open_buffer(spec, fd) for spec, fd in zip(specs, descriptors, strict=True)]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from workers.channel.flags import memory
 from workers.channel.protocol import BufferSpec
 
 _PEER_ACCESS: Final = 1  # cudaIpcMemLazyEnablePeerAccess
@@ -93,8 +94,7 @@ class SharedTensor:
             handle = bytes(ipc)
             flat = torch.as_tensor(_DeviceMemory(pointer.value or 0, nbytes), device=like.device)
         else:
-            self.descriptor = os.memfd_create("kqueue-buffer", os.MFD_CLOEXEC)
-            os.ftruncate(self.descriptor, nbytes)
+            self.descriptor = memory("kqueue-buffer", nbytes)
             flat = _map(self.descriptor, nbytes)
         self.spec = BufferSpec(nbytes, like.dtype, tuple(like.shape), model.stride(), handle)
         self._flat = flat

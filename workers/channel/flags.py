@@ -7,6 +7,7 @@ of its deadlines to another.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
@@ -32,8 +33,14 @@ _NAP_S: Final = 50e-6
 
 def create() -> int:
     """A new page; returns its descriptor."""
-    descriptor = os.memfd_create("kqueue-flags", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, _SIZE)
+    return memory("kqueue-flags", _SIZE)
+
+
+def memory(name: str, nbytes: int) -> int:
+    """Memory to share, whose size nobody can change: who touched a page that is gone would die of it."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, nbytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
 
 

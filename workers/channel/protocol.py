@@ -59,8 +59,10 @@ class ProtocolError(Exception):
 class Order(IntEnum):
     """What the judge can ask of a candidate."""
 
+    OPEN = 9
+    """Get ready: the device, and the source in a file. Carries the job (:class:`Job`); none of it runs yet."""
     LOAD = 1
-    """Import the source. Carries the job (:class:`Job`)."""
+    """Import the source."""
     CONSTRUCT = 2
     """Construct the model and move it to the device."""
     BIND_INPUTS = 3

@@ -178,6 +178,12 @@ def _known(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and TensorSpec.of(tensor).dtype is not None
 
 
+def _others_hold_memory() -> bool:
+    """Whether a tenth of the GPU's memory or more is in use by other processes."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > total // 10
+
+
 def _invalid(message: str) -> EvaluationEnded:
     return EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)
 
@@ -185,6 +191,12 @@ def _invalid(message: str) -> EvaluationEnded:
 def _blame_reference(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
+    except torch.OutOfMemoryError:
+        if _others_hold_memory():
+            raise  # the device's trouble, not the problem's
+        raise EvaluationEnded(
+            Category.REFERENCE_ERROR, f"{what} needs more memory than the GPU has", Phase.REFERENCE
+        ) from None
     except Exception as error:  # noqa: BLE001 -- the problem may raise anything
         raise EvaluationEnded(
             Category.REFERENCE_ERROR,

@@ -30,7 +30,7 @@ from workers.sandbox.report import Report
 from workers.sandbox.seal import Profile
 
 #: Seconds beyond a deadline after which the fork server itself is taken to have failed.
-_GRACE_S: Final = 15.0
+_GRACE_S: Final = 30.0
 #: CUDA's codes that say a launch asked for too much: invalid value (too much dynamic shared memory),
 #: invalid configuration (too many threads), launch out of resources (registers).
 _TOO_MUCH: Final = frozenset({1, 9, 701})
@@ -57,6 +57,7 @@ class CandidateProcess:
             ForkServerError: the fork server is gone.
         """
         self.ended: Report | None = None
+        self._forkserver = forkserver
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         page = flags.create()
@@ -112,6 +113,7 @@ class CandidateProcess:
         allowed = self._seconds + self._compile_s + _GRACE_S
         ready, _, _ = select.select([self._channel, self._control], [], [], allowed)
         if not ready:
+            self._forkserver.kill()
             raise ForkServerError("the fork server did not end a candidate that was beyond its deadline")
         if self._channel not in ready:
             raise self.died()
@@ -163,6 +165,7 @@ class CandidateProcess:
             except ConnectionResetError:
                 continue  # said once where a message of ours was not read; the report comes after it
         if not data:
+            self._forkserver.kill()
             raise ForkServerError("the fork server did not report how a candidate ended")
         self.ended = Report(**json.loads(data))
         self._channel.close()
@@ -177,6 +180,7 @@ class CandidateProcess:
     def died(self) -> EvaluationEnded:
         """What the end of the process comes to, by the fork server's report."""
         if self.ended is None:
+            self._tell({"closed": True})
             self._await_report()
         ended = self.ended
         assert ended is not None
@@ -191,6 +195,10 @@ class CandidateProcess:
             category = _REASONS[ended.reason]
             amount = ended.peak_bytes if ended.reason == "memory" else ended.output_bytes
             return EvaluationEnded(category, f"{ended.reason} limit exceeded: {amount} bytes", self._phase, **facts)
+        if ended.reason == "closed":
+            return EvaluationEnded(
+                Category.SANDBOX_VIOLATION, "the candidate closed the judge's channel", self._phase, **facts
+            )
         if ended.reason == "stuck" or ended.status is None:
             raise ForkServerError("a candidate's process could not be ended: it hangs in the kernel or a driver")
         if os.WIFSIGNALED(ended.status):

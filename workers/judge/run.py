@@ -1,7 +1,8 @@
 """One evaluation, from a claim to an outcome.
 
-Order: what can be settled without a device; the problem is imported; the candidate is forked and loads
-while the judge makes inputs and runs the reference; then construction, compilation, checks and timing.
+Order: what can be settled without a device; the problem is imported; the candidate is forked and opens the
+device while the judge makes inputs and runs the reference; only then does any of the kernel's code run, so
+that it cannot disturb the reference: import, construction, compilation, checks and timing.
 The device is used alone (the slot's lock) for the reference, the checks and the timing; everything else
 overlaps with the work of the device's other slots.
 """
@@ -22,7 +23,7 @@ import torch
 from sqlalchemy import Engine
 
 from kqueue.broker import GPU_WAIT_S
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Measurement, Outcome, Phase
 from kqueue.store import baselines, evaluations
 from kqueue.store.evaluations import Claim
@@ -35,7 +36,8 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
 from workers.judge.session import Session
-from workers.sandbox.launch import ForkServer
+from workers.sandbox.launch import ForkServer, ForkServerError
+from workers.sandbox.report import Report
 from workers.sandbox.seal import Profile
 from workers.sandbox.uids import REFERENCE_OFFSET
 from workers.slot import Slot
@@ -117,7 +119,8 @@ class _Evaluation:
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
             if rival is not None:
-                rival.construct(cases[0], rehearse=False)
+                with _blaming_the_reference():
+                    rival.construct(cases[0], rehearse=False)
         with self._alone("measure"), self._backstop(Phase.CHECK):
             evidence = self._check(candidate, cases)
             clock, samples, nulls = self._time(candidate, cases) if self._settings.timing.enabled else (None, [], [])
@@ -140,7 +143,7 @@ class _Evaluation:
         )
 
     def _begin(self, source: str, entry: str, backend: Backend, problem: Problem, uid_offset: int = 0) -> Session:
-        """Fork a process and have it load ``source``, without waiting."""
+        """Fork a process for ``source`` and have it get ready, without waiting."""
         limits, uid = self._settings.limits, self._slot.uid
         profile = Profile(
             uid=uid + uid_offset if uid is not None else None,
@@ -153,7 +156,7 @@ class _Evaluation:
         process = CandidateProcess(self._forkserver, profile, self._deadlines.compile_s)
         self._processes.append(process)
         session = Session(process, problem)
-        session.begin_loading(
+        session.begin(
             Job(
                 source=source,
                 entry=entry,
@@ -220,21 +223,13 @@ class _Evaluation:
 
     def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
         """Take null and baseline, and keep them. The reference's failures are the problem's."""
-        try:
-            with self._timed("baseline"):
-                rival.prepare_calls(cases[0])
-                rival.run(cases[0])
-                rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
-                clock = self._clock(rival, cases)
-                samples, nulls = clock.measure(self._settings.timing, null_every=1)
-                clock.verify()
-        except EvaluationEnded as ended:
-            raise EvaluationEnded(
-                Category.REFERENCE_ERROR,
-                f"the reference failed while it was timed: {ended.outcome.message}",
-                Phase.TIME,
-                **ended.outcome.facts,
-            ) from None
+        with self._timed("baseline"), _blaming_the_reference():
+            rival.prepare_calls(cases[0])
+            rival.run(cases[0])
+            rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
+            clock = self._clock(rival, cases)
+            samples, nulls = clock.measure(self._settings.timing, null_every=1)
+            clock.verify()
         null = timing.null_of(nulls, self._slot)
         measurement = timing.summarise(samples, null, self._settings.timing, self._slot)
         baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
@@ -260,9 +255,17 @@ class _Evaluation:
     def _clean_up(self, outcome: Outcome) -> Outcome:
         """End what still runs, and complete the outcome with the candidate's log and the evidence."""
         self._blackbox.enter(Phase.CLEANUP)
-        with self._backstop(Phase.CLEANUP):
-            reports = [process.stop() for process in self._processes]
         evidence = dict(outcome.evidence)
+        reports: list[Report] = []
+        with self._backstop(Phase.CLEANUP):
+            for process in self._processes:
+                try:
+                    reports.append(process.stop())
+                except ForkServerError as error:
+                    # What is known of the kernel stays true; a right answer whose end is unknown does not.
+                    if outcome.category.blame is Blame.NONE:
+                        raise
+                    evidence["cleanup"] = str(error)
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._slot.siblings
@@ -310,6 +313,20 @@ class _Evaluation:
         self._blackbox.enter(phase)
         with _alarm(self._deadlines.total_s + _BACKSTOP_S):
             yield
+
+
+@contextlib.contextmanager
+def _blaming_the_reference() -> Generator[None]:
+    """What fails in the process that runs the reference is the problem's, not the kernel's."""
+    try:
+        yield
+    except EvaluationEnded as ended:
+        raise EvaluationEnded(
+            Category.REFERENCE_ERROR,
+            f"the reference failed in a process of its own: {ended.outcome.message}",
+            ended.outcome.phase,
+            **ended.outcome.facts,
+        ) from None
 
 
 @contextlib.contextmanager

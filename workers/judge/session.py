@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +14,10 @@ from workers.judge import compare
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem, same_bits
 from workers.judge.process import CandidateProcess
+from workers.sandbox.launch import ForkServerError
+
+#: How long a process may take to open the device, in seconds; others may be opening it at the same time.
+_PREPARE_S: Final = 120.0
 
 
 class Session:
@@ -23,25 +27,33 @@ class Session:
         self.process = process
         self._problem = problem
         self._deadlines = problem.settings.deadlines
-        self._loading = 0
+        self._opening = 0
         self._inputs: list[SharedTensor] = []
         self._outputs: list[SharedTensor] = []
 
-    def begin_loading(self, job: Job) -> None:
-        """Have the source imported, and do not wait for it."""
-        self.process.enter(Phase.LOAD, self._deadlines.load_s)
+    def begin(self, job: Job) -> None:
+        """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
+        self.process.enter(Phase.PREPARE, _PREPARE_S)
         self.process.start_clock()
-        self._loading = self.process.send(Order.LOAD, payload=job)
+        self._opening = self.process.send(Order.OPEN, payload=job)
 
     def construct(self, case: Case, *, rehearse: bool) -> None:
-        """Wait for the import, construct the model, share inputs of the case's form, filled.
+        """Import the source, construct the model, share inputs of the case's form, filled.
 
         Args:
             case: fills the inputs.
             rehearse: compile Triton's kernels now, while the device need not be had alone.
+
+        Raises:
+            ForkServerError: the process could not be made ready; nothing of the kernel has run.
         """
-        self.process.receive(self._loading)
+        try:
+            self.process.receive(self._opening)
+        except EvaluationEnded as ended:
+            raise ForkServerError(f"a candidate's process could not be made ready: {ended}") from None
         self.process.stop_clock()
+        self.process.enter(Phase.LOAD, self._deadlines.load_s)
+        self.process.order(Order.LOAD)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT)
         self._inputs = [SharedTensor(tensor) for tensor in case.inputs]

@@ -1,8 +1,8 @@
 """The judge's clock.
 
-A timed call: write fresh inputs, poison the outputs, flush the L2 cache, read the clock, set the flag GO,
-wait for the flag DONE, read the clock, and only then look at the outputs. The candidate answers DONE after
-its device has finished. What the same round trip takes without a forward (the null) is subtracted.
+A timed call: wait until the candidate is READY, write inputs, poison the outputs, flush the L2 cache, read the
+clock, set the flag GO, wait for the flag DONE, copy the outputs, read the clock. The candidate answers DONE
+after its device has finished. What the same round trip takes without a forward (the null) is subtracted.
 
 A candidate that slowed its null would make itself look fast. So the null is also taken from a process that
 runs the reference, with the baseline, and a candidate's own counts only where it is the smaller of the two:
@@ -31,7 +31,7 @@ from workers.judge.session import Session
 from workers.slot import Slot
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "cpu_clock/1"
+METHOD: Final = "cpu_clock/2"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The share of the time phase's deadline after which no further call is begun.
@@ -105,16 +105,17 @@ class Clock:
 
     def _call(self, order: Order, case: Case, flush: _Flusher) -> int:
         page, process = self._process.flags, self._process
-        self._session.load(case)
         number = process.send(order, seed=case.seed)
         self._wait(flags.READY, number)
+        self._session.load(case)
         flush()
         self._session.settle()
         start = time.perf_counter_ns()
         page[flags.GO] = number
         self._wait(flags.DONE, number)
-        end = time.perf_counter_ns()
+        # The copy waits for whatever was still on its way: DONE said too early gains nothing.
         outputs = self._session.snapshot()
+        end = time.perf_counter_ns()
         self._session.check_form(process.receive(number), case)
         if page[flags.DONE] != number:
             raise EvaluationEnded(

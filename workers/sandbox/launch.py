@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import select
@@ -103,6 +104,11 @@ class ForkServer:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End one that does not answer: its candidates die with it, and its parent sees to another."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def spawn(self, profile: Profile, channel: int, control: int, page: int) -> None:
         """Have a candidate forked. The three descriptors are the candidate's; close them afterwards.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -74,10 +76,39 @@ def is_zombie(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-def private_bytes(pid: int) -> int:
-    """Resident memory of a process in bytes, what it shares with others not counted; 0 if it is gone."""
+def living_of_uid(uid: int) -> list[int]:
+    """The processes that run under a uid, those that have ended and wait to be reaped not counted."""
+    found: list[int] = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = status.read_text()
+            if f"\nUid:\t{uid}\t" in text and "\nState:\tZ" not in text and "\nState:\tX" not in text:
+                found.append(int(status.parent.name))
+    return found
+
+
+def start_removal(directory: Path) -> subprocess.Popen[bytes]:
+    """Begin to remove a directory that a candidate has filled, in a process of its own.
+
+    Trees may be deeper than Python recurses and larger than anybody should wait for, and their owner may have
+    closed directories to us; links are removed, not followed.
+    """
+    script = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+    return subprocess.Popen(
+        ["sh", "-c", script, "remove", str(directory)],
+        stdin=subprocess.DEVNULL,
+        env={"PATH": os.defpath + ":/usr/sbin:/sbin"},
+        cwd="/",
+    )
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes that belongs to no file: its own and shared; 0 if it is gone."""
+    total = 0
     try:
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-    except (OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
         return 0
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    return total

@@ -11,7 +11,8 @@ class Report:
 
     Attributes:
         reason: why it was ended: ``stopped`` (the judge said so), ``deadline``, ``memory``, ``output``;
-            ``exited`` if it ended by itself; ``stuck`` if it could not be ended;
+            ``closed`` if it had closed its channel and lived on; ``exited`` if it ended by itself;
+            ``stuck`` if it could not be ended;
             ``unsealed`` if its seal failed, and none of the kernel's code ran.
         phase: the phase it was in.
         status: its wait status; None if it could not be reaped.

@@ -17,6 +17,8 @@ from typing import Final
 #: Uids of the processes that time the reference lie this far above the candidates': a candidate must not
 #: be able to touch the one that its time is compared with.
 REFERENCE_OFFSET: Final = 2048
+#: Uids that only ever kill what a candidate left lie this far above the candidate's.
+KILLER_OFFSET: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
