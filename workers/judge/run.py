@@ -48,6 +48,7 @@ _BACKSTOP_S: Final = 30.0
 _NULL_EVERY: Final = 4
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BASELINE_TRIES: Final = 3
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: The share of a GPU's memory that all its slots' candidates may take together.
@@ -222,18 +223,30 @@ class _Evaluation:
         return clock, samples, nulls
 
     def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
-        """Take null and baseline, and keep them. The reference's failures are the problem's."""
+        """Take null and baseline, and keep them. The reference's failures are the problem's.
+
+        What others do on the device can drown a short call: one that cannot be told from the null is taken
+        again, a few times, and never kept.
+        """
         with self._timed("baseline"), _blaming_the_reference():
             rival.prepare_calls(cases[0])
             rival.run(cases[0])
-            rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
-            clock = self._clock(rival, cases)
-            samples, nulls = clock.measure(self._settings.timing, null_every=1)
-            clock.verify()
-        null = timing.null_of(nulls, self._slot)
-        measurement = timing.summarise(samples, null, self._settings.timing, self._slot)
-        baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
+            measurement = self._measure_reference(rival, cases)
+            tries = 1
+            while measurement.q1_ms <= 0 and tries < _BASELINE_TRIES:
+                measurement = self._measure_reference(rival, cases)
+                tries += 1
+        if measurement.q1_ms > 0:
+            baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
         return measurement
+
+    def _measure_reference(self, rival: Session, cases: list[Case]) -> Measurement:
+        rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
+        clock = self._clock(rival, cases)
+        samples, nulls = clock.measure(self._settings.timing, null_every=1)
+        clock.verify()
+        null = timing.null_of(nulls, self._slot)
+        return timing.summarise(samples, null, self._settings.timing, self._slot)
 
     def _clock(self, session: Session, cases: list[Case]) -> timing.Clock:
         return timing.Clock(session, cases, self._slot, self._deadlines.time_s)
