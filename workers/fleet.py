@@ -277,7 +277,8 @@ class Supervisor:
         command += ["-n", node, "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
         command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
         command += ["--loglevel", self._config.log_level.upper()]
-        full = environment(slot, self._config, self._cores, os.environ)
+        # What a killed worker leaves in its temporary directory goes when the next one starts.
+        full = environment(slot, self._config, self._cores, os.environ) | {"TMPDIR": str(slot.scratch)}
         settings = _in_memory(full)
         env = launch.clean_environment(full) | {
             VARIABLE: full[VARIABLE],
