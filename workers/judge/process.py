@@ -200,6 +200,8 @@ class CandidateProcess:
                 Category.SANDBOX_VIOLATION, "the candidate closed the judge's channel", self._phase, **facts
             )
         if ended.reason == "stuck" or ended.status is None:
+            # It would be taken for what the next candidate left behind: the slot starts anew without it.
+            self._forkserver.kill()
             raise ForkServerError("a candidate's process could not be ended: it hangs in the kernel or a driver")
         if os.WIFSIGNALED(ended.status):
             number = os.WTERMSIG(ended.status)
