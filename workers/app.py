@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import importlib.util
 import os
 import signal
 import socket
@@ -83,13 +82,8 @@ warnings.filterwarnings("ignore", category=SecurityWarning)
 
 
 def preload() -> None:
-    """Import what every judge needs, so that children inherit it."""
-    # Set by the supervisor too; here for whoever imports torch first.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    importlib.import_module("torch")
+    """Import what every judge needs, so that children inherit it; torch and Triton are there already."""
     importlib.import_module("workers.judge.run")
-    if importlib.util.find_spec("triton") is not None:
-        importlib.import_module("triton")
 
 
 def start_forkserver(slot: Slot) -> ForkServer:  # noqa: ARG001

@@ -244,7 +244,6 @@ class Job:
     Attributes:
         source: the module's source.
         entry: the class to construct: ``ModelNew``, or ``Model`` where the reference itself is timed.
-        backend: what the kernel is written in.
         device: ``cpu`` or ``cuda``.
         dtype: the floating dtype of weights and inputs.
         seed: set before construction.
@@ -254,7 +253,6 @@ class Job:
 
     source: str
     entry: str
-    backend: str
     device: str
     dtype: torch.dtype
     seed: int

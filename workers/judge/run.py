@@ -48,6 +48,7 @@ _BACKSTOP_S: Final = 30.0
 _NULL_EVERY: Final = 4
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+#: How often a baseline is taken that cannot be told from the null.
 _BASELINE_TRIES: Final = 3
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
@@ -106,7 +107,7 @@ class _Evaluation:
         )
         with self._reference_alarm():
             problem = Problem(self._request.problem, self._settings, self._device)
-        candidate = self._begin(self._request.kernel, static.ENTRY, self._request.backend, problem)
+        candidate = self._begin(self._request.kernel, static.ENTRY, problem)
         baseline, rival = self._baseline_or_rival(problem, environment_hash)
         with self._timed("reference"), self._reference_alarm():
             problem.construct()
@@ -143,7 +144,7 @@ class _Evaluation:
             evidence=evidence,
         )
 
-    def _begin(self, source: str, entry: str, backend: Backend, problem: Problem, uid_offset: int = 0) -> Session:
+    def _begin(self, source: str, entry: str, problem: Problem, uid_offset: int = 0) -> Session:
         """Fork a process for ``source`` and have it get ready, without waiting."""
         limits, uid = self._settings.limits, self._slot.uid
         profile = Profile(
@@ -161,7 +162,6 @@ class _Evaluation:
             Job(
                 source=source,
                 entry=entry,
-                backend=str(backend),
                 device=self._device,
                 dtype=problem.dtype,
                 seed=self._settings.seed,
@@ -178,7 +178,7 @@ class _Evaluation:
         known = baselines.get(self._engine, self._request.problem_hash, environment_hash, self._settings_key)
         if known is not None:
             return known, None
-        rival = self._begin(self._request.problem, "Model", Backend.TORCH, problem, REFERENCE_OFFSET)
+        rival = self._begin(self._request.problem, "Model", problem, REFERENCE_OFFSET)
         return None, rival
 
     @property
