@@ -45,6 +45,26 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Comparison(StrEnum):
+    """Which of the two verdicts on a kernel's values decides; both are always reported."""
+
+    STRICT = "strict"
+    """Every input distribution, error measured against the reference's own precision."""
+    KERNELBENCH = "kernelbench"
+    """KernelBench's: ``torch.allclose`` on the problem's own inputs."""
+
+
+class Policy(StrEnum):
+    """What becomes of a kernel with which something was found."""
+
+    ALLOW = "allow"
+    """Not looked for, or looked over."""
+    FLAG = "flag"
+    """Reported beside the verdict."""
+    REJECT = "reject"
+    """Ends the evaluation."""
+
+
 class Phase(StrEnum):
     """The phases of an evaluation, each with its own deadline."""
 
@@ -105,11 +125,26 @@ class Timing(_Model):
 
     enabled: bool = True
     calls: Annotated[int, Field(ge=5, le=10_000)] = 100
-    """Timed calls."""
+    """The most timed calls; fewer where the precision is reached before."""
+    precision: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Half the width of the median's 95 % confidence interval, as a share of it, that is good enough to stop;
+    0 makes all calls."""
     warmup: Annotated[int, Field(ge=0, le=1_000)] = 10
     """Untimed calls before them."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""
+    compiled_baseline: bool = False
+    """Time the reference under ``torch.compile`` too."""
+
+
+class Policies(_Model):
+    """What is done about kernels that look like cheats but whose answers are right."""
+
+    findings: Policy = Policy.FLAG
+    """Static findings: ``reject`` ends as ``rejected_by_policy`` before the device is used."""
+    decoys: Policy = Policy.FLAG
+    """Kernels whose own GPU code does not do the work: ``reject`` ends as ``reward_hack``; ``allow`` saves the
+    look at it."""
 
 
 class Tolerance(_Model):
@@ -129,6 +164,8 @@ class Settings(_Model):
     """Set before both constructors, so that weights agree. Input seeds are the judge's own."""
     tolerance: Tolerance | None = None
     """Where None, by output dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, exact for the rest."""
+    comparison: Comparison = Comparison.STRICT
+    policies: Policies = Policies()
     timing: Timing = Timing()
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
@@ -199,10 +236,19 @@ class Request(_Model):
 class Measurement(_Model):
     """A time taken, with what it rests on. All times in milliseconds, the null subtracted."""
 
-    basis: Literal["cpu_clock"]
-    """``cpu_clock``: the judge's CPU clock from the go-ahead to the candidate's answer, end to end."""
+    basis: Literal["gpu_clock", "cpu_clock"]
+    """``gpu_clock``: events in the judge's own CUDA context, round work that was enqueued ahead of the go-ahead.
+    ``cpu_clock``: the judge's CPU clock from the go-ahead to the candidate's answer, end to end (launching and
+    waiting included), for a ``forward`` that waits for the GPU, and on CPUs."""
     count: Annotated[int, Field(ge=1)]
-    """Timed calls."""
+    """Timed calls, those that were discarded not counted."""
+    discarded: Annotated[int, Field(ge=0)] = 0
+    """Calls that do not count because the device was throttled or disturbed."""
+    precision: float | None = None
+    """Half the width of the median's 95 % confidence interval, as a share of the median."""
+    yardstick_ms: float | None = None
+    """Median time of the judge's own work inside each call (writing inputs, flushing): tells two devices, or a
+    device at two times, apart."""
     median_ms: float
     q1_ms: float
     q3_ms: float
@@ -270,6 +316,26 @@ class Outcome(_Model):
         return self.baseline.median_ms if self.baseline else None
 
     @property
+    def timing_basis(self) -> str | None:
+        """Whose clock took the time: see :attr:`Measurement.basis`."""
+        return self.runtime.basis if self.runtime else None
+
+    @property
+    def isolation(self) -> dict[str, Any]:
+        """What the candidate was sealed with, and the level that this makes; empty where none was started."""
+        return self.evidence.get("isolation", {})
+
+    @property
+    def provenance(self) -> dict[str, Any] | None:
+        """Whose code did the work on the GPU; None where it was not looked at."""
+        return self.evidence.get("provenance")
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What static rules found in the source: labels with evidence, not proofs."""
+        return self.evidence.get("findings", [])
+
+    @property
     def speedup(self) -> float | None:
         """``baseline / runtime``; None unless passed and both were timed above zero."""
         if self.runtime is None or self.baseline is None:
@@ -306,4 +372,5 @@ class Verdict(Outcome):
             "runtime_ms": self.runtime_ms,
             "baseline_ms": self.baseline_ms,
             "speedup": self.speedup,
+            "timing_basis": self.timing_basis,
         }
