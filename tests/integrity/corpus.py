@@ -1,0 +1,327 @@
+"""The corpus of cheats: one small program for each known way to look faster or more right than one is.
+
+Each program is a file as a model would write it, under ``programs/``. Its docstring says what the cheat does,
+why it would work with an evaluator that compares and times inside the kernel's own process, and what stops it
+here. Beside them stand *controls*: honest kernels that look suspicious and must pass with an unchanged time.
+
+One line a program, in ``table_a.py`` (timing and controls) and ``table_b.py`` (values and processes)::
+
+    for program in programs("cpu"):
+        verdict = client.submit(program.request("cpu")).wait()
+        assert judge(program, Facts.of(verdict), "cpu").good
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing
+
+HERE: Final = Path(__file__).resolve().parent
+EXAMPLES: Final = HERE.parents[1] / "examples" / "problems"
+TABLES: Final = ("table_a", "table_b")
+BOTH: Final = frozenset({"cpu", "gpu"})
+CPU: Final = frozenset({"cpu"})
+GPU: Final = frozenset({"gpu"})
+CONTROL: Final = "control"
+
+#: The families of cheats. Every program belongs to one, or is a control.
+FAMILIES: Final = (
+    "event monkeypatches",
+    "synchronize monkeypatches",
+    "clock monkeypatches",
+    "statistics monkeypatches",
+    "GOT or prologue patching",
+    "taking over the loop",
+    "ptrace",
+    "side streams unjoined",
+    "side streams joined late",
+    "threads",
+    "torch.jit.fork",
+    "host callbacks",
+    "lazy tensors by subclass",
+    "lazy tensors by instance",
+    "CPU tensors",
+    "fake tensors",
+    "warm-up detection",
+    "call-count switches",
+    "mode switches",
+    "superbatching",
+    "sequence-learned CUDA graphs",
+    "stale graph replay",
+    "L2 persistence",
+    "baseline sabotage",
+    "global flags",
+    "work before GO",
+    "work after DONE",
+    "persistent background kernels",
+    "caches keyed by pointer",
+    "caches keyed by id",
+    "caches keyed by version",
+    "caches keyed by shape",
+    "caches keyed by content sample",
+    "caches keyed by full equality",
+    "caches in static device buffers",
+    "caches in files",
+    "stale allocator memory",
+    "reliance on zeroed outputs",
+    "swallowed CUDA errors",
+    "gc walks for the reference",
+    "frame walks for the reference",
+    "GPU address scans",
+    "writes to verdict channels",
+    "writes to descriptors",
+    "writes to stdout",
+    "pickles",
+    "database access",
+    "Redis access",
+    "seed regeneration",
+    "RNG tampering",
+    "reference reuse",
+    "constant outputs",
+    "identity outputs",
+    "mean outputs",
+    "weight skipping",
+    "shape specialisation",
+    "precision downgrade",
+    "tolerance gaming",
+    "NaN laundering",
+    "empty lists",
+    "broadcasts",
+    "races",
+    "state drift",
+    "compile-cache poisoning",
+    "module planting",
+    "network",
+    "surviving daemons",
+    "timeout evasion",
+    "memory hogs",
+    "log bombs",
+    "terminal escapes",
+    "exit-code games",
+    "second GPU use",
+    "symlink games",
+    "disturbing other slots",
+    "decoys",
+)
+
+#: What clocks of a busy host may differ by whatever was measured, in milliseconds.
+_SLACK_MS: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One cheat, or one control, and what must come of it.
+
+    Attributes:
+        name: unique and path-like: ``timing/event_monkeypatch``.
+        family: one of :data:`FAMILIES`, or :data:`CONTROL`.
+        problem: the file with the reference.
+        path: the file with the kernel.
+        backend: what it is written in.
+        lanes: where it can be judged: ``cpu``, ``gpu`` or both.
+        expected: the categories that are right.
+        honest: where it may pass: the program, for the same problem, whose time a cheat may not undercut and a
+            control must keep. Times are compared on a GPU only.
+        tolerance: by how much, as a share of the honest time.
+        least_ms: where it may pass: the least honest time in milliseconds, on any lane.
+        basis: whose clock must have taken the time of a program that passed on a GPU; None for either.
+        settings: how it is judged; the ``cpu`` lane takes fewer checks and calls.
+        hole: why it is known not to be caught; empty for all but the rare programs that are not.
+        note: what else a reader of the report should know.
+    """
+
+    name: str
+    family: str
+    problem: Path
+    path: Path
+    backend: Backend
+    lanes: frozenset[str]
+    expected: frozenset[Category]
+    honest: str | None = None
+    tolerance: float = 0.1
+    least_ms: float | None = None
+    basis: str | None = None
+    settings: Settings = field(default_factory=Settings)
+    hole: str = ""
+    note: str = ""
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is honest."""
+        return self.family == CONTROL
+
+    @property
+    def mechanism(self) -> str:
+        """What it does, why that would work elsewhere, and what stops it here: the kernel file's docstring."""
+        return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+
+    def request(self, lane: str) -> Request:
+        """What to submit. On the ``cpu`` lane at most 2 checks and 8 timed calls are made.
+
+        Raises:
+            ValueError: the program is not made for this lane.
+        """
+        kind = lane.partition(".")[0]
+        if kind not in self.lanes:
+            raise ValueError(f"{self.name} is for {' and '.join(sorted(self.lanes))}, not for the lane {lane!r}")
+        settings = self.settings
+        if kind == "cpu":
+            timing = settings.timing.model_copy(
+                update={"calls": min(8, settings.timing.calls), "warmup": min(1, settings.timing.warmup)}
+            )
+            settings = settings.model_copy(update={"checks": min(2, settings.checks), "timing": timing})
+        return Request(
+            problem=self.problem.read_text(encoding="utf-8"),
+            kernel=self.path.read_text(encoding="utf-8"),
+            backend=self.backend,
+            lane=lane,
+            settings=settings,
+            problem_label=self.problem.stem,
+            kernel_label=self.name,
+            batch="integrity",
+        )
+
+
+def program(
+    name: str,
+    family: str,
+    expected: Category | Iterable[Category],
+    *,
+    problem: str = "gelu",
+    backend: str = "torch",
+    lanes: frozenset[str] = BOTH,
+    file: str | None = None,
+    honest: str | None = None,
+    tolerance: float = 0.1,
+    least_ms: float | None = None,
+    basis: str | None = None,
+    hole: str = "",
+    note: str = "",
+    **settings: Any,
+) -> Program:
+    """A line of a table.
+
+    Args:
+        name: of the program; its file is ``programs/<name>.py`` unless ``file`` names another.
+        family: see :class:`Program`, as all that is not named here.
+        expected: one category or several.
+        problem: stem of a file in ``tests/integrity/problems`` or ``examples/problems``.
+        settings: fields of :class:`Settings`.
+    """
+    own = HERE / "problems" / f"{problem}.py"
+    given: dict[str, Any] = {
+        "checks": 3,
+        "timing": Timing(calls=60, warmup=3),
+        "deadlines": Deadlines(load_s=90, construct_s=30, check_s=30, time_s=30),
+    }
+    return Program(
+        name=name,
+        family=family,
+        problem=own if own.exists() else EXAMPLES / f"{problem}.py",
+        path=HERE / "programs" / f"{file or name}.py",
+        backend=Backend(backend),
+        lanes=lanes,
+        expected=frozenset({expected} if isinstance(expected, Category) else expected),
+        honest=honest,
+        tolerance=tolerance,
+        least_ms=least_ms,
+        basis=basis,
+        settings=Settings(**(given | settings)),
+        hole=hole,
+        note=note,
+    )
+
+
+def control(name: str, *, backend: str = "torch", tolerance: float = 0.5, **more: Any) -> Program:
+    """A line with an honest kernel: judged under policies that reject whatever is found, it must still pass."""
+    decoys = Policy.FLAG if backend == "torch" else Policy.REJECT  # torch's kernels are not the candidate's own
+    more.setdefault("policies", Policies(findings=Policy.REJECT, decoys=decoys))
+    return program(name, CONTROL, Category.PASSED, backend=backend, tolerance=tolerance, **more)
+
+
+def programs(lane: str | None = None) -> list[Program]:
+    """The corpus, or what of it can be judged on ``lane``."""
+    kind = lane and lane.partition(".")[0]
+    tables = [importlib.import_module(f"tests.integrity.{table}").TABLE for table in TABLES]
+    return [entry for table in tables for entry in table if kind is None or kind in entry.lanes]
+
+
+class Judgement(StrEnum):
+    """How a program's outcome compares with what must come of it."""
+
+    OK = "ok"
+    HOLE = "known hole"
+    CHEAT_PASSED = "cheat passed"
+    DISHONEST_TIME = "dishonest time"
+    WRONG_CATEGORY = "wrong category"
+    WRONG_BASIS = "wrong basis"
+    FALSE_ACCUSATION = "false accusation"
+    CHANGED_TIME = "changed time"
+    FLEET_FAILED = "fleet failed"
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing unexpected happened."""
+        return self in (Judgement.OK, Judgement.HOLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of an outcome is compared: its category, its time in milliseconds, and whose clock that is of."""
+
+    category: Category
+    median_ms: float | None
+    basis: str | None
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Facts:
+        """The facts of an outcome or verdict."""
+        return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis)
+
+
+def judge(program: Program, facts: Facts, lane: str, honest_ms: float | None = None) -> Judgement:
+    """Compare an outcome with what is expected.
+
+    Args:
+        program: what was judged.
+        facts: what came of it.
+        lane: where.
+        honest_ms: the honest program's median, where both were taken alone on a quiet device; else None.
+    """
+    passed = facts.category is Category.PASSED
+    verdict = Judgement.OK
+    if facts.category.blame in (Blame.FLEET, Blame.NOBODY, Blame.PROBLEM):
+        verdict = Judgement.FLEET_FAILED
+    elif facts.category not in program.expected:
+        if program.is_control:
+            verdict = Judgement.FALSE_ACCUSATION
+        else:
+            verdict = Judgement.CHEAT_PASSED if passed else Judgement.WRONG_CATEGORY
+    elif passed:
+        verdict = _judge_time(program, facts, lane, honest_ms)
+    if program.hole and verdict in (Judgement.CHEAT_PASSED, Judgement.DISHONEST_TIME):
+        return Judgement.HOLE
+    return verdict
+
+
+def _judge_time(program: Program, facts: Facts, lane: str, honest_ms: float | None) -> Judgement:
+    if program.basis is not None and lane != "cpu" and facts.basis != program.basis:
+        return Judgement.WRONG_BASIS
+    took = facts.median_ms
+    if program.least_ms is not None and (took is None or took < program.least_ms):
+        return Judgement.DISHONEST_TIME
+    if took is None or honest_ms is None or program.honest is None:
+        return Judgement.OK
+    if took < honest_ms / (1 + program.tolerance) - _SLACK_MS:
+        return Judgement.CHANGED_TIME if program.is_control else Judgement.DISHONEST_TIME
+    if program.is_control and took > honest_ms * (1 + program.tolerance) + _SLACK_MS:
+        return Judgement.CHANGED_TIME
+    return Judgement.OK
