@@ -1,0 +1,130 @@
+"""Writes `docs/integrity.md` from the committed results: `python tests/integrity/report.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.integrity.corpus import CONTROL, FAMILIES, HERE, Judgement, Program, programs
+
+RESULTS: Final = HERE / "results"
+REPORT: Final = HERE.parents[1] / "docs" / "integrity.md"
+LANES: Final = ("gpu", "cpu")
+_HEAD: Final = """\
+# Integrity
+
+Made from `tests/integrity/` and its committed results by `python tests/integrity/report.py`; a test keeps them equal.
+
+Each program is one known way in which a kernel can look faster or more right than it is. Its file says what it does,
+why that works with an evaluator that compares and times inside the kernel's own process, and what stops it here.
+*Stopped* means any category but `passed`. Some may pass: then the time is the honest one, and the column *time* is
+their median over that of an honest kernel for the same problem, both taken alone on the device. Controls are honest
+kernels that look suspicious: one that does not pass, or whose time changes, is a false accusation and counts as a
+failure.
+
+Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
+"""
+
+
+def results(lane: str) -> dict[str, Any]:
+    """The committed results of a lane; empty where there are none."""
+    file = RESULTS / f"{lane}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def report() -> str:
+    """The document."""
+    found = {lane: results(lane) for lane in LANES}
+    everything = programs()
+    lines = [_HEAD, "## Summary", ""]
+    lines += _summary(everything, found)
+    lines += ["", "## Known not to be caught", ""]
+    holes = [program for program in everything if program.hole]
+    lines += [f"- `{program.name}` ({program.family}): {program.hole}" for program in holes]
+    lines += [] if holes else ["None of the corpus."]
+    for title, chosen in _sections(everything):
+        lines += ["", f"## {title[:1].upper()}{title[1:]}", ""]
+        lines += ["| program | what it does | GPU | CPU | time |", "|---|---|---|---|---|"]
+        lines += [_line(program, found) for program in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def _sections(everything: list[Program]) -> list[tuple[str, list[Program]]]:
+    by_family = {family: [p for p in everything if p.family == family] for family in (*FAMILIES, CONTROL)}
+    titled = {"controls" if family == CONTROL else family: chosen for family, chosen in by_family.items()}
+    return [(title, chosen) for title, chosen in titled.items() if chosen]
+
+
+def _summary(everything: list[Program], found: dict[str, dict[str, Any]]) -> list[str]:
+    cheats = [program for program in everything if not program.is_control]
+    families, controls = len({program.family for program in cheats}), len(everything) - len(cheats)
+    columns = {lane: _figures(everything, found[lane]) for lane in LANES}
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    lines = [f"{len(cheats)} cheats of {families} families and {controls} controls.", ""]
+    lines += ["| | " + " | ".join(lane.upper() for lane in LANES) + " |", "|---" * (1 + len(LANES)) + "|"]
+    return lines + [f"| {name} | " + " | ".join(columns[lane].get(name, "") for lane in LANES) + " |" for name in names]
+
+
+def _figures(everything: list[Program], result: dict[str, Any]) -> dict[str, str]:
+    """What the summary says of a lane, by the name of its line."""
+    if not result:
+        return {"date": "not run"}
+    rows = result["programs"]
+    judged = [(program, rows[program.name]) for program in everything if program.name in rows]
+    counts = Counter(_kind(program, row) for program, row in judged)
+    environment = result.get("environment") or {}
+    return {
+        "date": result["date"],
+        "device": str(environment.get("device")),
+        "torch, triton": f"{environment.get('torch')}, {environment.get('triton')}",
+        "isolation": _level(result),
+        "judged": str(len(judged)),
+        "as expected": str(sum(Judgement(row["judgement"]).good for _, row in judged)),
+        "cheats stopped": str(counts["stopped"]),
+        "cheats passed with an honest time": str(counts["honest"]),
+        "controls passed": str(counts["control"]),
+        "known holes": str(counts["hole"]),
+        "not as expected": str(counts["bad"]),
+    }
+
+
+def _level(result: dict[str, Any]) -> str:
+    return str((result.get("isolation") or {}).get("level") or "-")
+
+
+def _kind(program: Program, row: dict[str, Any]) -> str:
+    judgement = Judgement(row["judgement"])
+    if judgement is not Judgement.OK:
+        return "hole" if judgement.good else "bad"
+    if program.is_control:
+        return "control"
+    return "honest" if row["category"] == "passed" else "stopped"
+
+
+def _line(program: Program, found: dict[str, dict[str, Any]]) -> str:
+    first = program.mechanism.partition("\n")[0].replace("|", "\\|")
+    cells = [f"`{program.name}`", f"{first} {program.note}".rstrip()]
+    cells += [_cell(program, lane, found[lane]) for lane in LANES]
+    ratio = found["gpu"].get("programs", {}).get(program.name, {}).get("alone", {}).get("ratio")
+    cells.append(f"{ratio:.2f}" if ratio is not None else "")
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:
+    row = result.get("programs", {}).get(program.name)
+    if row is None or lane not in program.lanes:
+        return "not run" if lane in program.lanes else ""
+    cell = f"`{row['category']}`"
+    if row["category"] == "passed" and row["runtime"] is not None and row["runtime"]["basis"] != "gpu_clock":
+        cell += " (CPU clock)" if lane == "gpu" else ""
+    return cell if row["judgement"] == Judgement.OK else f"{cell} **{row['judgement']}**"
+
+
+if __name__ == "__main__":
+    REPORT.write_text(report(), encoding="utf-8")
+    print(f"wrote {REPORT}")

@@ -1,0 +1,118 @@
+"""The corpus is whole, its report is what its results say, and the programs of the cpu lane end as expected."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import CPU_BACKENDS
+from tests.integrity import report
+from tests.integrity.corpus import CONTROL, FAMILIES, HERE, Facts, Judgement, Program, judge, program, programs
+from tests.judge.rig import Rig
+
+ALL = {entry.name: entry for entry in programs()}
+CPU_LANE = [entry for entry in programs("cpu") if entry.backend in CPU_BACKENDS]
+
+
+def test_names_are_unique_and_enough() -> None:
+    """No two programs share a name; at least 60 families of cheats are shown, and controls."""
+    assert len(ALL) == len(programs())
+    shown = {entry.family for entry in ALL.values()}
+    assert shown <= {*FAMILIES, CONTROL}
+    assert len(shown - {CONTROL}) >= 60
+    assert sum(entry.is_control for entry in ALL.values()) >= 10
+
+
+def test_every_file_is_in_a_table_and_explained() -> None:
+    """No program lies about that nobody judges, and each says in several lines what it does and what stops it."""
+    assert {entry.path for entry in ALL.values()} == set((HERE / "programs").rglob("*.py"))
+    used = {entry.problem for entry in ALL.values()}
+    assert set((HERE / "problems").glob("*.py")) <= used
+    for entry in ALL.values():
+        first, _, rest = entry.mechanism.partition("\n")
+        assert first.endswith("."), entry.name
+        assert rest.strip(), f"{entry.name}: its docstring does not say what stops it"
+
+
+def test_a_program_that_may_pass_has_an_honest_time() -> None:
+    """A cheat is allowed to pass only with a time that is looked at; a hole says why it is one."""
+    for entry in ALL.values():
+        assert entry.expected, entry.name
+        if not entry.is_control and Category.PASSED in entry.expected:
+            assert entry.honest or entry.least_ms, entry.name
+        if entry.honest:
+            honest = ALL[entry.honest]
+            assert honest.is_control, entry.name
+            assert honest.problem == entry.problem, entry.name
+            assert entry.lanes & {"gpu"} <= honest.lanes, entry.name
+            assert honest.settings.precision == entry.settings.precision, entry.name
+
+
+def test_requests_are_valid() -> None:
+    """Every program makes a request for its lanes, on the cpu lane with few calls; a wrong lane is refused."""
+    for entry in ALL.values():
+        for lane in entry.lanes:
+            request = entry.request(lane)
+            assert request.kernel_label == entry.name
+            if lane == "cpu":
+                assert entry.backend in CPU_BACKENDS, entry.name
+                assert request.settings.timing.calls <= 8
+    with pytest.raises(ValueError, match="not for the lane"):
+        next(entry for entry in ALL.values() if "cpu" not in entry.lanes).request("cpu")
+
+
+def test_the_report_is_what_the_results_say() -> None:
+    """docs/integrity.md is generated: run tests/integrity/report.py after changing programs or results."""
+    assert report.REPORT.read_text(encoding="utf-8") == report.report()
+
+
+@pytest.mark.parametrize("lane", report.LANES)
+def test_committed_results_are_as_expected(lane: str) -> None:
+    """What is committed as the corpus's results holds no cheat that passed and no false accusation."""
+    for name, row in report.results(lane).get("programs", {}).items():
+        assert Judgement(row["judgement"]).good, (name, row)
+
+
+def _cheat(expected: set[Category], **more: object) -> Program:
+    return program("timing/event_monkeypatch", "threads", expected, honest="controls/torch_gelu", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("entry", "facts", "honest_ms", "judgement"),
+    [
+        (_cheat({Category.WRONG_VALUES}), Facts(Category.WRONG_VALUES, None, None), None, Judgement.OK),
+        (_cheat({Category.WRONG_VALUES}), Facts(Category.CRASHED, None, None), None, Judgement.WRONG_CATEGORY),
+        (_cheat({Category.WRONG_VALUES}), Facts(Category.PASSED, 1.0, None), None, Judgement.CHEAT_PASSED),
+        (_cheat({Category.WRONG_VALUES}, hole="x"), Facts(Category.PASSED, 1.0, None), None, Judgement.HOLE),
+        (_cheat({Category.WRONG_VALUES}), Facts(Category.JUDGE_ERROR, None, None), None, Judgement.FLEET_FAILED),
+        (_cheat({Category.PASSED}), Facts(Category.PASSED, 0.99, None), 1.0, Judgement.OK),
+        (_cheat({Category.PASSED}), Facts(Category.PASSED, 9.0, None), 1.0, Judgement.OK),
+        (_cheat({Category.PASSED}), Facts(Category.PASSED, 0.5, None), 1.0, Judgement.DISHONEST_TIME),
+        (_cheat({Category.PASSED}, least_ms=18), Facts(Category.PASSED, 17, None), None, Judgement.DISHONEST_TIME),
+        (ALL["controls/torch_gelu"], Facts(Category.WRONG_VALUES, None, None), None, Judgement.FALSE_ACCUSATION),
+    ],
+)
+def test_outcomes_are_judged(entry: Program, facts: Facts, honest_ms: float | None, judgement: Judgement) -> None:
+    """A cheat that passes, a dishonest time and a false accusation are told apart from what is expected."""
+    assert judge(entry, facts, "gpu", honest_ms) is judgement
+
+
+@pytest.mark.parametrize("entry", CPU_LANE, ids=lambda entry: entry.name)
+def test_a_program_ends_as_expected(rig: Rig, entry: Program) -> None:
+    """On the cpu lane, one after the other: the category; of times only those that a sleep makes certain."""
+    outcome = rig.judge(entry.request("cpu"))
+    assert not isinstance(outcome, tuple), f"the judge died: {outcome}"
+    found = judge(entry, Facts.of(outcome), "cpu")
+    assert found.good, f"{found}: {outcome.category}: {outcome.message}\n{json.dumps(outcome.facts)}\n{outcome.log}"
+
+
+def test_the_kernels_hide_nothing_from_the_reader() -> None:
+    """Sources parse; a program names no path of this repository."""
+    for file in (HERE / "programs").rglob("*.py"):
+        source = Path(file).read_text(encoding="utf-8")
+        ast.parse(source)
+        assert "tests/integrity" not in source, file
