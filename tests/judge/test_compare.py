@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Tolerance
+from kqueue.contract import Settings, Tolerance
 from workers.channel.protocol import Answer, Reply, TensorSpec, describe
 from workers.judge.compare import check_form, check_values, tolerance_for
 from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import Case
 
 
 def verdict(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance | None = None) -> EvaluationEnded | None:
     """What comparing one output raises, if anything."""
     try:
-        check_values([out], [ref], tolerance)
+        check_values([out], Case(0, [], [ref]), Settings(tolerance=tolerance))
     except EvaluationEnded as ended:
         return ended
     return None
@@ -26,7 +27,7 @@ def verdict(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance | None = 
 )
 def test_tolerances_follow_the_dtype(dtype: torch.dtype, expected: float) -> None:
     """1e-4 for fp32, 1e-2 for fp16 and bf16, equality for what is not floating."""
-    assert tolerance_for(dtype, None) == Tolerance(atol=expected, rtol=expected)
+    assert tolerance_for(dtype, Settings()) == Tolerance(atol=expected, rtol=expected)
 
 
 def test_an_evaluation_s_own_tolerance_holds_for_floats_only() -> None:

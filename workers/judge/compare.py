@@ -7,11 +7,13 @@ from typing import Any, Final
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Tolerance
+from kqueue.contract import Phase, Precision, Settings, Tolerance
 from workers.channel.protocol import Reply, TensorSpec
 from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import GIVEN, Case
 
-#: KernelBench's tolerances by the output's dtype; dtypes that are not floating must be equal.
+#: The largest accepted error of each value, ``atol`` and ``rtol`` alike, by the output's dtype (KernelBench's for
+#: 32 and 16 bits); dtypes that are not floating must be equal.
 _TOLERANCES: Final = {
     torch.float64: 1e-4,
     torch.float32: 1e-4,
@@ -22,17 +24,19 @@ _TOLERANCES: Final = {
     torch.float8_e4m3fn: 1e-1,
     torch.float8_e5m2: 1e-1,
 }
+#: KernelBench's tolerance follows the evaluation's precision, whatever the output's dtype.
+_KERNELBENCH: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
 _SHOWN: Final = 5
 #: The largest accepted distance as a share of the reference's own size, all values together: where all values
 #: are tiny an answer of zeros, or of any constant, lies within the tolerance of each.
 _FARTHEST: Final = 0.5
 
 
-def tolerance_for(dtype: torch.dtype, given: Tolerance | None) -> Tolerance:
-    """The tolerance that holds for outputs of ``dtype``."""
+def tolerance_for(dtype: torch.dtype, settings: Settings) -> Tolerance:
+    """The tolerance that holds for each value of outputs of ``dtype``."""
     if dtype not in _TOLERANCES:
         return Tolerance(atol=0.0, rtol=0.0)
-    return given or Tolerance(atol=_TOLERANCES[dtype], rtol=_TOLERANCES[dtype])
+    return settings.tolerance or Tolerance(atol=_TOLERANCES[dtype], rtol=_TOLERANCES[dtype])
 
 
 def check_form(reply: Reply, structure: str, expected: list[torch.Tensor]) -> None:
@@ -60,16 +64,22 @@ def check_form(reply: Reply, structure: str, expected: list[torch.Tensor]) -> No
     raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
 
 
-def check_values(outputs: list[torch.Tensor], expected: list[torch.Tensor], given: Tolerance | None) -> dict[str, Any]:
+def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
     """Compare delivered outputs with the reference's, all of one spec.
 
     Returns:
-        the largest absolute and relative error over all outputs.
+        the error's figures: ``max_abs_error``, ``max_rel_error``, ``relative_norm``, ``error_ratio`` (None without
+        exact outputs), ``strict_correct`` and ``kernelbench_correct`` (None but for given cases).
 
     Raises:
-        EvaluationEnded: ``not_finite`` or ``wrong_values``, with the first wrong places.
+        EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
+            with the same figures and the first wrong places.
     """
-    worst = {"max_abs_error": 0.0, "max_rel_error": 0.0}
+    worst = {"max_abs_error": 0.0, "max_rel_error": 0.0, "relative_norm": 0.0, "error_ratio": None}
+    expected = case.outputs
+    kernelbench = settings.tolerance or Tolerance(
+        atol=_KERNELBENCH[settings.precision], rtol=_KERNELBENCH[settings.precision]
+    )
     for i, (out, ref) in enumerate(zip(outputs, expected, strict=True)):
         if out.numel() == 0:
             continue
@@ -82,9 +92,12 @@ def check_values(outputs: list[torch.Tensor], expected: list[torch.Tensor], give
                 Category.NOT_FINITE,
                 f"output {i} holds {int(strays.sum())} values that are not finite where the reference is",
                 output=i,
+                kind=case.kind,
+                strict_correct=False,
+                kernelbench_correct=False if case.kind == GIVEN else None,
                 first=_first(strays, out, ref),
             )
-        tolerance = tolerance_for(expected[i].dtype, given)
+        tolerance = tolerance_for(expected[i].dtype, settings)
         error = (out - ref).abs()
         # Where the reference is infinite only the same infinity will do: inf - inf would be NaN.
         good = torch.where(finite, error <= tolerance.atol + tolerance.rtol * ref.abs(), out == ref)
@@ -103,13 +116,19 @@ def check_values(outputs: list[torch.Tensor], expected: list[torch.Tensor], give
                 f"output {i}: {wrong} of {good.numel()} values differ by more than"
                 f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {float(error.max()):.6g}",
                 output=i,
+                kind=case.kind,
+                strict_correct=False,
+                kernelbench_correct=torch.allclose(out, ref, kernelbench.rtol, kernelbench.atol)
+                if case.kind == GIVEN
+                else None,
                 wrong=wrong,
                 of=good.numel(),
                 first=_first(~good, out, ref),
                 **worst,
             )
         distance, size = (float(torch.linalg.vector_norm(t[finite].double())) for t in (out - ref, ref))
-        if given is None and distance > _FARTHEST * size:
+        worst["relative_norm"] = max(worst["relative_norm"], distance / size if size else 0.0)
+        if settings.tolerance is None and distance > _FARTHEST * size:
             raise _wrong(
                 Category.WRONG_VALUES,
                 f"output {i} is within the tolerance of the reference only because that is tiny:"
@@ -118,7 +137,22 @@ def check_values(outputs: list[torch.Tensor], expected: list[torch.Tensor], give
                 relative_norm=distance / size if size else None,
                 of=good.numel(),
             )
-    return worst
+    return {**worst, "strict_correct": True, "kernelbench_correct": True if case.kind == GIVEN else None}
+
+
+def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several cases as one: the worst of each; what is None anywhere does not count there."""
+    merged: dict[str, Any] = {}
+    for one in figures:
+        for name, value in one.items():
+            known = merged.get(name)
+            if known is None or value is None:
+                merged[name] = value if known is None else known
+            elif isinstance(value, bool):
+                merged[name] = (known and value) if name.endswith("_correct") else (known or value)
+            else:
+                merged[name] = max(known, value)
+    return merged
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:

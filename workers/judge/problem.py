@@ -7,7 +7,9 @@ alarm that ends the process, whatever it is executing). Its failures are the pro
 from __future__ import annotations
 
 import linecache
+import random
 import secrets
+import sys
 import traceback
 import types
 from collections.abc import Callable
@@ -29,6 +31,8 @@ DTYPES: Final = {
 #: Types of arguments that may stand beside tensors in ``get_inputs()``.
 _SCALARS: Final = (int, float, bool, str, type(None))
 _FILE: Final = "<problem>"
+#: The kind of cases that come from the problem's own ``get_inputs()``.
+GIVEN: Final = "given"
 
 
 @dataclass(slots=True)
@@ -39,11 +43,15 @@ class Case:
         seed: set before the reference's and the candidate's forward alike, so that randomness agrees.
         inputs: the tensors among the arguments, on the device, in the judge's own memory.
         outputs: the reference's output tensors; empty until :meth:`Problem.answer`.
+        exact: the same from the reference in float64, where that could be had.
+        kind: ``given``, from the problem's own ``get_inputs()``, or the name of a variant of such inputs.
     """
 
     seed: int
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    exact: list[torch.Tensor] | None = None
+    kind: str = GIVEN
 
 
 class Problem:
@@ -81,6 +89,8 @@ class Problem:
         self.places: tuple[int, ...] = ()
         self.structure = ""
         self.mutates_inputs = False
+        self.output_aliases: tuple[int | None, ...] = ()
+        self._on_device: bool | None = None
         self._model: torch.nn.Module | None = None
 
     def construct(self) -> None:
@@ -102,11 +112,36 @@ class Problem:
         Raises:
             EvaluationEnded: ``invalid_problem`` or ``reference_error``.
         """
-        return [self._make_case() for _ in range(self.settings.checks)]
+        return [self._make_case(self._draw("cpu")) for _ in range(self.settings.checks)]
 
-    def _make_case(self) -> Case:
+    def fresh(self) -> Case:
+        """One more input set of the problem's own, unanswered, made on the device itself where its code allows.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem`` or ``reference_error``.
+        """
+        if self._on_device is None:
+            self._on_device = self.device == "cuda" and self._draws_on_device()
+        return self._make_case(self._draw(self.device if self._on_device else "cpu"))
+
+    def _draws_on_device(self) -> bool:
+        """Whether ``get_inputs()`` makes the same kind of inputs with the device as torch's default."""
+        try:
+            self._make_case(self._draw(self.device))
+        except EvaluationEnded:
+            return False
+        return True
+
+    def _draw(self, device: str) -> Any:
+        """What ``get_inputs()`` returns from a seed that nobody else knows, torch's default device being ``device``."""
         torch.manual_seed(secrets.randbits(63))
-        values = _blame_reference(self._get_inputs, "get_inputs()")  # pyright: ignore[reportArgumentType]
+        random.seed(secrets.randbits(64))
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(secrets.randbits(32))
+        with torch.device(device):
+            return _blame_reference(self._get_inputs, "get_inputs()")  # pyright: ignore[reportArgumentType]
+
+    def _make_case(self, values: Any) -> Case:
         if not isinstance(values, (list, tuple)):
             raise _invalid("get_inputs() must return a list")
         places = tuple(i for i, value in enumerate(values) if type(value) is torch.Tensor)
@@ -124,8 +159,11 @@ class Problem:
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
         return Case(secrets.randbits(63), tensors, [])
 
-    def answer(self, case: Case) -> None:
+    def answer(self, case: Case) -> bool:
         """Run the reference on a case and keep its outputs.
+
+        Returns:
+            whether it answered; False for a variant only, whose inputs it need not be made for.
 
         Raises:
             EvaluationEnded: ``invalid_problem`` or ``reference_error``.
@@ -153,9 +191,14 @@ class Problem:
         if structure != self.structure:
             raise _invalid("the reference must return the same structure each time")
         # An output may be an input, or a view of one: what is compared must be the judge's own.
-        case.outputs = [leaf.detach().clone() for leaf in leaves]
+        case.outputs = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
         changed = [arguments[place] for place in self.places]
+        if not self.output_aliases:
+            owners = {tensor.untyped_storage().data_ptr(): i for i, tensor in reversed(list(enumerate(changed)))}
+            owners.pop(0, None)  # the address of all storages that hold nothing
+            self.output_aliases = tuple(owners.get(leaf.untyped_storage().data_ptr()) for leaf in leaves)
         self.mutates_inputs |= any(not same_bits(a, b) for a, b in zip(changed, case.inputs, strict=True))
+        return True
 
     def _place(self, value: Any) -> Any:
         """A value on the device, floating tensors in the evaluation's precision."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Tolerance
+from kqueue.contract import Phase, Settings
 from workers.channel.buffers import SharedTensor
 from workers.channel.protocol import Answer, Binding, Job, Order, Reply
 from workers.judge import compare
@@ -88,7 +88,7 @@ class Session:
         """One checked call on a case.
 
         Returns:
-            the largest errors.
+            how far it was from right: see :func:`compare.check_values`.
 
         Raises:
             EvaluationEnded: anything but a right answer.
@@ -103,7 +103,7 @@ class Session:
                     raise EvaluationEnded(
                         Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i
                     )
-        return compare.check_values(self.snapshot(), case.outputs, self.tolerance)
+        return compare.check_values(self.snapshot(), case, self.settings)
 
     def check_form(self, reply: Reply, case: Case) -> None:
         """Refuse outputs that the candidate could not deliver."""
@@ -122,6 +122,6 @@ class Session:
             torch.cuda.synchronize()
 
     @property
-    def tolerance(self) -> Tolerance | None:
-        """The evaluation's own tolerance; None for the dtype's."""
-        return self._problem.settings.tolerance
+    def settings(self) -> Settings:
+        """How the evaluation is judged."""
+        return self._problem.settings

@@ -139,7 +139,7 @@ class Clock:
 
     def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
         try:
-            compare.check_values(outputs, case.outputs, self._session.tolerance)
+            compare.check_values(outputs, case, self._session.settings)
         except EvaluationEnded as ended:
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
