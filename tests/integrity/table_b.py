@@ -2,8 +2,245 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
-from tests.integrity.corpus import Program
+from kqueue.categories import Category
+from kqueue.contract import Deadlines, Limits, Policies, Policy, Timing
+from tests.integrity.corpus import CPU, GPU, Program, control, program
 
-TABLE: Final[list[Program]] = []
+_C: Final = Category
+#: An answer that is wrong, whenever it was found out and in whichever way it shows.
+WRONG: Final = frozenset({_C.WRONG_VALUES, _C.NONDETERMINISTIC, _C.NOT_FINITE, _C.REWARD_HACK})
+#: An output that is not a plain tensor of the reference's form with memory of its own.
+FORM: Final = frozenset({_C.WRONG_OUTPUT_STRUCTURE, _C.REWARD_HACK})
+#: What comes of a kernel that breaks the channel: caught at it, or ended by it.
+BROKEN: Final = frozenset({_C.SANDBOX_VIOLATION, _C.CRASHED})
+_HONEST: Final = "controls/torch_gelu"
+_UNTIMED: Final = Timing(enabled=False)
+_REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
+_REJECT_DECOYS: Final = Policies(decoys=Policy.REJECT)
+
+
+def _values() -> Iterator[Program]:
+    v = "values/"
+    # ---- memory that holds answers, or zeros --------------------------------------------------------------------
+    yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
+    yield program(
+        v + "zeroed_outputs_triton",
+        "reliance on zeroed outputs",
+        WRONG,
+        problem="row_sum",
+        backend="triton",
+        lanes=GPU,
+    )
+    yield program(v + "stale_memory", "stale allocator memory", WRONG)
+    yield program(v + "stale_memory_search", "stale allocator memory", WRONG)
+    yield program(v + "gpu_address_scan", "GPU address scans", WRONG, lanes=GPU)
+    yield program(v + "gpu_buffer_tail", "GPU address scans", WRONG, problem="row_sum", lanes=GPU)
+    yield program(v + "gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
+    # ---- errors of CUDA -----------------------------------------------------------------------------------------
+    yield program(v + "swallowed_launch_error", "swallowed CUDA errors", WRONG, backend="cupy", lanes=GPU)
+    yield program(
+        v + "error_left_behind",
+        "swallowed CUDA errors",
+        {_C.LAUNCH_RESOURCES_EXCEEDED, _C.CUDA_ERROR},
+        lanes=GPU,
+    )
+    yield from _decoy("decoy_swallowed_error", "swallowed CUDA errors", "cupy")
+    # ---- the reference, its seeds and its randomness ------------------------------------------------------------
+    yield program(v + "gc_walk_outputs", "gc walks for the reference", WRONG)
+    yield program(v + "gc_walk_model", "gc walks for the reference", WRONG)
+    yield program(v + "frame_walk_answers", "frame walks for the reference", WRONG)
+    yield program(v + "frame_walk_phase", "frame walks for the reference", WRONG)
+    yield program(v + "reference_import", "reference reuse", WRONG)
+    yield program(v + "seed_42", "seed regeneration", WRONG)
+    yield program(v + "seed_from_state", "seed regeneration", WRONG)
+    yield program(v + "seed_search", "seed regeneration", WRONG)
+    yield program(v + "rng_manual_seed_patched", "RNG tampering", WRONG)
+    yield program(v + "rng_frozen_mask", "RNG tampering", WRONG, problem="dropout")
+    yield program(v + "rng_expectation", "RNG tampering", WRONG, problem="dropout")
+    yield program(v + "rng_zero_weights", "RNG tampering", WRONG, problem="linear_relu")
+    # ---- answers that cost nothing ------------------------------------------------------------------------------
+    yield program(v + "allclose_patched", "constant outputs", WRONG)
+    yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
+    yield program(v + "mean_softmax", "mean outputs", WRONG, problem="even_softmax")
+    yield program(v + "mean_of_half", "mean outputs", WRONG, problem="even_softmax")
+    yield program(v + "identity_relu", "identity outputs", WRONG, problem="relu_of_uniform")
+    yield program(v + "identity_output", "identity outputs", WRONG | FORM)
+    yield program(v + "weight_skip", "weight skipping", WRONG, problem="linear_relu")
+    yield program(v + "weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
+    yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
+    yield program(
+        v + "weight_skip_affine",
+        "weight skipping",
+        WRONG,
+        problem="layer_norm",
+        hole="Weights that a constructor makes constant (ones, zeros) are those of every evaluation: a kernel that"
+        " leaves them out is right for the model that the problem constructs. A problem that means them draws them.",
+    )
+    yield program(v + "shape_constant", "shape specialisation", _C.PASSED, honest=_HONEST)
+    yield program(v + "shape_first_columns", "shape specialisation", WRONG, problem="row_sum")
+    yield program(v + "range_specialised", "shape specialisation", WRONG)
+    # ---- precision and tolerance --------------------------------------------------------------------------------
+    for kind in ("bf16", "fp16", "tf32", "int8"):
+        yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, problem="long_matmul")
+    yield program(v + "precision_bf16_elementwise", "precision downgrade", WRONG)
+    yield program(v + "precision_bf16_sum", "precision downgrade", WRONG, problem="row_sum")
+    yield program(v + "tolerance_offset", "tolerance gaming", WRONG)
+    yield program(v + "tolerance_interpolated", "tolerance gaming", WRONG, problem="running_mean")
+    yield program(v + "tolerance_matched_ratio", "tolerance gaming", WRONG)
+    yield program(v + "nan_laundered", "NaN laundering", WRONG)
+    yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
+    yield program(v + "nan_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
+    yield program(v + "finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
+    # ---- forms --------------------------------------------------------------------------------------------------
+    yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
+    yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
+    yield program(v + "first_of_two", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
+    yield program(v + "nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
+    yield program(v + "broadcast_row", "broadcasts", _C.WRONG_SHAPE, problem="mean_everywhere")
+    yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
+    yield program(v + "broadcast_view", "broadcasts", FORM, problem="mean_everywhere")
+    yield program(v + "view_transposed", "identity outputs", FORM, problem="transpose")
+    yield program(v + "view_negated", "identity outputs", FORM, problem="negate")
+    yield program(v + "sparse_output", "broadcasts", FORM, problem="relu_of_uniform")
+    yield control(v + "requires_grad", honest=_HONEST)
+    # ---- races, drift, inputs -----------------------------------------------------------------------------------
+    yield program(v + "race_missing_barrier", "races", WRONG, problem="row_sum", backend="cupy", lanes=GPU)
+    yield control(v + "atomic_order", problem="row_sum", backend="triton", lanes=GPU)
+    yield program(v + "state_drift", "state drift", WRONG)
+    yield program(v + "state_weights", "state drift", WRONG, problem="linear_relu")
+    yield program(v + "input_restored_late", "state drift", _C.INPUT_MUTATED)
+    yield program(v + "input_in_place", "state drift", FORM | {_C.INPUT_MUTATED}, problem="negate")
+    yield program(v + "input_zeroed", "state drift", WRONG | {_C.INPUT_MUTATED})
+    # ---- whose work it is ---------------------------------------------------------------------------------------
+    yield from _decoy("decoy_never_called", "decoys", "triton")
+    yield from _decoy("decoy_fallback", "decoys", "triton")
+    yield from _decoy("decoy_token_kernel", "decoys", "triton")
+    yield from _decoy("decoy_library", "decoys", "triton", problem="matmul", honest="values/torch_matmul")
+    yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
+    yield control(v + "torch_matmul", problem="matmul")
+    yield program(v + "policy_obvious", "decoys", _C.PASSED, honest=_HONEST)
+    yield program(
+        v + "policy_obvious_rejected",
+        "decoys",
+        _C.REJECTED_BY_POLICY,
+        file=v + "policy_obvious",
+        policies=_REJECT_FINDINGS,
+    )
+
+
+def _decoy(file: str, family: str, backend: str, *, honest: str | None = _HONEST, **more: Any) -> Iterator[Program]:
+    """A decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
+    name = f"values/{file}"
+    yield program(name, family, _C.PASSED, backend=backend, lanes=GPU, honest=honest, **more)
+    more.pop("least_ms", None)
+    yield program(
+        f"{name}_rejected",
+        family,
+        _C.REWARD_HACK,
+        backend=backend,
+        lanes=GPU,
+        file=name,
+        policies=_REJECT_DECOYS,
+        **more,
+    )
+
+
+def _process(name: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Program:
+    """A program whose time says nothing: it is not timed unless it may pass."""
+    if "timing" not in more and expected is not _C.PASSED:
+        more["timing"] = _UNTIMED
+    return program(f"processes/{name}", family, expected, **more)
+
+
+def _blocked(name: str, family: str, **more: Any) -> Program:
+    """An attack that is refused, and a right kernel beside it. Had it succeeded it would raise an exception."""
+    return program(f"processes/{name}", family, _C.PASSED, honest=_HONEST, **more)
+
+
+def _processes() -> Iterator[Program]:
+    # ---- the channel, output, pickles ---------------------------------------------------------------------------
+    verdict = "writes to verdict channels"
+    yield _process("channel_garbage", verdict, BROKEN)
+    yield _process("channel_forged_done", verdict, BROKEN | WRONG)
+    yield _process("channel_forged_extra", verdict, BROKEN | WRONG)
+    yield _process("channel_odd_numbers", verdict, BROKEN)
+    yield _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
+    descriptors = "writes to descriptors"
+    yield _process("channel_flooded", descriptors, BROKEN)
+    yield _process("channel_descriptors", descriptors, BROKEN)
+    yield _process("channel_shut_down", descriptors, BROKEN)
+    yield _process("channel_closed", descriptors, BROKEN, deadlines=Deadlines(check_s=5))
+    yield _process("channel_replaced", descriptors, BROKEN | {_C.TIMEOUT}, deadlines=Deadlines(check_s=2, compile_s=2))
+    yield _process("channel_inherited", descriptors, _C.SANDBOX_VIOLATION)
+    yield _process("stdout_verdict", "writes to stdout", WRONG)
+    yield _process("log_bomb", "log bombs", _C.OUTPUT_LIMIT)
+    yield _blocked("log_bomb_silent_lines", "log bombs")
+    yield _blocked("terminal_escapes", "terminal escapes")
+    yield _process("pickle_output", "pickles", _C.WRONG_OUTPUT_STRUCTURE)
+    yield _process("pickle_exception", "pickles", _C.RUNTIME_ERROR)
+    yield _process("exception_without_words", "pickles", {_C.RUNTIME_ERROR, _C.CRASHED})
+    yield _process("exception_claims_the_fleet", "pickles", {_C.RUNTIME_ERROR, _C.CUDA_ERROR})
+    # ---- secrets and keepers ------------------------------------------------------------------------------------
+    yield _blocked("database_environment", "database access")
+    yield _blocked("database_sockets", "database access")
+    yield _blocked("redis_sockets", "Redis access")
+    yield _blocked("redis_modules", "Redis access")
+    yield _blocked("judge_memory", "ptrace")
+    yield _blocked("judge_descriptors", "ptrace")
+    yield _blocked("ptrace_self", "ptrace")
+    yield _blocked("judge_signals", "disturbing other slots")
+    yield _blocked("judge_priorities", "disturbing other slots")
+    yield _blocked("oom_score", "memory hogs")
+    yield _blocked("user_namespace", "disturbing other slots")
+    yield _blocked("io_uring", "network")
+    yield _blocked("perf_and_bpf", "disturbing other slots")
+    yield _blocked("keyring", "caches in files")
+    yield _blocked("network_tcp", "network")
+    yield _blocked("network_udp", "network")
+    yield _blocked("network_unix", "network")
+    yield _blocked("network_other", "network")
+    yield _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
+    # ---- files --------------------------------------------------------------------------------------------------
+    yield _blocked("cache_shared_folders", "compile-cache poisoning")
+    yield _blocked("cache_of_the_fleet", "compile-cache poisoning")
+    yield _blocked("cache_private", "compile-cache poisoning")
+    yield _blocked("modules_in_packages", "module planting")
+    yield _blocked("modules_in_own_directory", "module planting")
+    yield _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
+    yield _blocked("symlink_other_slots", "symlink games")
+    yield _blocked("symlink_tree", "symlink games")
+    yield _blocked("symlink_devices", "symlink games")
+    # ---- survivors, time, memory, exits -------------------------------------------------------------------------
+    yield _process("daemon_double_fork", "surviving daemons", _C.SANDBOX_VIOLATION)
+    yield _process("daemon_in_disguise", "surviving daemons", _C.SANDBOX_VIOLATION)
+    yield _blocked("daemon_thread", "surviving daemons")
+    yield _blocked("daemon_gives_up_its_name", "surviving daemons")
+    late = "timeout evasion"
+    short = Deadlines(check_s=1, compile_s=1)
+    yield _process("timeout_in_c", late, _C.TIMEOUT, deadlines=short)
+    yield _process("timeout_stopped", late, _C.TIMEOUT, deadlines=short)
+    yield _process("timeout_as_compilation", late, {_C.COMPILE_TIMEOUT, _C.TIMEOUT}, deadlines=short)
+    yield _process("timeout_fork", late, BROKEN)
+    hogs = "memory hogs"
+    small = Limits(host_memory_bytes=1 << 30)
+    yield _process("memory_children", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
+    yield _process("memory_unmapped_files", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
+    yield _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))
+    yield _process(
+        "memory_gpu_raw", hogs, {_C.PASSED, _C.GPU_OUT_OF_MEMORY, _C.SANDBOX_VIOLATION}, lanes=GPU, honest=_HONEST
+    )
+    yield _process("memory_pinned", hogs, _C.HOST_OUT_OF_MEMORY, lanes=GPU, limits=Limits(host_memory_bytes=4 << 30))
+    exits = "exit-code games"
+    yield _process("exit_zero_after_output", exits, _C.CRASHED)
+    yield _process("exit_system_exit", exits, _C.CRASHED)
+    yield _process("exit_interrupt", exits, {_C.RUNTIME_ERROR, _C.CRASHED})
+    yield _process("exit_replaced", exits, BROKEN)
+    yield _process("exit_killed", exits, _C.CRASHED)
+    yield _process("exit_wrong_thread", exits, {_C.TIMEOUT, _C.CRASHED, _C.SANDBOX_VIOLATION}, deadlines=short)
+    yield _process("exit_when_timed", exits, _C.CRASHED, timing=Timing(calls=20, warmup=3))
+
+
+TABLE: Final = [*_values(), *_processes()]

@@ -1,0 +1,34 @@
+"""Writes to the compiler caches of whoever runs the fleet: Triton's, torch's, ccache's, CUDA's.
+
+A shared object planted there is loaded by the next kernel, or by the judge, with that one's rights. A candidate's
+caches are private and removed; others' are closed to it.
+Where it is refused the kernel answers rightly and passes; success would be an import error.
+"""
+
+import os
+import pwd
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def attack():
+    homes = {pwd.getpwuid(0).pw_dir, "/root", "/home"} | {os.path.dirname(os.getcwd())}
+    caches = ("", ".triton", ".triton/cache", ".cache", ".cache/torch_extensions", ".cache/ccache", ".nv")
+    for folder in sorted(os.path.join(home, cache) for home in homes for cache in caches):
+        path = f"{folder.rstrip('/')}/kqueue-planted-{os.getpid()}"
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        except OSError:
+            continue
+        os.unlink(path)
+        raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
+
+
+attack()
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")

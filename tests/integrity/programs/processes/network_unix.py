@@ -1,0 +1,38 @@
+"""Binds an abstract unix socket, by which kernels of other slots could be met.
+
+Abstract names are shared by all processes of a network namespace, whatever files they may see: two kernels that run at
+the same time pass answers to each other.
+Where it is refused the kernel answers rightly and passes; success would be an import error.
+"""
+
+import os
+import socket
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def attack():
+    name = f"\0kqueue-meeting-{os.getpid()}"
+    outsider = os.fork()
+    if outsider == 0:
+        os._exit(0)
+    os.waitpid(outsider, 0)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+            server.bind(name)
+            server.listen()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(name)
+    except OSError:
+        return
+    raise RuntimeError("ATTACK SUCCEEDED: a meeting place")
+
+
+attack()
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")

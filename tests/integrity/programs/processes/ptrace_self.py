@@ -1,0 +1,31 @@
+"""Lets a child trace the candidate, to rewrite what it does while the clock runs.
+
+A tracer can stop its parent at any instruction, hide its death from whoever waits for it, and change registers. Own
+children may usually trace nobody but themselves; here the call is forbidden altogether.
+Where it is refused the kernel answers rightly and passes; success would be an import error.
+"""
+
+import ctypes
+import os
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def attack():
+    libc = ctypes.CDLL(None, use_errno=True)
+    child = os.fork()
+    if child == 0:
+        os._exit(42 if libc.ptrace(0, 0, None, None) == 0 else 0)  # PTRACE_TRACEME
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == 42:
+        raise RuntimeError("ATTACK SUCCEEDED: a process let itself be traced")
+
+
+attack()
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")

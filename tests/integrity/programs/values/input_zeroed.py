@@ -1,0 +1,14 @@
+"""Clears its input and returns zeros, hoping that the reference is run on what is left.
+
+With relu(0) = 0 and gelu(0) = 0 both sides agree where they share their inputs. Here they do not, and a changed input
+is a verdict of its own.
+"""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.zero_()
+        return torch.zeros_like(x)

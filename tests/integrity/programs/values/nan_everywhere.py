@@ -1,0 +1,13 @@
+"""Answers NaN, to whose difference from anything every comparison by "greater than" says no.
+
+`(out - ref).abs().max() > tolerance` is False for NaN, and a kernel of one memset passes. Here what is not finite
+where the reference is has a category of its own.
+"""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, float("nan"))

@@ -1,0 +1,14 @@
+"""Spends all of the tolerance: every value is off by 9e-5.
+
+Nothing is gained by an offset, but a kernel that may be off by so much may leave out whatever is smaller. allclose
+accepts it. Here the error is also measured against the reference's own precision.
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh") + 9e-5

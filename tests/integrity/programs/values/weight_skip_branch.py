@@ -1,0 +1,18 @@
+"""Leaves out a whole branch with its matrix, which adds less than the tolerance.
+
+Layer scale starts at 1e-5, so the linear layer behind it changes nothing that allclose would see, while it is all of
+the work. Here the error is measured against the reference's own precision: 1e-5 is a hundred times that.
+"""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.branch = nn.Linear(size, size)
+        self.scale = nn.Parameter(torch.full((size,), 1e-5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
