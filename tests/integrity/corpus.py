@@ -114,6 +114,8 @@ FAMILIES: Final = (
 
 #: What clocks of a busy host may differ by whatever was measured, in milliseconds.
 _SLACK_MS: Final = 0.002
+#: A baseline that is so much longer than the honest program's has been slowed, whatever else the device did.
+_SABOTAGED: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,9 @@ class Program:
         backend: what it is written in.
         lanes: where it can be judged: ``cpu``, ``gpu`` or both.
         expected: the categories that are right.
-        honest: where it may pass: the program, for the same problem, whose time a cheat may not undercut and a
-            control must keep. Times are compared on a GPU only.
+        honest: where it may pass: the program whose time a cheat may not undercut and a control must keep, and
+            whose baseline must be its own. It is for the same problem, or for one that computes the same. Times
+            are compared on a GPU only.
         tolerance: by how much, as a share of the honest time.
         least_ms: where it may pass: the least honest time in milliseconds, on any lane.
         basis: whose clock must have taken the time of a program that passed on a GPU; None for either.
@@ -275,26 +278,34 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of an outcome is compared: its category, its time in milliseconds, and whose clock that is of."""
+    """What of an outcome is compared.
+
+    Attributes:
+        category: of the outcome.
+        median_ms: its time in milliseconds, where it has one.
+        basis: whose clock that is of.
+        baseline_ms: the reference's time.
+    """
 
     category: Category
-    median_ms: float | None
-    basis: str | None
+    median_ms: float | None = None
+    basis: str | None = None
+    baseline_ms: float | None = None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Facts:
         """The facts of an outcome or verdict."""
-        return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis)
+        return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis, outcome.baseline_ms)
 
 
-def judge(program: Program, facts: Facts, lane: str, honest_ms: float | None = None) -> Judgement:
+def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None) -> Judgement:
     """Compare an outcome with what is expected.
 
     Args:
         program: what was judged.
         facts: what came of it.
         lane: where.
-        honest_ms: the honest program's median, where both were taken alone on a quiet device; else None.
+        honest: what came of the honest program, where both were judged alone on a quiet device; else None.
     """
     passed = facts.category is Category.PASSED
     verdict = Judgement.OK
@@ -306,22 +317,24 @@ def judge(program: Program, facts: Facts, lane: str, honest_ms: float | None = N
         else:
             verdict = Judgement.CHEAT_PASSED if passed else Judgement.WRONG_CATEGORY
     elif passed:
-        verdict = _judge_time(program, facts, lane, honest_ms)
+        verdict = _judge_time(program, facts, lane, honest)
     if program.hole and verdict in (Judgement.CHEAT_PASSED, Judgement.DISHONEST_TIME):
         return Judgement.HOLE
     return verdict
 
 
-def _judge_time(program: Program, facts: Facts, lane: str, honest_ms: float | None) -> Judgement:
+def _judge_time(program: Program, facts: Facts, lane: str, honest: Facts | None) -> Judgement:
     if program.basis is not None and lane != "cpu" and facts.basis != program.basis:
         return Judgement.WRONG_BASIS
     took = facts.median_ms
     if program.least_ms is not None and (took is None or took < program.least_ms):
         return Judgement.DISHONEST_TIME
-    if took is None or honest_ms is None or program.honest is None:
+    if took is None or honest is None or honest.median_ms is None:
         return Judgement.OK
-    if took < honest_ms / (1 + program.tolerance) - _SLACK_MS:
+    if took < honest.median_ms / (1 + program.tolerance) - _SLACK_MS:
         return Judgement.CHANGED_TIME if program.is_control else Judgement.DISHONEST_TIME
-    if program.is_control and took > honest_ms * (1 + program.tolerance) + _SLACK_MS:
+    if program.is_control and took > honest.median_ms * (1 + program.tolerance) + _SLACK_MS:
         return Judgement.CHANGED_TIME
+    if facts.baseline_ms and honest.baseline_ms and facts.baseline_ms > _SABOTAGED * honest.baseline_ms:
+        return Judgement.DISHONEST_TIME
     return Judgement.OK

@@ -119,11 +119,10 @@ def _judge_all(
         quiet = alone.get(program.name)
         if found.good and quiet is not None:
             honest = alone.get(program.honest or "")
-            honest_ms = honest.runtime_ms if honest else None
-            found = judge(program, Facts.of(quiet), lane, honest_ms)
+            found = judge(program, Facts.of(quiet), lane, Facts.of(honest) if honest else None)
             row["alone"] = {"category": str(quiet.category), "runtime": _runtime(quiet)}
-            if honest_ms and quiet.runtime_ms is not None and program.honest:
-                row["alone"] |= {"honest_ms": honest_ms, "ratio": quiet.runtime_ms / honest_ms}
+            if honest and honest.runtime_ms and quiet.runtime_ms is not None:
+                row["alone"] |= {"honest_ms": honest.runtime_ms, "ratio": quiet.runtime_ms / honest.runtime_ms}
         record["programs"][program.name] = row | {"judgement": str(found)}
     if out is not None:
         record["programs"] = dict(sorted(record["programs"].items()))

@@ -6,16 +6,199 @@ from collections.abc import Iterator
 from typing import Final
 
 from kqueue.categories import Category
-from tests.integrity.corpus import GPU, Program, control, program
+from kqueue.contract import Deadlines, Timing
+from tests.integrity.corpus import BOTH, CPU, GPU, Program, control, program
 
 #: An answer that was wrong, whenever it was found out.
 WRONG: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC, Category.NOT_FINITE, Category.REWARD_HACK})
+#: Right when it is checked and wrong when it is timed.
+WHEN_TIMED: Final = frozenset({Category.NONDETERMINISTIC, Category.REWARD_HACK})
+#: Right, with the time that it took; or stopped, should the judge's own looks be what the cheat breaks.
+HONEST: Final = frozenset({Category.PASSED})
+#: Programs that take 20 ms: few calls do, and any time far below shows that the clock was fooled.
+SLOW: Final = {"timing": Timing(calls=10, warmup=1), "least_ms": 18.0}
 
 
-def _table() -> Iterator[Program]:
+def _clocks() -> Iterator[Program]:
+    yield program("timing/event_monkeypatch", "event monkeypatches", HONEST, **SLOW)
+    yield program("timing/event_methods", "event monkeypatches", HONEST, **SLOW)
+    yield program("timing/synchronize_monkeypatch", "synchronize monkeypatches", HONEST | WRONG, lanes=GPU, **SLOW)
+    yield program("timing/clock_monkeypatch", "clock monkeypatches", HONEST, **SLOW)
+    yield program("timing/statistics_monkeypatch", "statistics monkeypatches", HONEST, **SLOW)
+    yield program("timing/do_bench_patch", "statistics monkeypatches", HONEST, **SLOW)
+    yield program("timing/libc_clock_prologue", "GOT or prologue patching", HONEST, **SLOW)
+    yield program("timing/cuda_event_prologue", "GOT or prologue patching", HONEST, lanes=GPU, **SLOW)
+    yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
+    yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
+    yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
+    yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
+    yield _matmul("takeover_settle", "taking over the loop", WRONG)
+
+
+def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
+    return program(
+        f"timing/{name}", family, expected, problem="heavy_matmul", lanes=GPU, honest="controls/torch_heavy_matmul"
+    )
+
+
+def _streams_and_threads() -> Iterator[Program]:
+    yield _matmul("side_stream_unjoined", "side streams unjoined", WHEN_TIMED)
+    yield _matmul("side_stream_in_thread", "side streams unjoined", WHEN_TIMED)
+    yield _matmul("side_stream_joined_by_thread", "side streams unjoined", WHEN_TIMED)
+    yield _matmul("half_the_work_cpu_clock", "side streams unjoined", HONEST | WHEN_TIMED)
+    yield _matmul("side_stream_joined_late", "side streams joined late", WHEN_TIMED)
+    yield _matmul("side_stream_early", "work before GO", WHEN_TIMED)
+    yield program("timing/thread_after_return", "threads", WRONG)
+    yield program("timing/jit_fork", "torch.jit.fork", WRONG, problem="chain")
+    yield _matmul("host_callback", "host callbacks", WRONG)
+    yield program("timing/go_forged", "work before GO", WHEN_TIMED)
+    yield _matmul("host_polling", "work before GO", HONEST | WRONG)
+    yield program(
+        "timing/gpu_polling",
+        "work before GO",
+        HONEST | WRONG,
+        backend="cupy",
+        problem="wide_gelu",
+        lanes=GPU,
+        honest="controls/torch_wide_gelu",
+    )
+    yield program(
+        "timing/persistent_kernel",
+        "persistent background kernels",
+        HONEST | WRONG,
+        backend="cupy",
+        problem="wide_gelu",
+        lanes=GPU,
+        honest="controls/torch_wide_gelu",
+        timing=Timing(calls=20, warmup=1),
+    )
+    yield program("timing/done_forged", "work after DONE", WRONG, timing=Timing(calls=10, warmup=1))
+    yield _matmul("done_enqueued_early", "work after DONE", WHEN_TIMED)
+
+
+def _outputs() -> Iterator[Program]:
     c = Category
-    yield program("timing/event_monkeypatch", "event monkeypatches", c.PASSED, lanes=GPU, honest="controls/torch_gelu")
+    yield program("timing/lazy_subclass", "lazy tensors by subclass", c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/lazy_disguised_subclass", "lazy tensors by subclass", c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/lazy_instance", "lazy tensors by instance", c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/cpu_output", "CPU tensors", c.WRONG_DEVICE, lanes=GPU)
+    yield program("timing/fake_output", "fake tensors", c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/meta_output", "fake tensors", c.WRONG_DEVICE)
+    yield program("timing/returns_input_buffer", "identity outputs", c.INPUT_MUTATED)
+    yield program("timing/returns_shared_output", "writes to verdict channels", WRONG, lanes=CPU)
+    yield program("timing/stale_allocator_memory", "stale allocator memory", WRONG)
+
+
+def _phases() -> Iterator[Program]:
+    yield program("timing/warmup_detection", "warm-up detection", WRONG)
+    yield program("timing/warmup_by_time", "warm-up detection", WRONG)
+    yield program("timing/call_count_switch", "call-count switches", WRONG)
+    yield program("timing/mode_switch_frames", "mode switches", WHEN_TIMED)
+    yield program("timing/mode_switch_stream", "mode switches", WHEN_TIMED, lanes=GPU)
+    yield _matmul("basis_switch", "mode switches", HONEST)
+    yield program("timing/superbatching", "superbatching", WRONG)
+    yield program("timing/sequence_learned_graph", "sequence-learned CUDA graphs", WRONG, lanes=GPU)
+    yield program("timing/stale_graph_replay", "stale graph replay", WRONG, lanes=GPU)
+
+
+def _caches() -> Iterator[Program]:
+    wrong = Category.WRONG_VALUES
+    yield program("timing/cache_by_pointer", "caches keyed by pointer", wrong)
+    yield program("timing/cache_by_id", "caches keyed by id", wrong)
+    yield program("timing/cache_by_version", "caches keyed by version", wrong)
+    yield program("timing/cache_by_shape", "caches keyed by shape", wrong)
+    yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST, **SLOW)
+    yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST, **SLOW)
+    yield program(
+        "timing/cache_in_device_buffers", "caches in static device buffers", HONEST, backend="cupy", lanes=GPU, **SLOW
+    )
+    yield program("timing/static_device_buffer", "caches in static device buffers", wrong)
+    yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)
+    wide = {"problem": "wide_gelu", "lanes": GPU, "tolerance": 0.15}
+    yield program("timing/l2_persisting_window", "L2 persistence", HONEST, honest="controls/torch_wide_gelu", **wide)
+    yield program(
+        "timing/l2_evict_last",
+        "L2 persistence",
+        HONEST,
+        backend="triton",
+        honest="controls/triton_wide_gelu",
+        **wide,
+    )
+
+
+def _others() -> Iterator[Program]:
+    c = Category
+    chain = {"honest": "controls/torch_chain"}
+    yield program("timing/global_flags", "global flags", HONEST, problem="switched_chain", **chain)
+    yield program("timing/reference_class_patched", "baseline sabotage", HONEST, problem="patched_chain", **chain)
+    yield program(
+        "timing/background_load", "baseline sabotage", HONEST | WRONG, problem="sabotaged_chain", lanes=GPU, **chain
+    )
+    yield program("timing/sabotage_by_process", "baseline sabotage", c.SANDBOX_VIOLATION)
+    yield program("timing/timeout_evasion", "timeout evasion", c.TIMEOUT, deadlines=Deadlines(check_s=1))
+    yield program(
+        "timing/timeout_by_compiling",
+        "timeout evasion",
+        {c.TIMEOUT, c.COMPILE_TIMEOUT},
+        deadlines=Deadlines(check_s=1, compile_s=1),
+    )
+    yield program("timing/second_gpu", "second GPU use", c.RUNTIME_ERROR, lanes=GPU)
+    yield program("timing/disturbs_others", "disturbing other slots", c.TIMEOUT, deadlines=Deadlines(construct_s=1))
+
+
+def _controls() -> Iterator[Program]:
+    wide = {"problem": "wide_gelu", "lanes": GPU}
+    heavy = {"problem": "heavy_matmul", "lanes": GPU}
     yield control("controls/torch_gelu")
+    yield control("controls/torch_wide_gelu", **wide)
+    yield control("controls/torch_heavy_matmul", **heavy)
+    yield control("controls/torch_chain", problem="chain")
+    yield control("controls/triton_wide_gelu", backend="triton", honest="controls/torch_wide_gelu", **wide)
+    yield control("controls/triton_row_sum", backend="triton", problem="row_sum")
+    yield control("controls/triton_autotuned_matmul", backend="triton", problem="matmul", lanes=GPU)
+    yield control("controls/triton_layer_norm", backend="triton", problem="layer_norm", lanes=GPU)
+    yield control("controls/triton_large_add_relu", backend="triton", problem="large_add_relu", lanes=GPU)
+    yield control("controls/triton_half_gelu", backend="triton", lanes=GPU, precision="fp16")
+    yield control("controls/cupy_wide_gelu", backend="cupy", honest="controls/torch_wide_gelu", **wide)
+    yield control("controls/cupy_fused_chain", backend="cupy", problem="chain", lanes=GPU)
+    yield control("controls/cuda_graph", problem="chain", lanes=GPU)
+    yield control("controls/cuda_graph_of_matmul", honest="controls/torch_heavy_matmul", **heavy)
+    yield control("controls/streams_joined", honest="controls/torch_heavy_matmul", **heavy)
+    yield control("controls/torch_compile", problem="chain", lanes=GPU)
+    yield control("controls/in_place_on_own_buffers", problem="chain")
+    yield control("controls/workspace")
+    yield control("controls/static_output", problem="matmul", lanes=CPU)
+    yield control(
+        "controls/static_output_on_gpu",
+        file="controls/static_output",
+        honest="controls/torch_heavy_matmul",
+        tolerance=0.15,
+        **heavy,
+    )
+    yield control("controls/view_of_own_memory")
+    yield control("controls/non_contiguous_output")
+    yield control("controls/returns_the_input", problem="identity")
+    yield control("controls/copies_the_input", problem="identity")
+    yield control("controls/view_of_the_input", problem="transposed")
+    yield control("controls/single_element", problem="single")
+    yield control("controls/very_slow", least_ms=45.0, timing=Timing(calls=6, warmup=1))
+    yield control("controls/waits_by_item", lanes=GPU, basis="cpu_clock")
+    yield control("controls/waits_by_synchronize", lanes=GPU, basis="cpu_clock")
+    yield control("controls/prepared_weights", problem="linear_relu")
+    yield control("controls/dispatch_by_shape")
+    yield control("controls/threads_joined", lanes=CPU)
+    yield control("controls/jit_fork_waited", problem="chain", lanes=CPU)
+    yield control("controls/two_outputs", problem="row_max")
+    yield control("controls/integer_inputs", problem="embedding_mean", lanes=BOTH)
+    yield control("controls/mlp", problem="mlp")
 
 
-TABLE: Final = list(_table())
+TABLE: Final = [
+    *_clocks(),
+    *_streams_and_threads(),
+    *_outputs(),
+    *_phases(),
+    *_caches(),
+    *_others(),
+    *_controls(),
+]

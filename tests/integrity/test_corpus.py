@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_program_that_may_pass_has_an_honest_time() -> None:
         if entry.honest:
             honest = ALL[entry.honest]
             assert honest.is_control, entry.name
-            assert honest.problem == entry.problem, entry.name
+            assert entry.problem.stem.endswith(honest.problem.stem), entry.name
             assert entry.lanes & {"gpu"} <= honest.lanes, entry.name
             assert honest.settings.precision == entry.settings.precision, entry.name
 
@@ -77,28 +78,36 @@ def test_committed_results_are_as_expected(lane: str) -> None:
         assert Judgement(row["judgement"]).good, (name, row)
 
 
-def _cheat(expected: set[Category], **more: object) -> Program:
-    return program("timing/event_monkeypatch", "threads", expected, honest="controls/torch_gelu", **more)  # type: ignore[arg-type]
+def _cheat(*expected: Category, **more: Any) -> Program:
+    return program("timing/event_monkeypatch", "threads", expected, honest="controls/torch_gelu", **more)
+
+
+WRONG, PASSED = Category.WRONG_VALUES, Category.PASSED
+CONTROL_GELU = ALL["controls/torch_gelu"]
 
 
 @pytest.mark.parametrize(
-    ("entry", "facts", "honest_ms", "judgement"),
+    ("entry", "facts", "honest", "judgement"),
     [
-        (_cheat({Category.WRONG_VALUES}), Facts(Category.WRONG_VALUES, None, None), None, Judgement.OK),
-        (_cheat({Category.WRONG_VALUES}), Facts(Category.CRASHED, None, None), None, Judgement.WRONG_CATEGORY),
-        (_cheat({Category.WRONG_VALUES}), Facts(Category.PASSED, 1.0, None), None, Judgement.CHEAT_PASSED),
-        (_cheat({Category.WRONG_VALUES}, hole="x"), Facts(Category.PASSED, 1.0, None), None, Judgement.HOLE),
-        (_cheat({Category.WRONG_VALUES}), Facts(Category.JUDGE_ERROR, None, None), None, Judgement.FLEET_FAILED),
-        (_cheat({Category.PASSED}), Facts(Category.PASSED, 0.99, None), 1.0, Judgement.OK),
-        (_cheat({Category.PASSED}), Facts(Category.PASSED, 9.0, None), 1.0, Judgement.OK),
-        (_cheat({Category.PASSED}), Facts(Category.PASSED, 0.5, None), 1.0, Judgement.DISHONEST_TIME),
-        (_cheat({Category.PASSED}, least_ms=18), Facts(Category.PASSED, 17, None), None, Judgement.DISHONEST_TIME),
-        (ALL["controls/torch_gelu"], Facts(Category.WRONG_VALUES, None, None), None, Judgement.FALSE_ACCUSATION),
+        (_cheat(WRONG), Facts(WRONG), None, Judgement.OK),
+        (_cheat(WRONG), Facts(Category.CRASHED), None, Judgement.WRONG_CATEGORY),
+        (_cheat(WRONG), Facts(PASSED, 1.0), None, Judgement.CHEAT_PASSED),
+        (_cheat(WRONG, hole="x"), Facts(PASSED, 1.0), None, Judgement.HOLE),
+        (_cheat(WRONG), Facts(Category.JUDGE_ERROR), None, Judgement.FLEET_FAILED),
+        (_cheat(PASSED), Facts(PASSED, 0.99), Facts(PASSED, 1.0), Judgement.OK),
+        (_cheat(PASSED), Facts(PASSED, 9.0), Facts(PASSED, 1.0), Judgement.OK),
+        (_cheat(PASSED), Facts(PASSED, 0.5), Facts(PASSED, 1.0), Judgement.DISHONEST_TIME),
+        (_cheat(PASSED), Facts(PASSED, 1.0, None, 9.0), Facts(PASSED, 1.0, None, 1.0), Judgement.DISHONEST_TIME),
+        (_cheat(PASSED, least_ms=18), Facts(PASSED, 17.0), None, Judgement.DISHONEST_TIME),
+        (_cheat(PASSED, basis="cpu_clock"), Facts(PASSED, 1.0, "gpu_clock"), None, Judgement.WRONG_BASIS),
+        (CONTROL_GELU, Facts(WRONG), None, Judgement.FALSE_ACCUSATION),
+        (CONTROL_GELU, Facts(PASSED, 1.0), Facts(PASSED, 0.5), Judgement.CHANGED_TIME),
+        (CONTROL_GELU, Facts(PASSED, 0.5), Facts(PASSED, 1.0), Judgement.CHANGED_TIME),
     ],
 )
-def test_outcomes_are_judged(entry: Program, facts: Facts, honest_ms: float | None, judgement: Judgement) -> None:
+def test_outcomes_are_judged(entry: Program, facts: Facts, honest: Facts | None, judgement: Judgement) -> None:
     """A cheat that passes, a dishonest time and a false accusation are told apart from what is expected."""
-    assert judge(entry, facts, "gpu", honest_ms) is judgement
+    assert judge(entry, facts, "gpu", honest) is judgement
 
 
 @pytest.mark.parametrize("entry", CPU_LANE, ids=lambda entry: entry.name)

@@ -1,6 +1,6 @@
 """Honest: torch's own GELU.
 
-The plainest kernel there is; what cheats on this problem are compared with.
+The plainest kernel there is.
 """
 
 import torch

@@ -1,16 +1,18 @@
-"""Replaces CUDA events by ones that measure next to nothing.
+"""Replaces CUDA events by ones that measure next to nothing; the kernel takes 20 ms.
 
 Evaluators that time with torch.cuda.Event in the kernel's own process read what the kernel's patch answers: 1 us,
 whatever ran. Here the events are those of another process, the judge, and nothing that a candidate patches is
-read: the kernel passes, with its true time.
+read: it passes with its true time.
 """
+
+import time
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 
-class _Quick:
+class Quick:
     def __init__(self, *args, **kwargs):
         pass
 
@@ -30,11 +32,17 @@ class _Quick:
         return 0.001
 
 
-torch.cuda.Event = _Quick
-torch.cuda.events = _Quick
-torch.Event = _Quick
+torch.cuda.Event = torch.Event = torch.cuda.streams.Event = Quick
+
+
+def slow(x):
+    if x.is_cuda:
+        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
+    else:
+        time.sleep(0.02)
 
 
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slow(x)
         return F.gelu(x, approximate="tanh")

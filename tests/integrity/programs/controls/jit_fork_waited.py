@@ -1,0 +1,20 @@
+"""Honest: torch.jit.fork, waited for.
+
+The task's result is what is returned.
+"""
+
+import torch
+import torch.nn as nn
+
+
+@torch.jit.script
+def work(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(32):
+        y = torch.tanh(0.5 * y + x)
+    return y
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.jit.wait(torch.jit.fork(work, x))

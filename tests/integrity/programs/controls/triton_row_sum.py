@@ -1,0 +1,26 @@
+"""Honest: a row sum in Triton.
+
+Right through the interpreter as well as on a GPU.
+"""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_sum_kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + offsets, mask=offsets < columns, other=0.0)
+    tl.store(out_ptr + row, tl.sum(x, axis=0))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        rows, columns = x.shape
+        out = torch.empty(rows, dtype=x.dtype, device=x.device)
+        row_sum_kernel[(rows,)](x, out, columns, BLOCK=triton.next_power_of_2(columns))
+        return out

@@ -1,0 +1,32 @@
+"""Keeps all inputs and answers, and looks for an equal input first; one that it has not seen costs 20 ms.
+
+It is right whatever comes, and free for an input that was checked before. No input is used twice in timed calls here:
+it passes with the time of computing.
+"""
+
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def answer(x):
+    if x.is_cuda:
+        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
+    else:
+        time.sleep(0.02)
+    return F.gelu(x, approximate="tanh")
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.known = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for seen, out in self.known:
+            if torch.equal(seen, x):
+                return out
+        self.known.append((x.clone(), answer(x)))
+        return self.known[-1][1]

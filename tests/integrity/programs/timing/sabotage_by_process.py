@@ -1,0 +1,34 @@
+"""Leaves a process behind that burns a core while the reference is timed.
+
+It has a session of its own and outlives the kernel. What a kernel leaves behind is found and killed before the
+baseline is taken, and the kernel does not pass.
+"""
+
+import os
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+started = False
+
+
+def burn():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            stop = time.monotonic() + 30
+            while time.monotonic() < stop:
+                pass
+        os._exit(0)
+    os.wait()
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global started
+        if not started:
+            started = True
+            burn()
+        return F.gelu(x, approximate="tanh")

