@@ -337,8 +337,8 @@ class Outcome(_Model):
 
     @property
     def speedup(self) -> float | None:
-        """``baseline / runtime``; None unless passed and both were timed above zero."""
-        if self.runtime is None or self.baseline is None:
+        """``baseline / runtime``; None unless passed and both were timed by the same clock, above zero."""
+        if self.runtime is None or self.baseline is None or self.runtime.basis != self.baseline.basis:
             return None
         if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
             return None

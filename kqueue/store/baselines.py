@@ -28,20 +28,36 @@ def get(engine: Engine, problem_hash: str, environment_hash: str, settings_key: 
     return None if found is None else Measurement.model_validate(found)
 
 
-def put(engine: Engine, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement) -> None:
+def put(
+    engine: Engine,
+    problem_hash: str,
+    environment_hash: str,
+    settings_key: str,
+    measurement: Measurement,
+    *,
+    replace: bool = False,
+) -> None:
     """Cache a time. The first one stays, so that all speedups in an environment share one base.
+
+    Args:
+        engine: the fleet's database.
+        problem_hash, environment_hash, settings_key: what it is the time of.
+        measurement: the time.
+        replace: put it in the place of one that no longer holds.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
     """
     with transaction(engine) as connection:
+        row = insert(Baseline).values(
+            problem_hash=problem_hash,
+            environment_hash=environment_hash,
+            settings_key=settings_key,
+            measurement=clean.json(measurement.model_dump()),
+        )
+        key = [Baseline.problem_hash, Baseline.environment_hash, Baseline.settings_key]
         connection.execute(
-            insert(Baseline)
-            .values(
-                problem_hash=problem_hash,
-                environment_hash=environment_hash,
-                settings_key=settings_key,
-                measurement=clean.json(measurement.model_dump()),
-            )
-            .on_conflict_do_nothing()
+            row.on_conflict_do_update(index_elements=key, set_={"measurement": row.excluded.measurement})
+            if replace
+            else row.on_conflict_do_nothing()
         )

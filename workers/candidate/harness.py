@@ -21,20 +21,30 @@ from typing import Any, Final
 import torch
 
 from workers.channel import flags
-from workers.channel.buffers import cudart, open_buffer
+from workers.channel.buffers import (
+    CudaCallError,
+    Exports,
+    cudart,
+    is_apart,
+    open_buffer,
+)
 from workers.channel.protocol import (
+    MAX_DIMS,
     MAX_TENSORS,
     Answer,
     Binding,
     Command,
     Job,
     Order,
+    Place,
     Reply,
     Tag,
     TensorSpec,
+    Where,
     describe,
     receive_command,
 )
+from workers.channel.semaphores import Semaphores
 
 #: The name under which the kernel's module is imported.
 MODULE: Final = "kernel"
@@ -90,6 +100,8 @@ def serve(channel: Any, page: memoryview[int]) -> None:
     candidate = Candidate(page)
     while (command := receive_command(channel)) is not None:
         channel.send(candidate.obey(command).pack())
+        if (failure := candidate.settle_after(command)) is not None:
+            channel.send(failure.pack())
 
 
 class Candidate:
@@ -105,7 +117,14 @@ class Candidate:
         self._inputs: Binding
         self._outputs: list[torch.Tensor] = []
         self._structure = ""
+        #: The last output, and the tensors of it as they were delivered: they must live until they were read.
         self._last: Any = None
+        self._delivered: list[torch.Tensor] = []
+        #: Beginning and size of the shared inputs.
+        self._input_memory: list[tuple[int, int]] = []
+        self._exports = Exports()
+        self._semaphores: Semaphores
+        self._empty: torch.Tensor
         self._orders: dict[Order, Callable[[Command], Reply]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -116,6 +135,8 @@ class Candidate:
             Order.RUN: self._run,
             Order.TIME: self._time,
             Order.TIME_NULL: self._time,
+            Order.AHEAD: self._run_ahead,
+            Order.AHEAD_NULL: self._run_ahead,
         }
 
     def obey(self, command: Command) -> Reply:
@@ -125,6 +146,17 @@ class Candidate:
         except BaseException as error:  # noqa: BLE001 -- the kernel may raise anything, SystemExit too
             traceback.print_exc()
             return self._raised(command, error)
+
+    def settle_after(self, command: Command) -> Reply | None:
+        """Wait for a call that was answered ahead of its end; the answer if it fails after all."""
+        if command.order not in (Order.AHEAD, Order.AHEAD_NULL):
+            return None
+        try:
+            self._settle()
+        except Exception as error:  # noqa: BLE001 -- whatever the device has to say
+            traceback.print_exc()
+            return self._raised(command, error)
+        return None
 
     @property
     def _on_gpu(self) -> bool:
@@ -137,6 +169,8 @@ class Candidate:
         if self._on_gpu:
             torch.cuda.init()
             torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
+            self._semaphores = Semaphores(self._flags)
+            self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
         return self._done(command)
 
@@ -160,7 +194,8 @@ class Candidate:
             torch.manual_seed(self._job.seed)
             model = self._module(*arguments)
             torch.manual_seed(self._job.seed)
-            self._model = model.to(device=self._job.device, dtype=self._job.dtype)
+            model = model.to(device=self._job.device, dtype=self._job.dtype)
+            self._model = torch.compile(model) if self._job.compiled else model
             self._settle()
         return self._done(command)
 
@@ -170,11 +205,18 @@ class Candidate:
         self._arguments = list(binding.arguments)
         for place, tensor in zip(binding.tensors, tensors, strict=True):
             self._arguments[place] = tensor
+        self._input_memory = [(t.data_ptr(), spec.nbytes) for t, spec in zip(tensors, binding.buffers, strict=True)]
         return self._done(command)
 
     def _bind_outputs(self, command: Command) -> Reply:
-        self._outputs = self._shared(command)
-        self._structure = command.payload.structure
+        binding: Binding = command.payload
+        self._structure = binding.structure
+        if self._on_gpu:
+            # What forward allocates next may lie where this has been: what it does not write then shows.
+            for spec in binding.buffers:
+                torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device="cuda")
+        else:
+            self._outputs = self._shared(command)
         return self._done(command)
 
     def _shared(self, command: Command) -> list[torch.Tensor]:
@@ -185,8 +227,9 @@ class Candidate:
     def _rehearse(self, command: Command) -> Reply:
         """Call forward once with Triton's launches turned into compilation; only its compilers' word counts."""
         self._flags[flags.COMPILING] = 1
+        compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing()
         try:
-            with _triton_launches_nothing(), torch.no_grad():
+            with compiling, torch.no_grad():
                 self._model(*self._arguments)
                 self._settle()
         except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised; the real call will tell
@@ -202,43 +245,85 @@ class Candidate:
         with torch.no_grad(), self._compiler_watched():
             output = self._model(*self._arguments)
             self._settle()
-        return self._deliver(command, output)
+            reply = self._deliver(command, output)
+            self._settle()
+        return reply
 
     def _time(self, command: Command) -> Reply:
+        number, page, forward = command.sequence, self._flags, self._forward(command)
         torch.manual_seed(command.seed)
-        number, page = command.sequence, self._flags
-        # A null call answers with an output it already has: all that a call costs but its forward.
-        last = self._last
-        model: Any = self._model
-        if command.order is Order.TIME_NULL:
-            model = _Always(last)
-        arguments = self._arguments
         self._settle()
         with torch.no_grad():
             page[flags.READY] = number
             flags.wait(page, flags.GO, number, nap=not self._on_gpu)
-            reply = self._deliver(command, model(*arguments))
+            reply = self._deliver(command, forward())
             self._settle()
         page[flags.DONE] = number
         return reply
 
+    def _run_ahead(self, command: Command) -> Reply:
+        number, forward = command.sequence, self._forward(command)
+        torch.manual_seed(command.seed)
+        self._settle()
+        stream = torch.cuda.current_stream().cuda_stream
+        with torch.no_grad():
+            self._semaphores.wait(stream, flags.GO, number)
+            reply = self._deliver(command, forward())
+            self._semaphores.write(stream, flags.DONE, number)
+        return reply
+
+    def _forward(self, command: Command) -> Callable[[], Any]:
+        """What a timed call runs: the model, or for a null all that a call costs but its forward.
+
+        Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
+        turn. So a null launches an empty kernel.
+        """
+        if command.order in (Order.TIME, Order.AHEAD):
+            model, arguments = self._model, self._arguments
+            return lambda: model(*arguments)
+        last = self._last
+        return lambda: (self._empty.zero_(), last)[1] if self._on_gpu else last
+
     def _deliver(self, command: Command, output: Any) -> Reply:
-        """Copy outputs of the reference's form to the shared buffers; describe any others."""
+        """Hand outputs of the reference's form over; describe any others."""
         structure, leaves = describe(output)
-        fits = structure == self._structure and all(
-            leaf.shape == shared.shape and leaf.dtype == shared.dtype and leaf.device == shared.device
-            for leaf, shared in zip(leaves, self._outputs, strict=False)
-        )
-        if not fits:
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            specs = tuple(TensorSpec.of(tensor) for tensor in tensors[:MAX_TENSORS])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
+        specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
+        if structure != self._structure:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
+        if self._on_gpu:
+            self._last, self._delivered = output, []
+            places = tuple(self._place(leaf) for leaf in leaves)
+            return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
+        if any(
+            leaf.shape != to.shape or leaf.dtype != to.dtype or leaf.device != to.device
+            for leaf, to in zip(leaves, self._outputs, strict=True)
+        ):
+            return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
+        self._last = output
         for shared, leaf in zip(self._outputs, leaves, strict=True):
             shared.copy_(leaf)
-        if command.order is Order.RUN:
-            self._settle()
-            self._last = output
-        return self._done(command)
+        places = (Place(Where.SHARED),) * len(leaves)
+        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
+
+    def _place(self, leaf: torch.Tensor) -> Place:
+        """Where an output on a GPU lies; what the judge could not read there is copied, at the kernel's cost."""
+        if not leaf.is_cuda or leaf.numel() == 0 or leaf.dim() > MAX_DIMS or TensorSpec.of(leaf).dtype is None:
+            return Place()
+        leaf = leaf.detach().resolve_conj().resolve_neg()
+        for index, (begin, nbytes) in enumerate(self._input_memory):
+            offset = leaf.data_ptr() - begin
+            if 0 <= offset < nbytes and is_apart(leaf.shape, leaf.stride()):
+                return Place(Where.INPUT, index, offset=offset, stride=leaf.stride())
+        try:
+            place = self._exports.place(leaf) if is_apart(leaf.shape, leaf.stride()) else None
+        except CudaCallError:
+            place = None
+        if place is None:
+            leaf = leaf.clone(memory_format=torch.contiguous_format)
+            place = self._exports.place(leaf)
+        self._delivered.append(leaf)
+        return place
 
     def _settle(self) -> None:
         """Wait for the device, and raise what it has to say about launches that nobody checked."""
@@ -288,16 +373,6 @@ class Candidate:
             yield
         finally:
             builder._jit_compile = original
-
-
-class _Always:
-    """A model that answers what it was given, whatever it is asked."""
-
-    def __init__(self, output: Any) -> None:
-        self._output = output
-
-    def __call__(self, *_: Any) -> Any:
-        return self._output
 
 
 class UncheckedLaunchError(RuntimeError):

@@ -1,6 +1,7 @@
 """The page of flags that judge, candidate and fork server share.
 
-Three counters, each on a cache line of its own. The candidate may write what it likes here: READY and DONE
+Counters, each on a cache line of its own, read and written by CPUs or, through
+:mod:`workers.channel.semaphores`, by streams. The candidate may write what it likes here: READY and DONE
 are its own claims, checked by what the judge then finds in the outputs, and COMPILING moves time from one
 of its deadlines to another.
 """

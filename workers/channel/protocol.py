@@ -5,7 +5,8 @@ Commands go to the candidate: a fixed header, and file descriptors beside it. Wh
 judge writes one.
 
 Replies come from the candidate: one fixed-size record, in which every length is checked against its bound
-here, on the judge's side, before it is used.
+here, on the judge's side, before it is used. Where an output lies is only a claim until the judge has opened
+that memory itself (:mod:`workers.channel.buffers`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_DIMS: Final = 8
 _MAGIC: Final = 0x6B71_0001
 _COMMAND = struct.Struct("=IIQq")
 _REPLY_HEAD = struct.Struct("=IIQqq256s128s2048sI")
-_TENSOR = struct.Struct("=BBH8q")
+_TENSOR = struct.Struct("=BBH8qBB64sQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 
 #: Dtypes by their number in a message; 255 is any other.
@@ -70,13 +71,21 @@ class Order(IntEnum):
     REHEARSE = 4
     """Compile what the first call would compile, launching nothing."""
     BIND_OUTPUTS = 5
-    """Open the shared outputs."""
+    """Know the outputs' form. On a CPU, open the shared outputs."""
     RUN = 6
-    """One call: forward on the shared inputs, outputs copied to the shared outputs."""
+    """One call: forward on the shared inputs. On a CPU outputs are copied to the shared ones; on a GPU the reply
+    says where they lie."""
     TIME = 7
     """One timed call: get ready, wait for the go-ahead in the shared flags, then as RUN."""
     TIME_NULL = 8
-    """As TIME without a forward: copies outputs of its own."""
+    """As TIME without a forward: delivers the last outputs again."""
+    AHEAD = 10
+    """One timed call on a GPU, enqueued ahead: its stream waits for the go-ahead and then says that it is done;
+    the reply comes as soon as all is enqueued."""
+    AHEAD_NULL = 11
+    """As AHEAD with an empty kernel instead of a forward."""
+    PROFILE = 12
+    """One call, profiled: the names of what ran on the GPU go to the memory beside the order."""
 
 
 class Answer(IntEnum):
@@ -119,6 +128,40 @@ class TensorSpec:
 _DEVICES: Final = ("cpu", "cuda", "meta")
 
 
+class Where(IntEnum):
+    """In whose memory an output lies."""
+
+    NOWHERE = 0
+    """It could not be delivered, or it is empty."""
+    SHARED = 1
+    """It was copied to the shared output of the same number."""
+    INPUT = 2
+    """It is a view of a shared input."""
+    EXPORTED = 3
+    """It lies in an allocation of the candidate's, which a CUDA IPC handle opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an output lies, as the candidate says.
+
+    Attributes:
+        where: in whose memory.
+        index: the shared input's number, for ``INPUT``.
+        handle: CUDA IPC handle of the allocation, for ``EXPORTED``.
+        serial: tells allocations of one process apart that have had the same address.
+        offset: bytes from the allocation's (or the input tensor's) beginning.
+        stride: in elements.
+    """
+
+    where: Where = Where.NOWHERE
+    index: int = 0
+    handle: bytes = b""
+    serial: int = 0
+    offset: int = 0
+    stride: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What a candidate answered.
@@ -132,6 +175,7 @@ class Reply:
         exception: qualified name of the exception's type.
         message: its text. For people only: nothing is decided by it.
         tensors: the outputs' specs.
+        places: where they lie, in the same order.
     """
 
     answer: Answer
@@ -142,6 +186,7 @@ class Reply:
     exception: str = ""
     message: str = ""
     tensors: tuple[TensorSpec, ...] = field(default=())
+    places: tuple[Place, ...] = field(default=())
 
     def pack(self) -> bytes:
         """The record as it travels."""
@@ -156,7 +201,8 @@ class Reply:
             _fit(self.message, 2048),
             len(self.tensors),
         )
-        body = b"".join(_pack_tensor(spec) for spec in self.tensors)
+        places = self.places or (Place(),) * len(self.tensors)
+        body = b"".join(_pack_tensor(spec, place) for spec, place in zip(self.tensors, places, strict=True))
         return (head + body).ljust(_REPLY_BYTES, b"\0")
 
     @classmethod
@@ -172,6 +218,7 @@ class Reply:
         if magic != _MAGIC or count > MAX_TENSORS:
             raise ProtocolError("a reply with a wrong head")
         try:
+            tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
                 Answer(answer),
                 sequence,
@@ -180,7 +227,8 @@ class Reply:
                 _text(structure),
                 _text(exception),
                 _text(message),
-                tuple(_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)),
+                tuple(spec for spec, _ in tensors),
+                tuple(place for _, place in tensors),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None
@@ -194,36 +242,50 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _pack_tensor(spec: TensorSpec) -> bytes:
+def _pack_tensor(spec: TensorSpec, place: Place) -> bytes:
     dtype = DTYPES.index(spec.dtype) if spec.dtype is not None else _OTHER
     device = _DEVICES.index(spec.device) if spec.device in _DEVICES else _OTHER
     # A tensor of more dimensions than travel is told by its true count, beyond MAX_DIMS.
-    dims = [*spec.shape[:MAX_DIMS], *([0] * (MAX_DIMS - len(spec.shape)))]
-    return _TENSOR.pack(dtype, device, len(spec.shape), *dims)
+    shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, place.stride))
+    return _TENSOR.pack(
+        dtype,
+        device,
+        len(spec.shape),
+        *shape,
+        place.where,
+        place.index,
+        place.handle,
+        place.serial,
+        place.offset,
+        *stride,
+    )
 
 
-def _unpack_tensor(data: bytes, offset: int) -> TensorSpec:
-    dtype, device, ndim, *dims = _TENSOR.unpack_from(data, offset)
+def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
+    dtype, device, ndim, *more = _TENSOR.unpack_from(data, offset)
+    shape, (where, index, handle, serial, begin), stride = more[:8], more[8:13], more[13:]
     if dtype >= len(DTYPES) and dtype != _OTHER:
         raise ProtocolError("a reply with an unknown dtype")
-    return TensorSpec(
+    spec = TensorSpec(
         DTYPES[dtype] if dtype != _OTHER else None,
-        tuple(dims[: min(ndim, MAX_DIMS)]) + (0,) * max(0, min(ndim, 64) - MAX_DIMS),
+        tuple(shape[: min(ndim, MAX_DIMS)]) + (0,) * max(0, min(ndim, 64) - MAX_DIMS),
         _DEVICES[device] if device < len(_DEVICES) else "other",
     )
+    return spec, Place(Where(where), index, handle, serial, begin, tuple(stride[: min(ndim, MAX_DIMS)]))
 
 
 def describe(value: Any) -> tuple[str, list[Any]]:
     """The arrangement of an output and its leaves in order.
 
-    ``T`` is a tensor (exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`), ``(…)`` a tuple,
+    ``T`` is a dense tensor (exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without attributes of
+    its own that stand for a tensor's), ``(…)`` a tuple,
     ``[…]`` a list, ``{key:…}`` a dict with string keys in its own order, ``?Type`` anything else.
     """
     leaves: list[Any] = []
 
     def walk(node: Any, depth: int) -> str:
         kind = type(node)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
             leaves.append(node)
             return "T"
         if depth < 8 and kind in (tuple, list):
@@ -235,6 +297,10 @@ def describe(value: Any) -> tuple[str, list[Any]]:
         return f"?{kind.__name__}"
 
     return walk(value, 0), leaves
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not any(hasattr(torch.Tensor, name) for name in vars(tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +315,7 @@ class Job:
         seed: set before construction.
         init_inputs: the constructor's arguments.
         memory_fraction: the share of the GPU's memory that torch may take.
+        compiled: run the model under ``torch.compile``.
     """
 
     source: str
@@ -258,6 +325,7 @@ class Job:
     seed: int
     init_inputs: list[Any]
     memory_fraction: float
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +336,7 @@ class BufferSpec:
         nbytes: size of the allocation.
         dtype, shape, stride: of the tensor.
         handle: CUDA IPC handle (64 bytes) on a GPU; None on a CPU, where the memory is a descriptor that
-            travels beside the message.
+            travels beside the message, and for outputs on a GPU, which are not shared: only their form counts.
     """
 
     nbytes: int

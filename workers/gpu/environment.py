@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -26,24 +26,64 @@ def facts(slot: Slot) -> dict[str, Any]:
     }
 
 
-def clocks(slot: Slot) -> dict[str, float | str | None]:
-    """SM and memory clock in MHz and the reasons for throttling, as NVML tells them now."""
-    if not slot.on_gpu:
-        return {}
-    import pynvml
+class Watch:
+    """Looks at a GPU's clocks while calls are timed on it. On a CPU slot it sees nothing."""
 
-    found: dict[str, float | str | None] = {}
-    with _nvml(slot.device) as handle:
-        for name, ask in {
-            "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "throttle_reasons": lambda: hex(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
-        }.items():
-            try:
-                found[name] = ask()
-            except pynvml.NVMLError:
-                found[name] = None
-    return found
+    #: Reasons that say that the hardware protects itself: heat, power supply, an external brake.
+    _PROTECTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+    #: A lower SM clock than this share of the highest seen is another device, for a while.
+    _SLOW = 0.9
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._nvml = contextlib.ExitStack()
+        self._handle: Any = None
+        self._fastest = 0.0
+        self._reasons = 0
+        self._slow = 0
+
+    def __enter__(self) -> Self:
+        if self._slot.on_gpu:
+            import pynvml
+
+            self._handle = self._nvml.enter_context(_nvml(self._slot.device))
+            for name in self._PROTECTS:
+                self._slow |= getattr(pynvml, f"nvmlClocksEventReason{name}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nvml.close()
+
+    def throttled(self) -> bool:
+        """Whether the GPU is slower now than it was in this watch, or says that it holds itself back."""
+        if self._handle is None:
+            return False
+        mhz, reasons = self._ask("sm_mhz"), self._ask("reasons")
+        self._fastest = max(self._fastest, mhz or 0.0)
+        self._reasons |= int(reasons or 0)
+        return bool(int(reasons or 0) & self._slow) or (mhz is not None and mhz < self._SLOW * self._fastest)
+
+    def clocks(self) -> dict[str, float | str | None]:
+        """SM and memory clock in MHz now, and all reasons for lower clocks that were seen."""
+        if self._handle is None:
+            return {}
+        self.throttled()
+        return {
+            "sm_mhz": self._ask("sm_mhz"),
+            "memory_mhz": self._ask("memory_mhz"),
+            "throttle_reasons": hex(self._reasons),
+        }
+
+    def _ask(self, what: str) -> float | None:
+        import pynvml
+
+        try:
+            if what == "reasons":
+                return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            which = pynvml.NVML_CLOCK_SM if what == "sm_mhz" else pynvml.NVML_CLOCK_MEM
+            return float(pynvml.nvmlDeviceGetClockInfo(self._handle, which))
+        except pynvml.NVMLError:
+            return None
 
 
 @contextlib.contextmanager

@@ -126,18 +126,19 @@ class CandidateProcess:
             ) from None
         if reply is None:
             raise self.died()
+        if reply.answer is Answer.RAISED:
+            # Also of the order before: what was enqueued ahead fails after it was answered.
+            raise self._raised(reply)
         if reply.sequence != sequence:
             self.stop()
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered an order that was not given", self._phase
             )
-        if reply.answer is Answer.RAISED:
-            raise self._raised(reply)
         return reply
 
-    def answered(self) -> bool:
-        """Whether a reply waits to be received, or the process has ended; does not wait."""
-        return bool(select.select([self._channel, self._control], [], [], 0)[0])
+    def answered(self, seconds: float = 0) -> bool:
+        """Whether a reply waits to be received, or the process has ended, within ``seconds``."""
+        return bool(select.select([self._channel, self._control], [], [], seconds)[0])
 
     def stop(self) -> Report:
         """End the process if it lives, and return the fork server's report.

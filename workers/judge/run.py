@@ -24,16 +24,16 @@ from sqlalchemy import Engine
 
 from kqueue.broker import GPU_WAIT_S
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Measurement, Outcome, Phase
+from kqueue.contract import Backend, Measurement, Outcome, Phase, Policy
 from kqueue.store import baselines, evaluations
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
-from workers.judge import compare, static, timing, tools
+from workers.judge import clocks, compare, physics, static, timing, tools
 from workers.judge.ending import EvaluationEnded
-from workers.judge.problem import GIVEN, Case, Problem
+from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
 from workers.judge.session import Session
 from workers.sandbox.launch import ForkServer, ForkServerError
@@ -44,8 +44,16 @@ from workers.slot import Slot
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
-#: A candidate's own null is taken beside every so many of its calls.
-_NULL_EVERY: Final = 4
+#: A candidate's own nulls, as a share of its calls.
+_NULL_SHARE: Final = 0.25
+#: How many timed calls have known answers: as many as the reference answers in this time (in seconds) and as fit
+#: into this memory, within bounds.
+_FEWEST_KNOWN: Final = 4
+_MOST_KNOWN: Final = 8
+_KNOWN_S: Final = 0.03
+_KNOWN_BYTES: Final = 4 << 30
+#: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
+_DRIFT: Final = 1.25
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: How often a baseline is taken that cannot be told from the null.
@@ -82,6 +90,12 @@ class _Evaluation:
         self._durations: dict[str, float] = {}
         self._processes: list[CandidateProcess] = []
         self._reference_left = self._deadlines.reference_s
+        self._evidence: dict[str, Any] = {}
+        self._problem: Problem
+        self._environment_hash = ""
+        #: The clock that kernel and reference are timed by.
+        self._basis: timing.Basis = "gpu_clock" if slot.on_gpu else "cpu_clock"
+        self._reference_blocks = False
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
@@ -100,20 +114,22 @@ class _Evaluation:
 
     def _judge(self) -> Outcome:
         self._blackbox.enter(Phase.PREPARE)
-        static.check(self._request.kernel)
+        self._read_source()
         tools.require(self._request.backend)
-        environment_hash = evaluations.set_environment(
+        self._environment_hash = evaluations.set_environment(
             self._engine, self._claim.attempt_id, environment.facts(self._slot)
         )
         with self._reference_alarm():
-            problem = Problem(self._request.problem, self._settings, self._device)
-        candidate = self._begin(self._request.kernel, static.ENTRY, problem)
-        baseline, rival = self._baseline_or_rival(problem, environment_hash)
+            problem = self._problem = Problem(self._request.problem, self._settings, self._device)
+        candidate = self._begin(self._request.kernel, static.ENTRY)
+        timed = self._settings.timing.enabled
+        known = self._cached(self._basis) if timed else None
+        rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET) if timed and known is None else None
         with self._timed("reference"), self._reference_alarm():
             problem.construct()
             cases = problem.make_cases()
         with self._alone("reference"), self._reference_alarm():
-            cases = [case for case in cases if problem.answer(case)]
+            cases, fresh = self._answer(cases)
         # The comparison's own kernels are loaded at its first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
         with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
@@ -122,28 +138,52 @@ class _Evaluation:
             if rival is not None:
                 with _blaming_the_reference():
                     rival.construct(cases[0], rehearse=False)
+        stopwatch = series = baseline = None
         with self._alone("measure"), self._backstop(Phase.CHECK):
-            evidence = self._check(candidate, cases)
-            clock, samples, nulls = self._time(candidate, cases) if self._settings.timing.enabled else (None, [], [])
             if rival is not None:
+                self._get_going(rival, cases[0])
+                if self._basis == "gpu_clock" and self._stopwatch(rival, fresh).blocks():
+                    self._basis, self._reference_blocks = "cpu_clock", True
+            elif known is not None:
+                self._basis = known.basis
+            self._evidence |= self._check(candidate, cases)
+            if timed:
+                stopwatch = self._stopwatch(candidate, fresh[:-1])
+                series = self._time(stopwatch)
+                self._check_again(candidate, fresh[-1])
+                self._evidence["floor"] = self._floor(cases[0])
                 self._stop(candidate)
-                baseline = self._time_reference(rival, cases, environment_hash)
+                if rival is not None:
+                    baseline = self._time_reference(rival, fresh, series.basis)
         self._stop(candidate)
-        if clock is not None:
-            clock.verify()
+        if stopwatch is not None:
+            stopwatch.verify()
         runtime = None
-        if samples and baseline is not None:
-            null = min(baseline.null_ms * 1e6, timing.null_of(nulls, self._slot))
-            runtime = timing.summarise(samples, null, self._settings.timing, self._slot)
+        if series is not None:
+            baseline = baseline or self._baseline_for(series, cases[0], fresh)
+            null = min(baseline.null_ms * 1e6, timing.null_of(series, self._slot))
+            runtime = timing.summarise(series, null, self._settings.timing, self._slot)
+            if runtime.basis == "gpu_clock":
+                physics.enforce(self._evidence["floor"], runtime)
+            if self._settings.timing.compiled_baseline:
+                self._evidence["compiled_baseline"] = self._compiled_baseline(series.basis, cases[0], fresh)
         return Outcome(
             category=Category.PASSED,
             message=f"right on {len(cases)} input sets",
             runtime=runtime,
             baseline=baseline,
-            evidence=evidence,
         )
 
-    def _begin(self, source: str, entry: str, problem: Problem, uid_offset: int = 0) -> Session:
+    def _read_source(self) -> None:
+        """What can be said of the kernel by reading it."""
+        source, policy = self._request.kernel, self._settings.policies.findings
+        static.check(source)
+        if policy is not Policy.ALLOW and hasattr(static, "findings"):
+            findings = static.findings(source, self._request.backend)
+            self._evidence["findings"] = findings
+            static.enforce(findings, policy)
+
+    def _begin(self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False) -> Session:
         """Fork a process for ``source`` and have it get ready, without waiting."""
         limits, uid = self._settings.limits, self._slot.uid
         profile = Profile(
@@ -156,47 +196,61 @@ class _Evaluation:
         )
         process = CandidateProcess(self._forkserver, profile, self._deadlines.compile_s)
         self._processes.append(process)
-        session = Session(process, problem)
+        session = Session(process, self._problem)
         session.begin(
             Job(
                 source=source,
                 entry=entry,
                 device=self._device,
-                dtype=problem.dtype,
+                dtype=self._problem.dtype,
                 seed=self._settings.seed,
-                init_inputs=problem.init_inputs,
+                init_inputs=self._problem.init_inputs,
                 memory_fraction=_MEMORY_SHARE / self._slot.siblings,
+                compiled=compiled,
             )
         )
         return session
 
-    def _baseline_or_rival(self, problem: Problem, environment_hash: str) -> tuple[Measurement | None, Session | None]:
-        """The reference's time if it is known here, else a process in which to take it."""
-        if not self._settings.timing.enabled:
-            return None, None
-        known = baselines.get(self._engine, self._request.problem_hash, environment_hash, self._settings_key)
-        if known is not None:
-            return known, None
-        rival = self._begin(self._request.problem, "Model", problem, REFERENCE_OFFSET)
-        return None, rival
+    def _answer(self, cases: list[Case]) -> tuple[list[Case], list[Case]]:
+        """Have the reference answer the checked cases, and fresh ones for timed calls: a few, if it is slow.
 
-    @property
-    def _settings_key(self) -> str:
-        """What a baseline depends on beside the problem and the environment."""
-        settings = self._settings
-        cold = "cold" if settings.timing.cold_l2 else "warm"
-        return f"{timing.METHOD} {settings.precision} seed={settings.seed} {cold} calls={settings.timing.calls}"
+        Returns:
+            the cases to check, and those to use in and after timing, of which the candidate sees nothing before.
+        """
+        answered: list[Case] = []
+        quickest = float("inf")
+        for case in cases:
+            begun = time.perf_counter()
+            if self._problem.answer(case):
+                answered.append(case)
+            quickest = min(quickest, time.perf_counter() - begun)
+        if not self._settings.timing.enabled:
+            return answered, []
+        size = sum(tensor.nbytes for tensor in (*answered[0].inputs, *answered[0].outputs))
+        many = min(_MOST_KNOWN, int(_KNOWN_S / quickest), _KNOWN_BYTES // max(size, 1))
+        fresh = [self._problem.fresh() for _ in range(max(_FEWEST_KNOWN, many) + 1)]
+        for case in fresh:
+            self._problem.answer(case)
+        return answered, fresh
 
     def _check(self, candidate: Session, cases: list[Case]) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._timed("check"):
             candidate.prepare_calls(cases[0])
-            errors = [self._check_case(candidate, case) for case in cases]
+            figures = [self._check_case(candidate, case) for case in cases]
             try:
                 candidate.run(cases[0])
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
-        return {"checks": len(cases), **compare.merge_errors(errors)}
+        return {"checks": len(cases), "comparison": compare.merge_errors(figures)}
+
+    def _check_again(self, candidate: Session, case: Case) -> None:
+        """One more checked call, on an input that it has not seen, when timing is over."""
+        candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
+        try:
+            candidate.run(case)
+        except EvaluationEnded as ended:
+            raise _unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def _check_case(self, candidate: Session, case: Case) -> dict[str, Any]:
         try:
@@ -211,42 +265,104 @@ class _Evaluation:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
 
-    def _time(self, session: Session, cases: list[Case]) -> tuple[timing.Clock, list[int], list[int]]:
-        with self._timed("time"):
-            session.process.enter(Phase.TIME, self._deadlines.time_s)
-            clock = self._clock(session, cases)
-            samples, nulls = clock.measure(self._settings.timing, null_every=_NULL_EVERY)
-        return clock, samples, nulls
+    def _stopwatch(self, session: Session, fresh: list[Case]) -> timing.Stopwatch:
+        session.process.enter(Phase.TIME, self._deadlines.time_s)
+        return timing.Stopwatch(session, self._problem, fresh, self._slot, self._deadlines.time_s)
 
-    def _time_reference(self, rival: Session, cases: list[Case], environment_hash: str) -> Measurement:
+    def _time(self, stopwatch: timing.Stopwatch) -> timing.Series:
+        with self._timed("time"):
+            return stopwatch.measure(self._settings.timing, basis=self._basis, null_share=_NULL_SHARE)
+
+    def _floor(self, case: Case) -> dict[str, Any]:
+        """What memory allows, in figures; empty on a CPU."""
+        return physics.floor(self._problem, case, clocks.Flusher().bandwidth()) if self._slot.on_gpu else {}
+
+    def _settings_key(self, basis: timing.Basis, *, compiled: bool = False) -> str:
+        """What a baseline depends on beside the problem and the environment."""
+        settings = self._settings
+        cold = "cold" if settings.timing.cold_l2 else "warm"
+        how = "compiled" if compiled else "eager"
+        return (
+            f"{timing.METHOD} {basis} {how} {settings.precision} seed={settings.seed} {cold}"
+            f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
+        )
+
+    def _cached(self, basis: timing.Basis, *, compiled: bool = False) -> Measurement | None:
+        key = self._settings_key(basis, compiled=compiled)
+        return baselines.get(self._engine, self._request.problem_hash, self._environment_hash, key)
+
+    def _get_going(self, rival: Session, case: Case) -> None:
+        """First calls of the process that runs the reference."""
+        with _blaming_the_reference():
+            rival.prepare_calls(case)
+            rival.run(case)
+
+    def _time_reference(
+        self, rival: Session, fresh: list[Case], basis: timing.Basis, *, compiled: bool = False, replace: bool = False
+    ) -> Measurement:
         """Take null and baseline, and keep them. The reference's failures are the problem's.
 
         What others do on the device can drown a short call: one that cannot be told from the null is taken
         again, a few times, and never kept.
         """
         with self._timed("baseline"), _blaming_the_reference():
-            rival.prepare_calls(cases[0])
-            rival.run(cases[0])
-            measurement = self._measure_reference(rival, cases)
-            tries = 1
-            while measurement.q1_ms <= 0 and tries < _BASELINE_TRIES:
-                measurement = self._measure_reference(rival, cases)
-                tries += 1
+            measurement = self._measure_reference(rival, fresh, basis)
+            for _ in range(_BASELINE_TRIES - 1):
+                if measurement.q1_ms <= 0:
+                    measurement = self._measure_reference(rival, fresh, basis)
         if measurement.q1_ms > 0:
-            baselines.put(self._engine, self._request.problem_hash, environment_hash, self._settings_key, measurement)
+            # Where the reference itself waits for the GPU there is no other clock to time it by.
+            keys: set[timing.Basis] = {basis, measurement.basis}
+            if self._reference_blocks:
+                keys.add("gpu_clock")
+            for key in keys:
+                baselines.put(
+                    self._engine,
+                    self._request.problem_hash,
+                    self._environment_hash,
+                    self._settings_key(key, compiled=compiled),
+                    measurement,
+                    replace=replace,
+                )
         return measurement
 
-    def _measure_reference(self, rival: Session, cases: list[Case]) -> Measurement:
-        rival.process.enter(Phase.TIME, 2 * self._deadlines.time_s)
-        clock = self._clock(rival, cases)
-        samples, nulls = clock.measure(self._settings.timing, null_every=1)
-        clock.verify()
-        null = timing.null_of(nulls, self._slot)
-        return timing.summarise(samples, null, self._settings.timing, self._slot)
+    def _measure_reference(self, rival: Session, fresh: list[Case], basis: timing.Basis) -> Measurement:
+        stopwatch = self._stopwatch(rival, fresh)
+        series = stopwatch.measure(self._settings.timing, basis=basis, null_share=1.0)
+        stopwatch.verify()
+        null = timing.null_of(series, self._slot)
+        return timing.summarise(series, null, self._settings.timing, self._slot)
 
-    def _clock(self, session: Session, cases: list[Case]) -> timing.Clock:
-        given = [case for case in cases if case.kind == GIVEN]
-        return timing.Clock(session, given, self._slot, self._deadlines.time_s)
+    def _baseline_for(self, series: timing.Series, case: Case, fresh: list[Case]) -> Measurement:
+        """The cached baseline, or a new one where there is none by this clock or the device is not what it was."""
+        known = self._cached(series.basis)
+        if known is not None and not _has_drifted(known, series):
+            return known
+        if known is not None:
+            self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
+        return self._late_reference(series.basis, case, fresh, compiled=False, replace=known is not None)
+
+    def _compiled_baseline(self, basis: timing.Basis, case: Case, fresh: list[Case]) -> dict[str, Any]:
+        """The reference's time under ``torch.compile``; what is wrong with it is told and fails nothing else."""
+        known = self._cached(basis, compiled=True)
+        try:
+            known = known or self._late_reference(basis, case, fresh, compiled=True, replace=False)
+        except EvaluationEnded as ended:
+            return {"error": ended.outcome.message}
+        return known.model_dump(mode="json")
+
+    def _late_reference(
+        self, basis: timing.Basis, case: Case, fresh: list[Case], *, compiled: bool, replace: bool
+    ) -> Measurement:
+        """Start a process for the reference now, time it, and end it."""
+        rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET, compiled=compiled)
+        with self._timed("construct_reference"), self._backstop(Phase.CONSTRUCT), _blaming_the_reference():
+            rival.construct(case, rehearse=compiled)
+        with self._alone("measure_reference"), self._backstop(Phase.TIME):
+            self._get_going(rival, case)
+            measurement = self._time_reference(rival, fresh, basis, compiled=compiled, replace=replace)
+        rival.process.stop()
+        return measurement
 
     def _stop(self, candidate: Session) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
@@ -265,7 +381,7 @@ class _Evaluation:
     def _clean_up(self, outcome: Outcome) -> Outcome:
         """End what still runs, and complete the outcome with the candidate's log and the evidence."""
         self._blackbox.enter(Phase.CLEANUP)
-        evidence = dict(outcome.evidence)
+        evidence = self._evidence
         reports: list[Report] = []
         with self._backstop(Phase.CLEANUP):
             for process in self._processes:
@@ -323,6 +439,12 @@ class _Evaluation:
         self._blackbox.enter(phase)
         with _alarm(self._deadlines.total_s + _BACKSTOP_S):
             yield
+
+
+def _has_drifted(known: Measurement, series: timing.Series) -> bool:
+    """Whether the device is another than when the baseline was taken, by the judge's own work in the calls."""
+    then, now = known.yardstick_ms, series.yardstick_ms
+    return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT
 
 
 @contextlib.contextmanager

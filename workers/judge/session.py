@@ -8,8 +8,8 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Settings
-from workers.channel.buffers import SharedTensor
-from workers.channel.protocol import Answer, Binding, Job, Order, Reply
+from workers.channel.buffers import Imports, PlaceError, SharedTensor, form_of, view_within
+from workers.channel.protocol import Answer, Binding, Job, Order, Place, Reply, TensorSpec, Where
 from workers.judge import compare
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem, same_bits
@@ -21,7 +21,7 @@ _PREPARE_S: Final = 120.0
 
 
 class Session:
-    """One candidate in the judge's hands: its process, and the inputs and outputs shared with it."""
+    """One candidate in the judge's hands: its process, the inputs shared with it, and its outputs."""
 
     def __init__(self, process: CandidateProcess, problem: Problem) -> None:
         self.process = process
@@ -29,7 +29,11 @@ class Session:
         self._deadlines = problem.settings.deadlines
         self._opening = 0
         self._inputs: list[SharedTensor] = []
+        #: Outputs that the candidate writes: on a CPU. On a GPU the judge reads them where they are.
         self._outputs: list[SharedTensor] = []
+        self._imports = Imports()
+        #: The reference's outputs: what a candidate's must look like.
+        self._like: list[torch.Tensor] = []
 
     def begin(self, job: Job) -> None:
         """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
@@ -42,7 +46,7 @@ class Session:
 
         Args:
             case: fills the inputs.
-            rehearse: compile Triton's kernels now, while the device need not be had alone.
+            rehearse: compile now what the first call would compile, while the device need not be had alone.
 
         Raises:
             ForkServerError: the process could not be made ready; nothing of the kernel has run.
@@ -65,10 +69,16 @@ class Session:
             self.process.order(Order.REHEARSE)
 
     def prepare_calls(self, case: Case) -> None:
-        """Share outputs of the case's form, poisoned. Begins the check phase."""
+        """Tell the outputs' form, which is the case's. Begins the check phase."""
         self.process.enter(Phase.CHECK, self._deadlines.check_s)
-        self._outputs = [SharedTensor(tensor.contiguous()) for tensor in case.outputs]
-        self._bind(Order.BIND_OUTPUTS, self._outputs, structure=self._problem.structure)
+        self._like = case.outputs
+        if self._problem.device == "cpu":
+            self._outputs = [SharedTensor(tensor.contiguous()) for tensor in case.outputs]
+            self.poison()
+            self._bind(Order.BIND_OUTPUTS, self._outputs, structure=self._problem.structure)
+        else:
+            form = tuple(form_of(tensor) for tensor in case.outputs)
+            self.process.order(Order.BIND_OUTPUTS, payload=Binding(form, structure=self._problem.structure))
 
     def _bind(self, order: Order, shared_tensors: list[SharedTensor], **binding: Any) -> None:
         payload = Binding(tuple(shared.spec for shared in shared_tensors), **binding)
@@ -78,9 +88,12 @@ class Session:
             shared.close()
 
     def load(self, case: Case) -> None:
-        """Write a case's inputs and poison the outputs; :meth:`settle` waits until that has happened."""
+        """Write a case's inputs; :meth:`settle` waits until that has happened."""
         for shared, own in zip(self._inputs, case.inputs, strict=True):
             shared.tensor.copy_(own)
+
+    def poison(self) -> None:
+        """Fill what a candidate writes its outputs to, so that what it does not write shows."""
         for shared in self._outputs:
             shared.poison()
 
@@ -88,36 +101,74 @@ class Session:
         """One checked call on a case.
 
         Returns:
-            how far it was from right: see :func:`compare.check_values`.
+            the error's figures.
 
         Raises:
             EvaluationEnded: anything but a right answer.
         """
         self.load(case)
+        self.poison()
         self.settle()
-        reply = self.process.order(Order.RUN, seed=case.seed)
-        self.check_form(reply, case)
+        views = self.outputs(self.process.order(Order.RUN, seed=case.seed))
         if not self._problem.mutates_inputs:
             for i, (shared, own) in enumerate(zip(self._inputs, case.inputs, strict=True)):
                 if not same_bits(shared.tensor, own):
                     raise EvaluationEnded(
                         Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i
                     )
-        return compare.check_values(self.snapshot(), case, self.settings)
+        return compare.check_values(self.snapshot(views), case, self.settings)
 
-    def check_form(self, reply: Reply, case: Case) -> None:
-        """Refuse outputs that the candidate could not deliver."""
-        if reply.answer is Answer.MISMATCH:
-            compare.check_form(reply, self._problem.structure, case.outputs)
+    def outputs(self, reply: Reply) -> list[torch.Tensor]:
+        """The outputs of a call where they lie, in memory that the candidate may still write.
 
-    def snapshot(self) -> list[torch.Tensor]:
+        Raises:
+            EvaluationEnded: they do not have the reference's form, or do not lie where they are said to.
+        """
+        expected = tuple(TensorSpec.of(tensor) for tensor in self._like)
+        if reply.answer is Answer.MISMATCH or reply.tensors != expected or reply.structure != self._problem.structure:
+            compare.check_form(reply, self._problem.structure, self._like)
+        return [
+            self._output(i, spec, place)
+            for i, (spec, place) in enumerate(zip(reply.tensors, reply.places, strict=True))
+        ]
+
+    def _output(self, i: int, spec: TensorSpec, place: Place) -> torch.Tensor:
+        try:
+            if 0 in spec.shape:
+                return torch.empty_like(self._like[i])
+            if place.where is Where.SHARED and self._outputs:
+                return self._outputs[i].tensor
+            if place.where is Where.EXPORTED and not self._outputs:
+                return self._imports.view(place, spec)
+            if place.where is Where.INPUT and place.index < len(self._inputs) and not self._outputs:
+                view = view_within(self._inputs[place.index].flat, place, spec)
+                if self._problem.output_aliases[i] == place.index:
+                    return view
+                raise EvaluationEnded(
+                    Category.WRONG_OUTPUT_STRUCTURE,
+                    f"output {i} is a view of input {place.index}, the reference's is memory of its own",
+                    Phase.CHECK,
+                    output=i,
+                    input=place.index,
+                )
+            raise PlaceError("an output that was not delivered")
+        except PlaceError as error:
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, f"the candidate answered with {error}", None) from None
+
+    def blanks(self) -> list[torch.Tensor]:
+        """Memory of the judge's own for one call's outputs."""
+        return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in self._like]
+
+    def snapshot(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs as they are now, in memory of the judge's own."""
-        copies = [shared.tensor.clone() for shared in self._outputs]
+        copies = self.blanks()
+        for copy, view in zip(copies, views, strict=True):
+            copy.copy_(view)
         self.settle()
         return copies
 
     def settle(self) -> None:
-        """Wait until the judge's own writes have happened."""
+        """Wait until the judge's own work has happened."""
         if self._problem.device == "cuda":
             torch.cuda.synchronize()
 
