@@ -12,7 +12,7 @@ import os
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -50,6 +50,8 @@ class Config(BaseSettings):
     """Slots of the ``cpu`` lane; where unset one a core on a host without GPUs (at most 8), else none."""
     candidate_uid: int = Field(default=61000, ge=1000)
     """First uid for candidates where the fleet runs as root: each slot adds its number."""
+    isolation: Literal["none", "basic", "strong", "full"] = "basic"
+    """The least isolation of candidates with which a worker starts; ``kqueue doctor`` tells what this host gives."""
     lease_s: float = Field(default=30.0, ge=1)
     """How long a worker may be silent before its evaluation is taken to be lost."""
     flower_port: int = Field(default=5555, ge=0, le=65535)

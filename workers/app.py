@@ -191,7 +191,7 @@ def _prepare(**_: Any) -> None:
         slot = Slot.from_environment()
         forkserver = start_forkserver(slot)
         preload()
-        forkserver.wait_ready()
+        forkserver.wait_ready(config.isolation)
         engine = _database(config, slot)
         _worker = _Worker(config, slot, engine, BlackBox(), forkserver)
         app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, _worker.blackbox)

@@ -108,7 +108,7 @@ class StandIn:
     def __init__(self, slot) -> None:
         self._process = subprocess.Popen(["sleep", "infinity"])
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, minimum: str) -> None:
         pass
 
     def alive(self) -> bool:

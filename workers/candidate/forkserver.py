@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import mmap
 import os
 import select
 import selectors
@@ -39,7 +40,8 @@ import torch
 from workers.candidate import harness
 from workers.channel import flags
 from workers.channel.protocol import receive_with_fds
-from workers.sandbox import linux, seal, view
+from workers.sandbox import ground, linux, seal
+from workers.sandbox.cgroups import Group
 from workers.sandbox.report import Report
 from workers.sandbox.uids import KILLER_OFFSET, REFERENCE_OFFSET
 
@@ -89,10 +91,17 @@ class _Candidate:
     """One living candidate, as its parent sees it."""
 
     def __init__(
-        self, pid: int, profile: seal.Profile, control: socket.socket, page: memoryview[int], output: int
+        self,
+        pid: int,
+        profile: seal.Profile,
+        group: Group | None,
+        control: socket.socket,
+        page: memoryview[int],
+        output: int,
     ) -> None:
         self.pid = pid
         self.profile = profile
+        self.group = group
         self.control = control
         self.flags = page
         self.output = output
@@ -141,12 +150,17 @@ class _Candidate:
         self.peak = max(self.peak, total)
         return total
 
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has ended something of it for want of memory."""
+        return self.group is not None and self.group.out_of_memory()
+
 
 class ForkServer:
     """The loop. One instance lives in the process, until its parent closes the request socket."""
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, base: ground.Ground) -> None:
         self._requests = requests
+        self._ground = base
         self._selector = selectors.DefaultSelector()
         self._candidates: dict[int, _Candidate] = {}
         self._removals: list[subprocess.Popen[bytes]] = []
@@ -186,7 +200,9 @@ class ForkServer:
             if (phase := candidate.overdue()) is not None:
                 candidate.phase = phase
                 self._end(candidate, "deadline")
-            elif look and candidate.memory(orphans) > candidate.profile.host_memory_bytes:
+            elif look and (
+                candidate.memory(orphans) > candidate.profile.host_memory_bytes or candidate.out_of_memory()
+            ):
                 self._end(candidate, "memory")
         if look:
             self._looked = now
@@ -239,18 +255,25 @@ class ForkServer:
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
+        group: Group | None = None
         try:
             _make_scratch(profile)
+            group = self._ground.groups.group(profile.host_memory_bytes, profile.processes)
             pid = os.fork()
         except OSError as error:
+            if group is not None:
+                group.remove()
             # No space, no process to be had: the host's trouble. The judge hears of it and nothing was run.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
             _send(control, Report("unsealed", "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            _become_candidate(profile, parent, channel, page, writer, sealing)
-        candidate = _Candidate(pid, profile, control, flags.attach(page), reader)
+            _become_candidate(profile, self._ground.means, group, parent, channel, page, writer, sealing)
+        view: Any = flags.attach(page)
+        # Else the next candidate to be forked, this one's rival, would have it too.
+        view.obj.madvise(mmap.MADV_DONTFORK)
+        candidate = _Candidate(pid, profile, group, control, view, reader)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._candidates[pid] = candidate
@@ -285,6 +308,8 @@ class ForkServer:
     def _conclude(self, candidate: _Candidate, reason: str) -> None:
         """Sweep what an ended candidate left, report, and forget it."""
         leftovers = self._orphans()
+        if reason == "exited" and candidate.out_of_memory():
+            reason = "memory"
         self._kill_all_of(candidate)
         status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
         del self._candidates[candidate.pid]
@@ -317,6 +342,8 @@ class ForkServer:
 
     def _kill_all_of(self, candidate: _Candidate) -> None:
         """Kill whatever is a candidate's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
+        if candidate.group is not None:
+            candidate.group.kill()
         # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(candidate.pid, signal.SIGKILL)
@@ -339,8 +366,10 @@ class ForkServer:
             if uid is not None and survivors:
                 _kill_uid(uid)
             if not mine and not survivors:
-                return
+                break
             time.sleep(0.0005)
+        if candidate.group is not None:
+            candidate.group.remove()
 
 
 def _send(control: socket.socket, report: Report) -> None:
@@ -391,7 +420,14 @@ def _make_scratch(profile: seal.Profile) -> None:
 
 
 def _become_candidate(
-    profile: seal.Profile, parent: int, channel: int, page: int, output: int, sealing: int
+    profile: seal.Profile,
+    means: seal.Means,
+    group: Group | None,
+    parent: int,
+    channel: int,
+    page: int,
+    output: int,
+    sealing: int,
 ) -> NoReturn:
     """In the child: seal, say so, then obey the judge until it goes."""
     status = 70
@@ -404,7 +440,7 @@ def _become_candidate(
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
-            seal.apply(profile, parent, {channel, page, sealing})
+            seal.apply(profile, means, group, parent, {channel, page, sealing})
         except Exception as error:
             os.write(sealing, f"{type(error).__name__}: {error}".encode()[:4096])
             raise
@@ -437,25 +473,20 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     linux.set_name("kq-forkserver")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
-    isolation: dict[str, Any] = {"own_uid": False, "no_new_privs": True, "view": "host"}
-    if os.getuid() == 0:
-        try:
-            if view.unreadable():
-                view.rebuild()
-                isolation["view"] = "rebuilt"
-            isolation["own_uid"] = True
-            if uid is not None:
-                for leftover in (uid, uid + REFERENCE_OFFSET):
-                    _kill_uid(leftover)
-        except OSError as error:
-            isolation["view"] = f"host: {error}"
+    base = ground.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    # Entering a namespace may have cleared it.
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if uid is not None and base.measures["own_uid"] is True:
+        for leftover in (uid, uid + REFERENCE_OFFSET):
+            _kill_uid(leftover)
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     gc.freeze()
     status = 1
     try:
-        requests.send(json.dumps(isolation | {"torch": torch.__version__}).encode())
-        ForkServer(requests).run()
+        requests.send(json.dumps(base.report() | {"torch": torch.__version__}).encode())
+        ForkServer(requests, base).run()
+        base.groups.close()
         status = 0
     except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
         traceback.print_exc()

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from workers.sandbox import level
 from workers.sandbox.seal import Profile
 from workers.slot import Slot
 
@@ -72,22 +73,32 @@ class ForkServer:
         self._requests = requests
         self._ended = False
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, minimum: str = "none") -> None:
         """Wait until candidates can be had.
 
+        Args:
+            minimum: the least of :class:`workers.sandbox.level.Level` that will do.
+
         Raises:
-            ForkServerError: it ended, took longer than two minutes, or cannot give candidates their uid.
+            ForkServerError: it ended, took longer than two minutes, cannot give candidates their uid, or this
+                host cannot shut them in as far as ``minimum``.
         """
         readable, _, _ = select.select([self._requests], [], [], _START_S)
         data = self._requests.recv(65536) if readable else b""
         if not data:
             raise ForkServerError("the fork server did not start; its last words stand in the worker's log")
         self.isolation = json.loads(data)
-        if self.slot.uid is not None and not self.isolation["own_uid"]:
+        if self.slot.uid is not None and self.isolation["own_uid"] is not True:
             self.stop()
             raise ForkServerError(
-                f"candidates would run as root: {self.isolation['view']}. The interpreter lies where other users may"
-                " not go, and this process may not mount: install kqueue elsewhere, or run it as an ordinary user"
+                f"candidates would run as root: {self.isolation['own_uid']}: install kqueue elsewhere, allow mounting,"
+                " or run it as an ordinary user"
+            )
+        if lacking := level.lacking(self.isolation, level.Level(minimum)):
+            self.stop()
+            raise ForkServerError(
+                f"KQUEUE_ISOLATION={minimum} cannot be had here, only {self.isolation['level']}. Missing: "
+                + ". ".join(f"{name} ({why})" for name, why in lacking.items())
             )
 
     def alive(self) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
@@ -18,6 +20,9 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 
 CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWIPC: Final = 0x08000000
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWNET: Final = 0x40000000
 MS_BIND: Final = 0x1000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
@@ -31,6 +36,16 @@ def _check(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
+def syscall(number: int, *arguments: Any) -> int:
+    """A system call that the C library has no name for; integers are passed as the kernel's long."""
+    passed = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *passed))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"system call {number}: {os.strerror(code)}")
+    return result
+
+
 def prctl(option: int, value: int) -> None:
     """``prctl(option, value)``."""
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
@@ -40,6 +55,12 @@ def set_name(name: str) -> None:
     """Name the process as ``ps`` shows it, at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(PR_SET_NAME, buffer, 0, 0, 0), "prctl PR_SET_NAME")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability: those held, and those that could be inherited."""
+    header = struct.pack("=Ii", 0x20080522, 0)
+    _check(_libc.capset(header, bytes(24)), "capset")
 
 
 def unshare(flags: int) -> None:

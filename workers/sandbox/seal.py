@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from workers.sandbox import linux
+from workers.sandbox import landlock, linux, seccomp
+from workers.sandbox.cgroups import Group
+from workers.sandbox.reach import Reach
 
-_OPEN_FILES = 4096
+#: Real-time scheduling, a better nice value, message queues and files locked against others: none. Pinned
+#: memory stays as the host has it.
+_NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
+_OPEN_FILES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +27,9 @@ class Profile:
     Attributes:
         uid: its uid and gid; None to keep the fleet's.
         scratch: its private directory: working directory, HOME, TMPDIR and all caches.
-        processes: threads and processes at once, enforced where it has a uid of its own.
+        processes: threads and processes at once, enforced where it has a uid or a cgroup of its own.
         file_bytes: the largest file it may write.
-        host_memory_bytes: resident memory of its process tree, enforced by the fork server.
+        host_memory_bytes: memory of its process tree, enforced by a cgroup or by the fork server.
         output_bytes: what it may write to stdout and stderr, enforced by the fork server.
     """
 
@@ -34,26 +41,40 @@ class Profile:
     output_bytes: int
 
 
-def apply(profile: Profile, parent: int, keep: set[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the host lets a seal be made of, found out once by :mod:`workers.sandbox.ground`.
+
+    Attributes:
+        landlock: the version of Landlock's interface to use; 0 for none.
+        filter: the filter of system calls; empty for none.
+        reach: the files that stay in reach.
+    """
+
+    landlock: int
+    filter: bytes
+    reach: Reach
+
+
+def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int]) -> None:
     """Seal the calling process, freshly forked by ``parent``: it can only lose from here.
 
-    Own session; descriptors other than ``keep`` and the standard three closed; resource limits; first to go
-    when memory runs out; own uid without any capability; no new privileges; dies with its parent.
+    Own session and control group; descriptors other than ``keep`` and the standard three closed; resource
+    limits; first to go when memory runs out; own uid; no capability; no new privileges; dies with its parent; no
+    files but what it runs on and its own; none of the system calls in :mod:`workers.sandbox.seccomp`.
     """
     os.setsid()
     _close_all_but(keep | {0, 1, 2})
     Path("/proc/self/oom_score_adj").write_text("1000")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+    if group is not None:
+        group.join()
+    limit()
     resource.setrlimit(resource.RLIMIT_FSIZE, (profile.file_bytes, profile.file_bytes))
     if profile.uid is not None:
         # Counted by uid: without one of its own a candidate would be bounded by its neighbours.
         resource.setrlimit(resource.RLIMIT_NPROC, (profile.processes, profile.processes))
-        os.setgroups([])
-        os.setresgid(profile.uid, profile.uid, profile.uid)
-        os.setresuid(profile.uid, profile.uid, profile.uid)
-        # Leaving root made the process undumpable: its own /proc/self would be closed to it.
-        linux.prctl(linux.PR_SET_DUMPABLE, 1)
+        become(profile.uid)
+    linux.drop_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     # After the change of uid, which clears it. The parent may have died before it took hold.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -62,6 +83,34 @@ def apply(profile: Profile, parent: int, keep: set[int]) -> None:
     os.umask(0o077)
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
+    tempfile.tempdir = None  # what was found before is out of reach now
+    if means.landlock:
+        restrict_files(means, profile.scratch)
+    if means.filter:
+        seccomp.enforce(means.filter)
+
+
+def limit() -> None:
+    """The limits that are the same for every candidate."""
+    for resource_limit in _NONE:
+        resource.setrlimit(resource_limit, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+
+
+def become(uid: int) -> None:
+    """Become another user, with the group of the same number and no other; for root."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # Leaving root made the process undumpable: its own /proc/self would be closed to it.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def restrict_files(means: Means, scratch: str) -> None:
+    """Give up all files but what the means leave and ``scratch``, and what else Landlock keeps from a process."""
+    rules = landlock.Ruleset(means.landlock)
+    means.reach.allow(rules, scratch)
+    rules.enforce()
 
 
 def private_directories(scratch: str) -> dict[str, str]:

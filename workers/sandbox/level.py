@@ -1,0 +1,72 @@
+"""How far a candidate is shut in: the measures of the seal, and the levels that they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Level(StrEnum):
+    """How far, from nothing to everything; each level holds those before it."""
+
+    NONE = "none"
+    BASIC = "basic"
+    STRONG = "strong"
+    FULL = "full"
+
+
+#: The measures by name, and what to do where a host does not give one.
+MEASURES: Final = {
+    "own_uid": "run the fleet as root (its container does), where interpreter and packages may be read by all users",
+    "no_capabilities": "use a kernel that lets a process give up its capabilities",
+    "no_new_privs": "use Linux 3.5 or later",
+    "limits": "let the fleet lower its own resource limits",
+    "seccomp": "use x86-64 or aarch64 and a kernel with CONFIG_SECCOMP_FILTER",
+    "files": "use Linux 5.19 or later, boot with `lsm=landlock,...`, allow Landlock in the container's seccomp profile",
+    "tcp": "use Linux 6.7 or later with Landlock",
+    "devices": "use Linux 6.10 or later with Landlock",
+    "scopes": "use Linux 6.12 or later with Landlock",
+    "gpu_nodes": "install nvidia-ml-py, and give the fleet GPUs by CUDA_VISIBLE_DEVICES or KQUEUE_GPUS",
+    "user_namespace": "matters to fleets that are not root: set kernel.unprivileged_userns_clone, or run as root",
+    "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces to it",
+    "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces to it",
+    "cgroup_memory": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
+    "cgroup_processes": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
+    "cgroup_kill": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
+}
+
+#: What each level needs beside those before it; of a group, one measure is enough.
+_NEEDED: Final[dict[Level, tuple[tuple[str, ...], ...]]] = {
+    Level.NONE: (),
+    Level.BASIC: (("no_new_privs",), ("no_capabilities",), ("limits",)),
+    # What keeps a candidate from the judge, its memory and its files. A default container gives this.
+    Level.STRONG: (("own_uid", "scopes"), ("seccomp",), ("files",)),
+    Level.FULL: (
+        *(("scopes",), ("tcp",), ("devices",), ("gpu_nodes",), ("network_namespace",), ("ipc_namespace",)),
+        *(("cgroup_memory",), ("cgroup_processes",), ("cgroup_kill",)),
+    ),
+}
+
+
+def reached(measures: Mapping[str, object]) -> Level:
+    """The level that the measures, each True or why it is missing, add up to."""
+    level = Level.NONE
+    for candidate in Level:
+        if lacking(measures, candidate):
+            break
+        level = candidate
+    return level
+
+
+def lacking(measures: Mapping[str, object], wanted: Level) -> dict[str, str]:
+    """What is missing for a level: for each measure why, and what to do. Empty where it is reached."""
+    found: dict[str, str] = {}
+    for level in Level:
+        for group in _NEEDED[level]:
+            if not any(measures.get(name) is True for name in group):
+                for name in group:
+                    found[name] = f"{measures.get(name, 'unknown')}; {MEASURES[name]}"
+        if level is wanted:
+            break
+    return found
