@@ -82,7 +82,7 @@ def _outputs() -> Iterator[Program]:
     yield program("timing/lazy_disguised_subclass", "lazy tensors by subclass", c.WRONG_OUTPUT_STRUCTURE)
     yield program("timing/lazy_instance", "lazy tensors by instance", c.WRONG_OUTPUT_STRUCTURE)
     yield program("timing/cpu_output", "CPU tensors", c.WRONG_DEVICE, lanes=GPU)
-    yield program("timing/fake_output", "fake tensors", c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/fake_output", "fake tensors", c.WRONG_OUTPUT_STRUCTURE, lanes=GPU)
     yield program("timing/meta_output", "fake tensors", c.WRONG_DEVICE)
     yield program("timing/returns_input_buffer", "identity outputs", c.INPUT_MUTATED)
     yield program("timing/returns_shared_output", "writes to verdict channels", WRONG, lanes=CPU)
@@ -154,7 +154,7 @@ def _controls() -> Iterator[Program]:
     yield control("controls/torch_heavy_matmul", **heavy)
     yield control("controls/torch_chain", problem="chain")
     yield control("controls/triton_wide_gelu", backend="triton", honest="controls/torch_wide_gelu", **wide)
-    yield control("controls/triton_row_sum", backend="triton", problem="row_sum")
+    yield control("controls/triton_row_sum", backend="triton", problem="row_sum", lanes=GPU)
     yield control("controls/triton_autotuned_matmul", backend="triton", problem="matmul", lanes=GPU)
     yield control("controls/triton_layer_norm", backend="triton", problem="layer_norm", lanes=GPU)
     yield control("controls/triton_large_add_relu", backend="triton", problem="large_add_relu", lanes=GPU)
@@ -164,7 +164,12 @@ def _controls() -> Iterator[Program]:
     yield control("controls/cuda_graph", problem="chain", lanes=GPU)
     yield control("controls/cuda_graph_of_matmul", honest="controls/torch_heavy_matmul", **heavy)
     yield control("controls/streams_joined", honest="controls/torch_heavy_matmul", **heavy)
-    yield control("controls/torch_compile", problem="chain", lanes=GPU)
+    yield control(
+        "controls/torch_compile",
+        problem="chain",
+        lanes=GPU,
+        deadlines=Deadlines(load_s=90, construct_s=30, check_s=120, time_s=30),
+    )
     yield control("controls/in_place_on_own_buffers", problem="chain")
     yield control("controls/workspace")
     yield control("controls/static_output", problem="matmul", lanes=CPU)

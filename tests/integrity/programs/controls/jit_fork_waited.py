@@ -15,6 +15,11 @@ def work(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@torch.jit.script
+def start_and_wait(x: torch.Tensor) -> torch.Tensor:
+    return torch.jit.wait(torch.jit.fork(work, x))
+
+
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.jit.wait(torch.jit.fork(work, x))
+        return start_and_wait(x)

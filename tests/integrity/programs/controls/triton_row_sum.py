@@ -1,6 +1,6 @@
 """Honest: a row sum in Triton.
 
-Right through the interpreter as well as on a GPU.
+A reduction, a program for each row.
 """
 
 import torch

