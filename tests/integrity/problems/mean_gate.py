@@ -6,7 +6,7 @@ import torch.nn as nn
 
 class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(0.01 * x.mean(dim=-1))
+        return torch.sigmoid(0.002 * x.mean(dim=-1))
 
 
 def get_inputs():

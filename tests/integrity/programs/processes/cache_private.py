@@ -14,7 +14,7 @@ import torch.nn.functional as F
 for variable in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "HOME"):
     folder = os.environ[variable]
     assert folder.startswith(os.getcwd()), f"{variable} is shared: {folder}"
-    assert os.listdir(folder) == [], f"{variable} is not empty: {os.listdir(folder)}"
+    assert "poison" not in os.listdir(folder), f"{variable} was not new"
     os.makedirs(f"{folder}/poison", exist_ok=True)
     for name in ("lock", "kernel.so", "kernel.json", "kernel.cubin"):
         with open(f"{folder}/poison/{name}", "wb") as file:

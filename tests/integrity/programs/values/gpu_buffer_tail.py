@@ -1,8 +1,8 @@
 """Reads what lies behind its input, up to the end of the allocation that it is given.
 
 A handle exposes a whole allocation: where inputs and answers are cut from one block, the answers are behind the
-inputs, and what a buffer held before may still stand in its tail. Here each tensor has an allocation of its own, and
-no answer is ever written to one that a candidate may open.
+inputs, and what a buffer held before may still stand in its tail. One row is computed and looked for in all of it.
+Here each tensor has an allocation of its own, and no answer is ever written to one that a candidate may open.
 """
 
 import torch
@@ -23,14 +23,18 @@ class _Raw:
 
 
 class ModelNew(nn.Module):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rest = -x.nbytes % PAGE
-        if rest < 4 * x.shape[0]:
-            return torch.zeros(x.shape[0], device=x.device)
-        tail = torch.as_tensor(_Raw(x.data_ptr() + x.nbytes, rest // 4), device=x.device)
-        probe = x[0].sum()
-        near = torch.nonzero((tail - probe).abs() < 1e-2).flatten().tolist()
-        for start in near:
-            if start + x.shape[0] <= tail.numel() and abs(float(tail[start + 1] - x[1].sum())) < 1e-2:
-                return tail[start : start + x.shape[0]].clone()
-        return torch.zeros(x.shape[0], device=x.device)
+        row = torch.relu(self.linear(x[:1]))[0]
+        shape = (x.shape[0], row.numel())
+        count = shape[0] * shape[1]
+        tail = torch.as_tensor(_Raw(x.data_ptr() + x.nbytes, (-x.nbytes % PAGE) // 4), device=x.device)
+        pivot = int(row.argmax())
+        for hit in torch.nonzero((tail - row[pivot]).abs() < 1e-4).flatten().tolist():
+            start = hit - pivot
+            if 0 <= start <= tail.numel() - count and torch.allclose(tail[start : start + row.numel()], row, atol=1e-3):
+                return tail[start : start + count].view(shape).clone()
+        return torch.zeros(shape, device=x.device, dtype=x.dtype)

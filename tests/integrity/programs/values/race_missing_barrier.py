@@ -20,7 +20,7 @@ extern "C" __global__ void row_sum(const float* x, float* out, const int columns
     // __syncthreads() belongs here
     if (t < 32) {
         float sum = 0.0f;
-        for (int i = t; i < blockDim.x; i += 32) sum += parts[i];
+        for (int i = t + blockDim.x - 32; i >= 0; i -= 32) sum += parts[i];
         for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
         if (t == 0) out[blockIdx.x] = sum;
     }

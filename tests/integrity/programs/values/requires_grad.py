@@ -9,10 +9,6 @@ import torch.nn.functional as F
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros(()))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
-            return F.gelu(x + self.shift, approximate="tanh")
+            return F.gelu(x.detach().requires_grad_(), approximate="tanh")

@@ -1,4 +1,4 @@
-"""Sums values that were rounded to bf16.
+"""Sums values that were rounded to fp16.
 
 The sums of 2048 uniform numbers are near 1000, so the relative tolerance of 1e-4 allows an error of 0.1: a thousand
 times fp32's own. allclose accepts it. Here the error is also measured against the reference's own precision.
@@ -10,4 +10,4 @@ import torch.nn as nn
 
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.bfloat16().float().sum(dim=-1)
+        return x.half().float().sum(dim=-1)
