@@ -59,7 +59,7 @@ def compiled(x): ...
 CUPY = """
 import cupy
 a = cupy.RawKernel('extern "C" __global__ void raw_gelu(float* x, int n) { }', "raw_gelu")
-b = cupy.RawModule(code='template<typename T> __global__ void mod_k(T* x, int n) { }', name_expressions=["mod_k<float>"])
+b = cupy.RawModule(code='template<typename T> __global__ void mod_k(T* x) { }', name_expressions=["mod_k<float>"])
 c = cupy.ElementwiseKernel("float32 a, float32 b", "float32 c", "c = a * b + 1", "my_fma")
 d = cupy.ElementwiseKernel("float32 a", "float32 c", "c = a + 1")
 e = cupy.ReductionKernel("float32 a", "float32 c", "a * a", "a + b", "c = sqrt(a)", "0", "my_norm")
@@ -91,18 +91,15 @@ OWN = {
     ],
 }
 LIBRARY = [
-    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel__"
-    "5x_cublas",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_execute_kernel__5x_cublas",
     "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT",
     "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_bias_TNT",
     "cupy_exp__float32_float32",
-    "void cub::CUB_300102_SM_750_800_860_890_900_1000_1200::detail::reduce::DeviceReduceKernel<cub::CUB_300102_SM_750::"
-    "detail::reduce::policy_hub<float, unsigned int, cuda::std::__4::plus<void> >::Policy1000, float*>(float*)",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >("
-    "int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
-    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>(float*, float const*, int)",
-    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)",
-    "at::native::(anonymous namespace)::fill_reverse_indices_kernel(long*, int, at::cuda::detail::IntDivider<unsigned>)",
+    "void cub::CUB_300102_SM_750_800_860_890_900_1000_1200::detail::reduce::DeviceReduceKernel<cub::CUB_300102_SM_750_",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>(float*, float const*)",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float)",
+    "at::native::(anonymous namespace)::fill_reverse_indices_kernel(long*, int, at::cuda::detail::IntDivider<unsigned>",
     "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<at_cuda_detail::cub::detail::radix::",
     "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x64x32_stage5_execute_kernel__5x_cudnn",
     "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(",
