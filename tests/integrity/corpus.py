@@ -167,7 +167,7 @@ class Program:
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
 
     def request(self, lane: str) -> Request:
-        """What to submit. On the ``cpu`` lane at most 2 checks and 8 timed calls are made.
+        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made.
 
         Raises:
             ValueError: the program is not made for this lane.
@@ -178,7 +178,7 @@ class Program:
         settings = self.settings
         if kind == "cpu":
             timing = settings.timing.model_copy(
-                update={"calls": min(8, settings.timing.calls), "warmup": min(1, settings.timing.warmup)}
+                update={"calls": min(16, settings.timing.calls), "warmup": min(1, settings.timing.warmup)}
             )
             settings = settings.model_copy(update={"checks": min(2, settings.checks), "timing": timing})
         return Request(
