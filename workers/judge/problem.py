@@ -6,22 +6,28 @@ alarm that ends the process, whatever it is executing). Its failures are the pro
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import linecache
+import math
 import random
+import re
 import secrets
 import sys
+import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Precision, Settings
+from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.channel.protocol import MAX_DIMS, MAX_TENSORS, TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
+from workers.judge.variants import MAX_BYTES, variants
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -33,6 +39,33 @@ _SCALARS: Final = (int, float, bool, str, type(None))
 _FILE: Final = "<problem>"
 #: The kind of cases that come from the problem's own ``get_inputs()``.
 GIVEN: Final = "given"
+#: KernelBench's tolerance by an evaluation's precision, absolute and relative alike.
+CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
+#: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
+#: unlike its own could end in an assertion there, which nothing survives that uses the device.
+_BOUND_TO_ITS_INPUTS: Final = re.compile(
+    r"BCELoss|binary_cross_entropy(?!_with_logits)|multinomial|bernoulli|poisson|\.(long|int|short|byte)\("
+    r"|torch\.(u?int\d*|long|short)\b"
+)
+#: The reference in float64 is run only where the reference took less than this, in seconds.
+_QUICK_S: Final = {"cuda": 0.003, "cpu": 0.05}
+#: How long it may take, all calls together, in seconds.
+_BUDGET_S: Final = {"cuda": 0.1, "cpu": 1.0}
+#: What of a first call goes into loading a GPU's kernels, at most, in seconds.
+_COLD_S: Final = 0.5
+#: The share of a GPU's free memory that it may take; on a CPU, so many bytes.
+_MEMORY_SHARE: Final = 1 / 8
+_HOST_BYTES: Final = 512 << 20
+#: How much of its outputs is kept, in bytes.
+_KEPT_BYTES: Final = {"cuda": 2 << 30, "cpu": 256 << 20}
+#: What torch may keep of a GPU's memory for later, in bytes: the candidate needs some too.
+_CACHED_BYTES: Final = 1 << 30
+#: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
+#: a variant to count.
+_RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0.25}
+_PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
+#: Changes of a value that no kernel need tell from none.
+_ROUNDING: Final = {Precision.FP32: 2**-23, Precision.FP16: 2**-13, Precision.BF16: 2**-10}
 
 
 @dataclass(slots=True)
@@ -55,7 +88,17 @@ class Case:
 
 
 class Problem:
-    """A loaded reference."""
+    """A loaded reference.
+
+    Attributes:
+        arguments: of ``forward``, None in the tensors' places; known from the first case on, as are
+        places: the positions of the tensors among them.
+        structure: the outputs' arrangement; known from the first answer on, as is
+        output_aliases: for each output, the number of the input whose memory it shares, else None.
+        mutates_inputs: whether the reference has changed an input.
+        forward_s: the shortest that a forward of the reference took, in seconds.
+        reference_is_constant: whether the answers to all given cases, at least two, were the same.
+    """
 
     def __init__(self, source: str, settings: Settings, device: str) -> None:
         """Execute the source and make the constructor's arguments.
@@ -90,8 +133,19 @@ class Problem:
         self.structure = ""
         self.mutates_inputs = False
         self.output_aliases: tuple[int | None, ...] = ()
+        self.forward_s = math.inf
         self._on_device: bool | None = None
         self._model: torch.nn.Module | None = None
+        #: The model in float64, for as long as it may be of use.
+        self._wide: torch.nn.Module | None = None
+        self._wide_left = _BUDGET_S[device]
+        self._wide_cold = device == "cuda"
+        self._kept = 0
+        self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
+        self._first: Case | None = None
+        self._same_answers: bool | None = None
+        self._specs: list[TensorSpec] = []
+        self._output_specs: list[TensorSpec] = []
 
     def construct(self) -> None:
         """Construct the reference's model on the device, under the seed that the candidate will have too."""
@@ -104,15 +158,26 @@ class Problem:
             return model.to(device=self.device, dtype=self.dtype)
 
         with torch.no_grad():
-            self._model = _blame_reference(make, "Model(*get_init_inputs())")
+            model: torch.nn.Module = _blame_reference(make, "Model(*get_init_inputs())")
+        self._model, self._wide = model, self._widened(model)
 
     def make_cases(self) -> list[Case]:
-        """As many input sets as the settings ask for, each from a seed that nobody else knows.
+        """As many given cases as the settings ask for, each from a seed that nobody else knows, and variants.
 
         Raises:
             EvaluationEnded: ``invalid_problem`` or ``reference_error``.
         """
-        return [self._make_case(self._draw("cpu")) for _ in range(self.settings.checks)]
+        given = [self._make_case(self._draw(on_device=False)) for _ in range(self.settings.checks)]
+        first = given[0].inputs
+        # An evaluation's own tolerance was chosen for the given inputs.
+        wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
+        if not (wanted and self._may_vary and self._wide is not None):
+            return given
+        if sum(tensor.nbytes for tensor in first) > MAX_BYTES[self.device]:
+            return given
+        torch.manual_seed(secrets.randbits(63))
+        varied = variants(first)
+        return given + [Case(secrets.randbits(63), inputs, [], kind=kind) for kind, inputs in varied.items()]
 
     def fresh(self) -> Case:
         """One more input set of the problem's own, unanswered, made on the device itself where its code allows.
@@ -122,23 +187,23 @@ class Problem:
         """
         if self._on_device is None:
             self._on_device = self.device == "cuda" and self._draws_on_device()
-        return self._make_case(self._draw(self.device if self._on_device else "cpu"))
+        return self._make_case(self._draw(on_device=self._on_device))
 
     def _draws_on_device(self) -> bool:
         """Whether ``get_inputs()`` makes the same kind of inputs with the device as torch's default."""
         try:
-            self._make_case(self._draw(self.device))
-        except EvaluationEnded:
+            self._make_case(self._draw(on_device=True))
+        except (EvaluationEnded, torch.OutOfMemoryError):
             return False
         return True
 
-    def _draw(self, device: str) -> Any:
-        """What ``get_inputs()`` returns from a seed that nobody else knows, torch's default device being ``device``."""
+    def _draw(self, *, on_device: bool) -> Any:
+        """What ``get_inputs()`` returns from a seed that nobody else knows; made on the device unless it says where."""
         torch.manual_seed(secrets.randbits(63))
         random.seed(secrets.randbits(64))
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(secrets.randbits(32))
-        with torch.device(device):
+        with torch.device(self.device) if on_device else contextlib.nullcontext():
             return _blame_reference(self._get_inputs, "get_inputs()")  # pyright: ignore[reportArgumentType]
 
     def _make_case(self, values: Any) -> Case:
@@ -149,6 +214,9 @@ class Problem:
         for value in others:
             if not isinstance(value, _SCALARS):
                 raise _invalid(f"get_inputs() may hold tensors, numbers, strings and None, not {type(value).__name__}")
+        # Tensors that share memory mean one thing: they must not come to differ.
+        if len({values[i].untyped_storage().data_ptr() for i in places}) < len(places):
+            self._may_vary = False
         tensors = [self._place(values[i]) for i in places]
         if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or not _known(t) for t in tensors):
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
@@ -160,45 +228,204 @@ class Problem:
         return Case(secrets.randbits(63), tensors, [])
 
     def answer(self, case: Case) -> bool:
-        """Run the reference on a case and keep its outputs.
+        """Run the reference on a case and keep its outputs, and those of the reference in float64 where it may.
 
         Returns:
-            whether it answered; False for a variant only, whose inputs it need not be made for.
+            whether it answered. False only for a variant: its inputs may lie outside the problem's domain. It
+            counts only if the reference in float64 agrees, and stays where it was when the inputs change by less
+            than a rounding error: else a right kernel could answer otherwise.
 
         Raises:
-            EvaluationEnded: ``invalid_problem`` or ``reference_error``.
+            EvaluationEnded: ``invalid_problem`` or ``reference_error``; for given cases only.
         """
-        arguments = list(self.arguments)
-        for place, tensor in zip(self.places, case.inputs, strict=True):
-            arguments[place] = tensor.clone()
+        if case.kind == GIVEN:
+            random_forward = self._answer(case)
+            self._add_exact(case, random_forward)
+            self._note(case)
+            return True
+        if self._wide is None:
+            return False
+        try:
+            random_forward = self._answer(case)
+        except (EvaluationEnded, torch.OutOfMemoryError):
+            return False
+        self._add_exact(case, random_forward)
+        return case.exact is not None and self._is_steady(case, case.exact)
+
+    @property
+    def reference_is_constant(self) -> bool:
+        """Whether the answers to all given cases, at least two, were the same within the tolerance."""
+        return self._same_answers is True
+
+    def _answer(self, case: Case) -> bool:
+        """As :meth:`answer`, without the float64 reference; returns whether the forward drew random numbers."""
+        drew = False
+        arguments: list[Any] = []
 
         def forward() -> Any:
+            nonlocal drew, arguments
+            arguments = self._arguments(case.inputs)
             torch.manual_seed(case.seed)
+            before = self._random_state()
+            begun = time.perf_counter()
             with torch.no_grad():
                 output = self._model(*arguments)  # pyright: ignore[reportOptionalCall]
-            if self.device == "cuda":
-                torch.cuda.synchronize()
+            self._settle()
+            self.forward_s = min(self.forward_s, time.perf_counter() - begun)
+            drew = not torch.equal(before, self._random_state())
             return output
 
-        structure, leaves = describe(_blame_reference(forward, "Model.forward"))
+        output = _blame_reference(forward, "Model.forward")
+        if self.device == "cuda" and _QUICK_S["cuda"] < self.forward_s < _COLD_S and self._first is None:
+            output = _blame_reference(forward, "Model.forward")
+        structure, leaves = describe(output)
         if "?" in structure or not leaves or len(leaves) > MAX_TENSORS:
             raise _invalid(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
         if any(leaf.device.type != self.device or leaf.dim() > MAX_DIMS or not _known(leaf) for leaf in leaves):
             raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
         if any(leaf.is_floating_point() and bool(torch.isnan(leaf).any()) for leaf in leaves):
             raise _invalid("the reference's output holds NaN, so nothing can agree with it")
-        self.structure = self.structure or structure
-        if structure != self.structure:
+        if self.structure and structure != self.structure:
             raise _invalid("the reference must return the same structure each time")
-        # An output may be an input, or a view of one: what is compared must be the judge's own.
-        case.outputs = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+        specs = [TensorSpec.of(leaf) for leaf in leaves]
         changed = [arguments[place] for place in self.places]
-        if not self.output_aliases:
+        if not self.structure:
+            self.structure, self._output_specs = structure, specs
             owners = {tensor.untyped_storage().data_ptr(): i for i, tensor in reversed(list(enumerate(changed)))}
             owners.pop(0, None)  # the address of all storages that hold nothing
             self.output_aliases = tuple(owners.get(leaf.untyped_storage().data_ptr()) for leaf in leaves)
+        if specs != self._output_specs:
+            raise _invalid("the reference must return the same shapes and dtypes each time")
+        # An output may be an input, or a view of one: what is compared must be the judge's own.
+        case.outputs = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.mutates_inputs |= any(not same_bits(a, b) for a, b in zip(changed, case.inputs, strict=True))
-        return True
+        return drew
+
+    def _arguments(self, inputs: list[torch.Tensor]) -> list[Any]:
+        """Forward's arguments, tensors copied."""
+        arguments = list(self.arguments)
+        for place, tensor in zip(self.places, inputs, strict=True):
+            arguments[place] = tensor.clone()
+        return arguments
+
+    def _note(self, case: Case) -> None:
+        """Compare the answer to a given case with that to the first."""
+        if self._first is None:
+            self._first = case
+        elif self._same_answers is not False:
+            share = CLOSE[self.settings.precision]
+            pairs = zip(case.outputs, self._first.outputs, strict=True)
+            self._same_answers = all(_distance(a, b) <= share * _size(b) for a, b in pairs)
+
+    def _add_exact(self, case: Case, random_forward: bool) -> None:
+        """Keep the float64 reference's outputs, if they can be had in time and memory and are the same function's."""
+        if random_forward:
+            self._wide = None  # its random numbers are others in float64
+        if self.forward_s > _QUICK_S[self.device]:
+            return
+        exact = self._run_wide(case.seed, case.inputs)
+        if exact is None:
+            return
+        related = self._is_precise(case, exact) if case.kind != GIVEN else self._is_related(case, exact)
+        if related:
+            case.exact = exact
+            self._kept += sum(tensor.nbytes for tensor in exact)
+        elif case.kind == GIVEN:
+            self._wide = None
+
+    def _is_related(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Whether the reference's outputs are a less precise form of the exact ones, be they rounding errors only."""
+        share, close = _RELATED[self.settings.precision], CLOSE[self.settings.precision]
+        return all(
+            (distance := _distance(own, wide)) <= share * _size(wide) or distance <= close * own.numel() ** 0.5
+            for own, wide in zip(case.outputs, exact, strict=True)
+            if own.is_floating_point() or own.is_complex()
+        )
+
+    def _is_precise(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Whether the reference's outputs for a variant are near the exact ones, and far from overflowing."""
+        share = _PRECISE[self.settings.precision]
+        return all(
+            # Not so indices: those of equal values may be any.
+            (own.is_floating_point() or own.is_complex())
+            and _is_tame(own)
+            and _distance(own, wide) <= share * _size(wide)
+            for own, wide in zip(case.outputs, exact, strict=True)
+        )
+
+    def _is_steady(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Whether inputs that differ by less than a rounding error have the same answer: not so at ties and steps."""
+        rounding, close = _ROUNDING[self.settings.precision], CLOSE[self.settings.precision]
+        torch.manual_seed(secrets.randbits(63))
+        moved = self._run_wide(case.seed, [_moved(tensor, rounding) for tensor in case.inputs])
+        if moved is None:
+            return False
+        pairs = [(a, b, b.abs()) for a, b in zip(moved, exact, strict=True) if b.numel()]
+        return all(bool(((a - b).abs() <= close * (size + size.square().mean().sqrt())).all()) for a, b, size in pairs)
+
+    def _widened(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """The model in float64, or None where memory is short or it cannot be had."""
+        weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        if not self._fits(weights * 8 // self.dtype.itemsize):
+            return None
+        try:
+            wide = copy.deepcopy(model).double()
+            for module in wide.modules():
+                for name, value in vars(module).items():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        setattr(module, name, value.double())
+        except Exception:  # noqa: BLE001 -- the problem's own code may be run by copying
+            return None
+        return wide
+
+    def _run_wide(self, seed: int, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the float64 reference answers; None where it cannot, or would take too much memory or time."""
+        if self._wide is None:
+            return None
+        numbers = sum(tensor.numel() for tensor in inputs) + sum(math.prod(s.shape) for s in self._output_specs)
+        if self._wide_left <= 0 or self._kept > _KEPT_BYTES[self.device] or not self._fits(4 * 8 * numbers):
+            return None
+        begun = time.perf_counter()
+        try:
+            with torch.no_grad(), _default_dtype(torch.float64):
+                arguments = self._arguments([_widen(tensor) for tensor in inputs])
+                torch.manual_seed(seed)
+                structure, leaves = describe(self._wide(*arguments))
+            self._settle()
+        except torch.AcceleratorError:
+            raise
+        except Exception:  # noqa: BLE001 -- the problem was not written for float64
+            self._wide = None
+            return None
+        took = time.perf_counter() - begun
+        self._wide_left -= max(0.0, took - _COLD_S) if self._wide_cold else took
+        self._wide_cold = False
+        self._give_back()
+        if structure != self.structure or not all(map(_is_wide_of, leaves, self._output_specs)):
+            self._wide = None
+            return None
+        return [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
+
+    def _give_back(self) -> None:
+        """Leave the GPU's memory to the candidate that torch keeps for later."""
+        if self.device == "cuda" and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > _CACHED_BYTES:
+            torch.cuda.empty_cache()
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether so much may be taken of the memory that is left."""
+        if self.device == "cuda":
+            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            return nbytes < _MEMORY_SHARE * (torch.cuda.mem_get_info()[0] + unused)
+        return nbytes < _HOST_BYTES
+
+    def _random_state(self) -> torch.Tensor:
+        """What changes when a forward draws random numbers."""
+        state = torch.get_rng_state()
+        return torch.cat((state, torch.cuda.get_rng_state())) if self.device == "cuda" else state
+
+    def _settle(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def _place(self, value: Any) -> Any:
         """A value on the device, floating tensors in the evaluation's precision."""
@@ -215,6 +442,60 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.contiguous()
     return dense.view(torch.uint8) if dense.dim() else dense.reshape(1).view(torch.uint8)
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    """Values in float64, or complex128; what is neither as it is."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _is_wide_of(leaf: torch.Tensor, spec: TensorSpec) -> bool:
+    """Whether an output is what the reference in float64 would make of one of that spec."""
+    assert spec.dtype is not None
+    wanted = _widen(torch.empty(0, dtype=spec.dtype)).dtype
+    return leaf.dtype == wanted and tuple(leaf.shape) == spec.shape and leaf.device.type == spec.device
+
+
+def _moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Floating values in float64, each changed by about ``rounding``, within the range that they have."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    wide = tensor.double()
+    low, high = wide.aminmax()
+    typical = wide.square().mean().sqrt()
+    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The norm of the difference, infinite if infinities differ."""
+    wide = torch.complex128 if b.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    return float(torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b)).nan_to_num(math.inf))
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """The norm of what is finite."""
+    wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0)))
+
+
+def _is_tame(tensor: torch.Tensor) -> bool:
+    """Whether all values are far from overflowing."""
+    most = torch.finfo(tensor.dtype).max / 64
+    return not tensor.numel() or bool((tensor.abs() < most).all())
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """What torch makes of numbers meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _known(tensor: torch.Tensor) -> bool:

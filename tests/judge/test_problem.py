@@ -1,0 +1,376 @@
+"""The reference: its inputs, its answers, and what it makes of other inputs than its own."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+
+from kqueue.contract import Comparison, Precision, Settings, Tolerance
+from workers.judge import compare, problem, variants
+from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import GIVEN, Case, Problem
+
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        {forward}
+def get_inputs():
+    {inputs}
+def get_init_inputs():
+    return []
+"""
+RANDN = "return [torch.randn(16, 8)]"
+
+
+def loaded(forward: str, inputs: str = RANDN, **settings: object) -> Problem:
+    """A constructed problem on the CPU."""
+    source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs=inputs)
+    made = Problem(source, Settings.model_validate({"checks": 3, **settings}), "cpu")
+    made.construct()
+    return made
+
+
+def answered(made: Problem) -> list[Case]:
+    """The cases that the reference answers."""
+    return [case for case in made.make_cases() if made.answer(case)]
+
+
+def kinds(made: Problem) -> set[str]:
+    """The kinds of cases that count."""
+    return {case.kind for case in answered(made)}
+
+
+ALL = {GIVEN, "scaled", "uniform", "integers", "adversarial"}
+
+
+def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
+    """As many given cases as asked for, first, then one of each kind, of the same specs and not the same values."""
+    made = loaded("return torch.nn.functional.gelu(self.layer(x))")
+    cases = answered(made)
+    assert [case.kind for case in cases[:3]] == [GIVEN] * 3
+    assert {case.kind for case in cases} == ALL
+    assert len(cases) == 7
+    first = cases[0]
+    for case in cases[1:]:
+        assert case.inputs[0].shape == first.inputs[0].shape
+        assert case.inputs[0].dtype == first.inputs[0].dtype
+        assert not torch.equal(case.inputs[0], first.inputs[0])
+        assert case.exact is not None
+        assert case.exact[0].dtype is torch.float64
+        torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_variants_and_exact_outputs_exist_in_each_precision(precision: Precision) -> None:
+    """16 bits are no reason to ask less."""
+    made = loaded("return torch.relu(self.layer(x))", precision=precision)
+    cases = answered(made)
+    assert {case.kind for case in cases} == ALL
+    assert all(case.exact is not None for case in cases)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}]
+)
+def test_variants_are_for_the_strict_verdict_by_its_own_tolerance(settings: dict[str, object]) -> None:
+    """KernelBench knows the given inputs only, and a tolerance of the evaluation's own was chosen for those."""
+    assert kinds(loaded("return self.layer(x)", **settings)) == {GIVEN}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "return [torch.softmax(torch.randn(16, 8), -1)]",
+        "return [torch.softmax(torch.randn(16, 8), 0)]",
+        "return [torch.nn.functional.normalize(torch.randn(16, 8))]",
+        "a = torch.randn(8, 8); return [a @ a.T]",
+        "return [torch.tril(torch.randn(8, 8))]",
+        "return [(torch.rand(16, 8) > 0.5).float()]",
+        "return [torch.randn(16, 8).sort().values]",
+        "return [torch.randint(0, 9, (16, 8)).float()]",
+        "return [torch.ones(16, 8)]",
+        "return [torch.randn(1, 8).expand(16, 8)]",
+        "return [torch.full((16, 8), float('inf'))]",
+    ],
+)
+def test_structured_inputs_stay_as_they_are(inputs: str) -> None:
+    """Rows that sum to one, symmetric matrices, masks and the like may be what a kernel relies on."""
+    made = loaded("return x * 2.0", inputs)
+    given = made.make_cases()
+    assert {case.kind for case in given} == {GIVEN}
+
+
+@pytest.mark.parametrize("inputs", ["x = torch.randn(16, 8); return [x, x]", "x = torch.randn(16, 8); return [x, x.T]"])
+def test_inputs_that_share_memory_are_not_varied(inputs: str) -> None:
+    """They mean one thing."""
+    made = loaded("return x", inputs)
+    assert {case.kind for case in made.make_cases()} == {GIVEN}
+
+
+@pytest.mark.parametrize(
+    ("draw", "low", "high"),
+    [
+        (torch.rand, 0.0, 1.0),
+        (lambda *size: torch.rand(*size) + 0.5, 0.5, 1.5),  # pyright: ignore[reportUnknownLambdaType]
+        (lambda *size: torch.rand(*size) * 2 - 1, -1.0, 1.0),  # pyright: ignore[reportUnknownLambdaType]
+        (lambda *size: torch.randn(*size).abs() * 3, 0.0, float("inf")),  # pyright: ignore[reportUnknownLambdaType]
+        (lambda *size: -torch.rand(*size), -1.0, 0.0),  # pyright: ignore[reportUnknownLambdaType]
+    ],
+)
+def test_variants_stay_in_the_class_of_the_given_values(draw: object, low: float, high: float) -> None:
+    """Never another sign, never out of [0, 1] or [-1, 1]; never nearer to zero if the given values keep away."""
+    values = draw(64, 32)  # pyright: ignore
+    made = variants.variants([values])
+    assert "uniform" in made
+    for [varied] in made.values():
+        assert varied.shape == values.shape
+        if low >= 0:
+            assert float(varied.min()) >= 0
+        if low > 0:
+            assert float(varied.min()) > low * 0.99
+        if high <= 0:
+            assert float(varied.max()) <= 0
+        if low >= -1 and high <= 1:
+            assert float(varied.abs().max()) <= 1
+
+
+def test_special_values_are_among_the_adversarial_ones() -> None:
+    """Zeros of both signs, denormals, the extremes and outliers."""
+    values = torch.randn(64, 256)
+    [varied] = variants.variants([values])["adversarial"]
+    zeros = varied[varied == 0]
+    assert zeros.signbit().any()
+    assert not zeros.signbit().all()
+    assert ((varied != 0) & (varied.abs() < torch.finfo(torch.float32).tiny)).any()
+    assert varied.max() > 10 * values.max()
+    changed = (varied != values).double().mean()
+    assert 0 < changed < 0.05
+
+
+def test_integers_stay_and_other_inputs_vary() -> None:
+    """Indices beside floating inputs are the given ones."""
+    index = torch.randint(0, 8, (16,))
+    for name, [values, kept] in variants.variants([torch.randn(16, 8), index]).items():
+        assert torch.equal(kept, index), name
+        assert values.dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("forward", "dropped"),
+    [
+        ("return torch.exp(x)", {"scaled"}),  # overflows
+        ("return torch.log(x.abs())", {"integers"}),  # infinite at zero
+        ("if x.abs().max() > 50: raise ValueError('too large')\nreturn x", {"scaled"}),
+        ("return x if x.abs().max() < 50 else x[:1]", {"scaled"}),
+        ("return torch.where(x.abs() > 50, x * float('nan'), x)", {"scaled"}),
+        ("return x.argmax(1)", ALL - {GIVEN}),  # ties
+        ("return x.gather(1, x.flip(1).argmax(1, keepdim=True))", {"integers"}),  # ties decide which value
+        ("return torch.sign(x)", {"integers"}),  # a step at zero
+        ("return torch.nn.functional.dropout(x)", ALL - {GIVEN}),  # other random numbers in float64
+        ("return (x.long() % 3).float() + x", ALL - {GIVEN}),  # values are indices
+        ("return x.to(torch.float32) * torch.ones(8, dtype=torch.float32)", set()),
+    ],
+)
+def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(forward: str, dropped: set[str]) -> None:
+    """Raising, another structure, nothing finite, ties and steps: never the problem's or the kernel's fault."""
+    found = kinds(loaded(forward))
+    assert GIVEN in found
+    assert not found & dropped
+    if not dropped:
+        assert found == {GIVEN} or found == ALL
+
+
+def test_a_given_case_that_fails_is_still_the_problem_s_fault() -> None:
+    """Only variants are excused."""
+    made = loaded("raise ValueError('x')")
+    with pytest.raises(EvaluationEnded):
+        made.answer(made.make_cases()[0])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return torch.nn.functional.dropout(x)",
+        "return x @ torch.eye(8, dtype=torch.float32)",  # no float64 in it
+        "assert x.dtype is torch.float32\nreturn x",
+        "self.n = getattr(self, 'n', 0) + 1\nreturn x * self.n if x.dtype is torch.float64 else x",
+        "return x if x.dtype is torch.float32 else x[:1]",
+        "return (x, x) if x.dtype is torch.float64 else x",
+    ],
+)
+def test_what_was_not_written_for_float64_has_no_exact_outputs(forward: str) -> None:
+    """Silently: the comparison does without."""
+    made = loaded(forward)
+    cases = made.make_cases()[:3]
+    assert all(made.answer(case) for case in cases)
+    assert cases[-1].exact is None
+
+
+def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
+    """The default dtype and plain tensors follow."""
+    forward = "self.k = getattr(self, 'k', torch.full((8, 8), 0.1, dtype=x.dtype))\nreturn x @ self.k + torch.ones(8)"
+    made = loaded(forward)
+    [first, *_] = made.make_cases()
+    made.answer(first)
+    assert first.exact is not None
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_slow_reference_is_not_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that has used its time up answer further."""
+    slow = loaded("import time; time.sleep(0.06)\nreturn x")
+    assert kinds(slow) == {GIVEN}
+    monkeypatch.setitem(problem._BUDGET_S, "cpu", 0.0)  # pyright: ignore[reportPrivateUsage]
+    assert kinds(loaded("return x * 2")) == {GIVEN}
+
+
+def test_a_float64_reference_that_does_not_fit_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory bounds it."""
+    monkeypatch.setattr(problem, "_HOST_BYTES", 0)
+    assert kinds(loaded("return x * 2")) == {GIVEN}
+
+
+def test_large_inputs_are_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variant costs a call."""
+    monkeypatch.setitem(variants.MAX_BYTES, "cpu", 100)
+    assert kinds(loaded("return x * 2")) == {GIVEN}
+
+
+def test_fresh_cases_have_new_values_each() -> None:
+    """Also where they come from Python's or numpy's generator, which are seeded alike in all judges."""
+    sources = [
+        RANDN,
+        "import random; return [torch.tensor([[random.random()]])]",
+        "import numpy; return [torch.from_numpy(numpy.random.rand(4, 8).astype('float32'))]",
+    ]
+    for source in sources:
+        made = loaded("return x", source)
+        cases = [*made.make_cases()[:3], *(made.fresh() for _ in range(3))]
+        assert all(case.kind == GIVEN and not case.outputs for case in cases)
+        for i, one in enumerate(cases):
+            assert not any(torch.equal(one.inputs[0], other.inputs[0]) for other in cases[:i])
+        assert len({case.seed for case in cases}) == len(cases)
+
+
+def test_seeds_of_python_s_generator_are_not_the_process_s() -> None:
+    """Two judges forked from one parent must not draw the same."""
+    import random
+
+    drawn: list[torch.Tensor] = []
+    for _ in range(2):
+        random.seed(1)
+        made = loaded("return x", "import random; return [torch.tensor([random.random()])]")
+        drawn.append(made.make_cases()[0].inputs[0])
+    assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ("return x", (0,)),
+        ("return x.T[1:], y + 1, y", (0, None, 1)),
+        ("return x.clone()", (None,)),
+        ("return x.relu_(), x.sum()", (0, None)),
+        ("return self.layer.weight, y.view(-1)", (None, 1)),
+        ("return x[:0], x[:0].clone()", (0, None)),
+    ],
+)
+def test_outputs_that_are_inputs_are_told(forward: str, expected: tuple[int | None, ...]) -> None:
+    """By the memory that they share, views included."""
+    source = SOURCE.replace("forward(self, x)", "forward(self, x, y)")
+    source = source.format(forward=forward, inputs="return [torch.randn(4, 8), torch.randn(8, 8)]")
+    made = Problem(source, Settings(checks=1), "cpu")
+    made.construct()
+    assert made.output_aliases == ()
+    made.answer(made.make_cases()[0])
+    assert made.output_aliases == expected
+
+
+@pytest.mark.parametrize(
+    ("forward", "constant"),
+    [
+        ("return x", False),
+        ("return torch.ones(4, 8)", True),
+        ("return torch.softmax(x, 1).sum(1)", True),
+        ("return x * 1e-9", False),
+    ],
+)
+def test_a_reference_that_does_not_depend_on_its_inputs_is_told(forward: str, constant: bool) -> None:
+    """A label, no fault: a kernel may know what it always answers."""
+    made = loaded(forward)
+    assert not made.reference_is_constant
+    answered(made)
+    assert made.reference_is_constant is constant
+
+
+def test_outputs_that_change_their_shape_are_the_problem_s_fault() -> None:
+    """Buffers are made for one form."""
+    made = loaded("self.n = getattr(self, 'n', 0) + 1\nreturn x[: self.n]")
+    first, second, *_ = made.make_cases()
+    made.answer(first)
+    with pytest.raises(EvaluationEnded, match="invalid_problem"):
+        made.answer(second)
+
+
+RIGHT_KERNELS = {
+    "return torch.nn.functional.gelu(self.layer(x))": lambda x, w, b: torch.nn.functional.gelu(x @ w.T + b),
+    "return torch.softmax(self.layer(x), -1)": lambda x, w, b: (
+        (y := torch.exp((z := x @ w.T + b) - z.amax(-1, True))) / y.sum(-1, keepdim=True)
+    ),
+    "return torch.nn.functional.layer_norm(x, (8,))": lambda x, w, b: (
+        (x - x.mean(-1, True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
+    ),
+    "return self.layer(x).sum()": lambda x, w, b: (x.sum(0) @ w.T + 16 * b).sum(),
+    "return x.max(1).values": lambda x, w, b: x.sort(1).values[:, -1],
+    "return torch.logsumexp(x, 1)": lambda x, w, b: (m := x.amax(1)) + (x - m[:, None]).exp().sum(1).log(),
+    "return torch.nn.functional.normalize(x)": lambda x, w, b: x / x.square().sum(1, True).sqrt(),
+    "return torch.cumsum(x, 1)": lambda x, w, b: x @ torch.ones(8, 8, dtype=x.dtype).triu(),
+    "return torch.tanh(x) * torch.sigmoid(x)": lambda x, w, b: x.tanh() / (1 + (-x).exp()),
+    "return x.var(1)": lambda x, w, b: (x - x.mean(1, True)).square().sum(1) / 7,
+}
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("forward", list(RIGHT_KERNELS))
+@pytest.mark.parametrize("inputs", [RANDN, "return [torch.rand(16, 8)]", "return [torch.rand(16, 8) * 10 + 1]"])
+def test_right_kernels_are_right_on_every_variant(forward: str, precision: Precision, inputs: str) -> None:
+    """Other formulas, computed in fp32 and rounded once at the end, as a fused kernel does: no false accusation."""
+    kernel = RIGHT_KERNELS[forward]
+    for seed in range(3):
+        made = loaded(forward, inputs, precision=precision, seed=seed)
+        weight, bias = made._model.layer.weight.float(), made._model.layer.bias.float()  # pyright: ignore
+        for case in answered(made):
+            x = case.inputs[0].float()
+            out = kernel(x, weight, bias).to(case.outputs[0].dtype)  # pyright: ignore
+            compare.check_values([out.detach()], case, made.settings)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("forward", "kernel"),
+    [
+        ("return torch.softmax(x, -1)", lambda x: x.exp() / x.exp().sum(-1, keepdim=True)),  # overflows when scaled
+        ("return torch.nn.functional.relu6(x) + x", lambda x: x.relu() + x),  # right as long as values stay small
+        ("return x - x.mean()", lambda x: x),  # the mean of normal values is near zero
+        ("return torch.clamp(x, -6, 6)", lambda x: x),
+    ],
+)
+def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward: str, kernel: object) -> None:
+    """What the variants are for; the message tells which it was."""
+    made = loaded(forward, "return [torch.randn(64, 1024)]")
+    cases = answered(made)
+    assert len(cases) > 3
+    failed: set[str] = set()
+    for case in cases:
+        try:
+            compare.check_values([kernel(case.inputs[0])], case, made.settings)  # pyright: ignore
+        except EvaluationEnded as ended:
+            failed.add(case.kind)
+            assert ended.outcome.facts["kind"] == case.kind
+            assert (case.kind in ended.outcome.message) == (case.kind != GIVEN)
+    assert failed & (ALL - {GIVEN})
