@@ -4,7 +4,7 @@ BOOTSTRAP_PYTHON ?= python3
 PYTHON ?= 3.12
 PY := .venv/bin/python
 
-.PHONY: help venv demo test check wheelhouse compose-test gpu-shown integrity clean
+.PHONY: help venv demo test check wheelhouse compose-test gpu-shown clock integrity clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
@@ -13,6 +13,7 @@ help:
 	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
 	@echo 'make compose-test   bring the compose stack up and judge kernels with it (needs Docker)'
 	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
+	@echo 'make clock          the judge'\''s clock beside CUPTI, events, graphs and do_bench on this GPU'
 	@echo 'make integrity      the corpus of cheats and controls (ARGS="--lane gpu" or "--lane cpu")'
 	@echo 'make clean          remove what these made'
 
@@ -38,6 +39,9 @@ compose-test: venv
 
 gpu-shown: venv
 	$(PY) benchmarks/gpu_shown.py $(ARGS)
+
+clock: venv
+	$(PY) benchmarks/clock.py $(ARGS)
 
 integrity: venv
 	$(PY) tests/integrity/run.py $(ARGS)
