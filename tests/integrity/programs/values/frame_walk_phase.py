@@ -17,7 +17,7 @@ def timed() -> bool:
     while frame is not None:
         for value in list(frame.f_locals.values()):
             name = getattr(getattr(value, "order", None), "name", "")
-            if "TIME" in name:
+            if name in ("TIME", "AHEAD"):
                 return True
         frame = frame.f_back
     return False

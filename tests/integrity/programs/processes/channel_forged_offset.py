@@ -1,0 +1,44 @@
+"""Says that its output lies a terabyte beyond an allocation that it really has.
+
+The judge would read memory of its own, or none: an illegal access would end the judge's CUDA context and be the
+fleet's failure. Here what is said of a place is held against the allocation's size before anything is read.
+"""
+
+import os
+import stat
+import sys
+
+import torch
+import torch.nn as nn
+from workers.channel.buffers import Exports
+from workers.channel.protocol import Answer, Place, Reply, TensorSpec, Where
+
+
+def orders():
+    """The numbers of the orders that the frames above are carrying out."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        number = getattr(frame.f_locals.get("command"), "sequence", None)
+        if number is not None:
+            yield number
+            return
+        frame = frame.f_back
+
+
+def send(reply):
+    for fd in range(3, 256):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, reply.pack())
+        except OSError:
+            continue
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        true = Exports().place(out)
+        for number in orders():
+            place = Place(Where.EXPORTED, handle=true.handle, serial=true.serial, offset=1 << 40, stride=(1 << 20, 1))
+            send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+        return out
