@@ -128,15 +128,18 @@ def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
 
 def _try_in_child(means: seal.Means, uid: int | None, writer: int) -> NoReturn:
     found: dict[str, bool | str] = {}
-    bystander = 0
+    tried, bystander = os.getpid(), 0
     try:
         _note(found, "limits", seal.limit)
         bystander = os.fork()
         if bystander == 0:
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.close(writer)
             if uid is not None:
                 seal.become(uid)
-            signal.pause()
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == tried:
+                signal.pause()
+            os._exit(0)
         if uid is not None:
             seal.become(uid)
         _note(found, "no_capabilities", linux.drop_capabilities)
