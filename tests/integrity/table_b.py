@@ -87,7 +87,7 @@ def _values() -> Iterator[Program]:
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
     yield program(v + "weight_skip", "weight skipping", WRONG, problem="linear_relu")
     yield program(v + "weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
-    yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale", hole=_WITHIN)
+    yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
     yield program(
         v + "weight_skip_affine",
         "weight skipping",
