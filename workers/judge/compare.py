@@ -47,7 +47,9 @@ class _Grade:
 _WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=1e-4)
 _FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=1e-3)
 _BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=5e-3)
-_FP8: Final = _Grade(tolerance=1e-1, farthest=3e-1, noise=4, downgrade=2e-1)
+#: Of 8 bits a rounding apart: the step from one value to the next is 1/8 and 1/4 of it.
+_E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=0.2)
+_E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=0.2)
 #: By dtype, the coarser the later; values of dtypes that are not floating must be equal.
 _GRADES: Final = {
     torch.float64: _WIDE,
@@ -56,8 +58,8 @@ _GRADES: Final = {
     torch.complex64: _WIDE,
     torch.float16: _FP16,
     torch.bfloat16: _BF16,
-    torch.float8_e4m3fn: _FP8,
-    torch.float8_e5m2: _FP8,
+    torch.float8_e4m3fn: _E4M3,
+    torch.float8_e5m2: _E5M2,
 }
 #: How much farther from the float64 reference than the reference itself a right kernel may be: other orders of
 #: summation of the same precision stay within 4; TF32 or bf16 where the reference computes in fp32 begins at 50.

@@ -65,7 +65,7 @@ _CACHED_BYTES: Final = 1 << 30
 _RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0.25}
 _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
 #: Changes of a value that no kernel need tell from none.
-_ROUNDING: Final = {Precision.FP32: 2**-23, Precision.FP16: 2**-13, Precision.BF16: 2**-10}
+_ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
 
 
 @dataclass(slots=True)
