@@ -80,7 +80,7 @@ def test_variants_and_exact_outputs_exist_in_each_precision(precision: Precision
 @pytest.mark.parametrize(
     "settings", [{"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}]
 )
-def test_variants_are_for_the_strict_verdict_by_its_own_tolerance(settings: dict[str, object]) -> None:
+def test_variants_are_for_the_strict_verdict_by_its_own_tolerance(settings: dict[str, Any]) -> None:
     """KernelBench knows the given inputs only, and a tolerance of the evaluation's own was chosen for those."""
     assert kinds(loaded("return self.layer(x)", **settings)) == {GIVEN}
 
