@@ -126,7 +126,7 @@ class Timing(_Model):
     enabled: bool = True
     calls: Annotated[int, Field(ge=5, le=10_000)] = 100
     """The most timed calls; fewer where the precision is reached before."""
-    precision: Annotated[float, Field(ge=0, le=1)] = 0.005
+    precision: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half the width of the median's 95 % confidence interval, as a share of it, that is good enough to stop;
     0 makes all calls."""
     warmup: Annotated[int, Field(ge=0, le=1_000)] = 10

@@ -153,7 +153,10 @@ def gallery(rig: Rig, lane: str, names: list[str]) -> int:
             shown = f"{outcome.category} {outcome.message[:150]!r}"
             if outcome.runtime and outcome.baseline:
                 runtime, baseline = outcome.runtime, outcome.baseline
-                shown += f" {runtime.median_ms:.4f} of {baseline.median_ms:.4f} ms (null {runtime.null_ms:.4f})"
+                shown += (
+                    f" {runtime.median_ms:.4f} [{runtime.q1_ms:.4f} {runtime.q3_ms:.4f}] of {baseline.median_ms:.4f}"
+                )
+                shown += f" ms ({runtime.count} by {runtime.basis}, null {runtime.null_ms:.4f})"
             shown += f" {times}"
         different += not good
         print("ok  " if good else "BAD ", f"{took:6.2f}s", entry.name, "->", shown, flush=True)

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from workers.channel import flags
+from workers.candidate import profile
+from workers.channel import activities, flags
 from workers.channel.buffers import (
     CudaCallError,
     Exports,
@@ -137,6 +138,7 @@ class Candidate:
             Order.TIME_NULL: self._time,
             Order.AHEAD: self._run_ahead,
             Order.AHEAD_NULL: self._run_ahead,
+            Order.PROFILE: self._profile,
         }
 
     def obey(self, command: Command) -> Reply:
@@ -271,6 +273,17 @@ class Candidate:
             reply = self._deliver(command, forward())
             self._semaphores.write(stream, flags.DONE, number)
         return reply
+
+    def _profile(self, command: Command) -> Reply:
+        """Have CUPTI record a few calls. What comes of it is evidence and no more: a failure is written down too."""
+        [memory] = command.descriptors
+        try:
+            with torch.no_grad():
+                page = activities.encode(profile.kernels(lambda: self._model(*self._arguments)))
+        except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
+            page = activities.encode_failure(f"{_qualified(type(error))}: {error}")
+        os.pwrite(memory, page, 0)
+        return self._done(command)
 
     def _forward(self, command: Command) -> Callable[[], Any]:
         """What a timed call runs: the model, or for a null all that a call costs but its forward.

@@ -28,7 +28,6 @@ from kqueue.contract import Phase
 from workers.channel import flags
 from workers.channel.buffers import call
 from workers.channel.protocol import Order
-from workers.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case
 from workers.judge.session import Session
@@ -67,11 +66,10 @@ class GpuClock:
     basis: Final = "gpu_clock"
 
     def __init__(self, session: Session, flusher: Flusher | None) -> None:
-        """Register the page of flags with the judge's context."""
+        """Time the calls of a session, the L2 cache emptied before each where a flusher is given."""
         self._session = session
         self._process = session.process
         self._flusher = flusher
-        self._semaphores = Semaphores(session.process.flags)
 
     def blocks(self, case: Case) -> bool:
         """Whether the candidate's forward waits for the GPU, so that this clock cannot time it."""
@@ -103,8 +101,9 @@ class GpuClock:
         if self._flusher is not None:
             self._flusher()
         ready.record()
-        self._semaphores.write(stream, flags.GO, number)
-        self._semaphores.wait(stream, flags.DONE, number)
+        semaphores = self._process.semaphores
+        semaphores.write(stream, flags.GO, number)
+        semaphores.wait(stream, flags.DONE, number)
         for copy, view in zip(into, views, strict=True):
             copy.copy_(view)
         end.record()
@@ -149,7 +148,7 @@ class CpuClock:
         self._session = session
         self._process = session.process
         self._flusher = flusher
-        self._semaphores = Semaphores(session.process.flags) if on_gpu else None
+        self._on_gpu = on_gpu
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
         """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
@@ -158,7 +157,7 @@ class CpuClock:
         self._wait(flags.READY, number)
         session.poison()
         begin = time.perf_counter_ns()
-        if self._semaphores is None:
+        if not self._on_gpu:
             session.load(case)
             ready = time.perf_counter_ns()
             page[flags.GO] = number
@@ -168,7 +167,7 @@ class CpuClock:
                 self._flusher()
             session.load(case)
             ready = time.perf_counter_ns()
-            self._semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
+            self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
         self._wait(flags.DONE, number)
         views = session.outputs(process.receive(number))
         for copy, view in zip(into, views, strict=True):
@@ -184,7 +183,7 @@ class CpuClock:
     def _wait(self, flag: int, number: int) -> None:
         """Until the flag shows the call's number, or the candidate has something else to say."""
         process = self._process
-        flags.wait(process.flags, flag, number, nap=self._semaphores is None, gone=process.answered)
+        flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
 
 
 def empty_kernel_ns() -> float:
@@ -203,7 +202,8 @@ def _span(work: Callable[[], object], *, behind: bool = False) -> float:
     """Nanoseconds that work takes on this process's stream; ``behind``: enqueued behind something longer."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if behind:
-        torch.cuda._sleep(1_000_000)  # cycles, half a millisecond: all is enqueued by then
+        # Cycles, half a millisecond: all is enqueued by then.
+        torch.cuda._sleep(1_000_000)  # pyright: ignore[reportPrivateUsage]
     begin.record()
     work()
     end.record()

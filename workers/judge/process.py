@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import time
+from functools import cached_property
 from typing import Any, Final
 
 from kqueue.categories import Category
@@ -24,6 +25,7 @@ from workers.channel.protocol import (
     receive_reply,
     send_command,
 )
+from workers.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.sandbox.launch import ForkServer, ForkServerError
 from workers.sandbox.report import Report
@@ -73,6 +75,15 @@ class CandidateProcess:
         self._seconds = 0.0
         self._compile_s = compile_s
         self._tell({"compile": compile_s})
+
+    @cached_property
+    def semaphores(self) -> Semaphores:
+        """The page of flags as the judge's streams see it.
+
+        Raises:
+            CudaCallError: the driver refuses.
+        """
+        return Semaphores(self.flags)
 
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase. Its clock runs between :meth:`start_clock` and :meth:`stop_clock`."""

@@ -16,6 +16,7 @@ import re
 import signal
 import time
 from collections.abc import Generator
+from functools import cached_property
 from typing import Any, Final
 from uuid import uuid4
 
@@ -28,10 +29,11 @@ from kqueue.contract import Backend, Measurement, Outcome, Phase, Policy
 from kqueue.store import baselines, evaluations
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
+from workers.channel.activities import NotRecorded
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
-from workers.judge import clocks, compare, physics, static, timing, tools
+from workers.judge import clocks, compare, physics, provenance, static, timing, tools
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
@@ -96,11 +98,13 @@ class _Evaluation:
         #: The clock that kernel and reference are timed by.
         self._basis: timing.Basis = "gpu_clock" if slot.on_gpu else "cpu_clock"
         self._reference_blocks = False
+        self._watch = environment.Watch(slot)
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
         try:
-            outcome = self._judge()
+            with self._watch:
+                outcome = self._judge()
         except EvaluationEnded as ended:
             outcome = ended.outcome
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
@@ -130,8 +134,10 @@ class _Evaluation:
             cases = problem.make_cases()
         with self._alone("reference"), self._reference_alarm():
             cases, fresh = self._answer(cases)
-        # The comparison's own kernels are loaded at its first use: now, while others may use the device.
+        # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
+        if timed and self._flusher is not None:
+            self._flusher()
         with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
@@ -152,12 +158,13 @@ class _Evaluation:
                 series = self._time(stopwatch)
                 self._check_again(candidate, fresh[-1])
                 self._evidence["floor"] = self._floor(cases[0])
-                self._stop(candidate)
-                if rival is not None:
-                    baseline = self._time_reference(rival, fresh, series.basis)
-        self._stop(candidate)
+            self._look_at_provenance(candidate, cases[0])
+            self._stop(candidate)
+            if series is not None and rival is not None:
+                baseline = self._time_reference(rival, fresh, series.basis)
         if stopwatch is not None:
             stopwatch.verify()
+        provenance.enforce(self._evidence.get("provenance"), self._settings.policies.decoys)
         runtime = None
         if series is not None:
             baseline = baseline or self._baseline_for(series, cases[0], fresh)
@@ -178,10 +185,14 @@ class _Evaluation:
         """What can be said of the kernel by reading it."""
         source, policy = self._request.kernel, self._settings.policies.findings
         static.check(source)
-        if policy is not Policy.ALLOW and hasattr(static, "findings"):
+        if policy is not Policy.ALLOW:
             findings = static.findings(source, self._request.backend)
             self._evidence["findings"] = findings
             static.enforce(findings, policy)
+
+    @cached_property
+    def _flusher(self) -> clocks.Flusher | None:
+        return clocks.Flusher() if self._slot.on_gpu else None
 
     def _begin(self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False) -> Session:
         """Fork a process for ``source`` and have it get ready, without waiting."""
@@ -265,9 +276,23 @@ class _Evaluation:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
 
+    def _look_at_provenance(self, candidate: Session, case: Case) -> None:
+        """Ask the candidate whose kernels do its work. It is only asked when all else is known."""
+        if not self._slot.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
+            return
+        with self._timed("provenance"):
+            try:
+                kernels = candidate.profile(case)
+            except (NotRecorded, EvaluationEnded) as error:
+                self._evidence["provenance_error"] = str(error)
+                return
+        self._evidence["provenance"] = provenance.assess(kernels, self._request.kernel, self._request.backend)
+
     def _stopwatch(self, session: Session, fresh: list[Case]) -> timing.Stopwatch:
         session.process.enter(Phase.TIME, self._deadlines.time_s)
-        return timing.Stopwatch(session, self._problem, fresh, self._slot, self._deadlines.time_s)
+        return timing.Stopwatch(
+            session, self._problem, fresh, self._slot, self._deadlines.time_s, self._flusher, self._watch
+        )
 
     def _time(self, stopwatch: timing.Stopwatch) -> timing.Series:
         with self._timed("time"):
@@ -367,8 +392,10 @@ class _Evaluation:
     def _stop(self, candidate: Session) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
         self._blackbox.enter(Phase.CLEANUP)
+        # One that has not survived being profiled has done all that counts.
+        profiled_to_death = candidate.process.ended is not None
         report = candidate.process.stop()
-        if report.reason != "stopped":
+        if report.reason != "stopped" and not profiled_to_death:
             raise candidate.process.died()
         if report.leftovers:
             raise EvaluationEnded(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Settings
+from workers.channel import activities
+from workers.channel.activities import Activity
 from workers.channel.buffers import Imports, PlaceError, SharedTensor, form_of, view_within
+from workers.channel.flags import memory
 from workers.channel.protocol import Answer, Binding, Job, Order, Place, Reply, TensorSpec, Where
 from workers.judge import compare
 from workers.judge.ending import EvaluationEnded
@@ -117,6 +121,23 @@ class Session:
                         Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i
                     )
         return compare.check_values(self.snapshot(views), case, self.settings)
+
+    def profile(self, case: Case) -> list[Activity]:
+        """What a call runs on the GPU, as the candidate tells it.
+
+        Raises:
+            NotRecorded: it tells nothing, or nothing that can be read.
+            EvaluationEnded: it did not survive being recorded.
+        """
+        self.process.enter(Phase.CHECK, self._deadlines.check_s)
+        self.load(case)
+        self.settle()
+        page = memory("kqueue-profile", activities.SIZE)
+        try:
+            self.process.order(Order.PROFILE, fds=(page,))
+            return activities.decode(os.pread(page, activities.SIZE, 0))
+        finally:
+            os.close(page)
 
     def outputs(self, reply: Reply) -> list[torch.Tensor]:
         """The outputs of a call where they lie, in memory that the candidate may still write.

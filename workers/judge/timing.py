@@ -50,6 +50,8 @@ _BUDGET: Final = 0.6
 _KNOWN: Final = 0.3
 #: Of those at least so many before precision may end a measurement.
 _PROVEN: Final = 4
+#: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
+_RESOLUTION_NS: Final = 300.0
 #: Outputs of timed calls that are kept to be compared later, in bytes; further ones are compared at once.
 _KEPT_BYTES: Final = 1 << 30
 #: Calls between two looks at the device's clocks.
@@ -80,7 +82,16 @@ class Series:
 class Stopwatch:
     """Times the calls of one candidate."""
 
-    def __init__(self, session: Session, problem: Problem, known: list[Case], slot: Slot, seconds: float) -> None:
+    def __init__(
+        self,
+        session: Session,
+        problem: Problem,
+        known: list[Case],
+        slot: Slot,
+        seconds: float,
+        flusher: Flusher | None,
+        watch: environment.Watch,
+    ) -> None:
         """Make ready.
 
         Args:
@@ -89,7 +100,11 @@ class Stopwatch:
             known: input sets with answers, which the candidate has not seen.
             slot: where it runs.
             seconds: deadline of the time phase.
+            flusher: empties the L2 cache, on a GPU.
+            watch: sees whether the device is throttled.
         """
+        self._flusher = flusher
+        self._watch = watch
         self._session = session
         self._problem = problem
         self._known = known
@@ -118,18 +133,18 @@ class Stopwatch:
             EvaluationEnded: a call failed or its outputs did not have the reference's form; or
                 ``timing_unstable``: the device was throttled throughout.
         """
-        flusher = Flusher() if self._slot.on_gpu and timing.cold_l2 else None
-        with _no_collections(), environment.Watch(self._slot) as watch:
+        flusher = self._flusher if timing.cold_l2 else None
+        with _no_collections():
             self._session.process.start_clock()
             series = None
             if basis == "gpu_clock":
-                series = self._take(GpuClock(self._session, flusher), timing, null_share, watch)
+                series = self._take(GpuClock(self._session, flusher), timing, null_share)
             if series is None:
                 clock = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu)
-                series = self._take(clock, timing, null_share, watch)
+                series = self._take(clock, timing, null_share)
             assert series is not None
             self._session.process.stop_clock()
-            series.clocks = watch.clocks()
+        series.clocks = self._watch.clocks()
         if len(series.calls) < _FEWEST:
             raise EvaluationEnded(
                 Category.TIMING_UNSTABLE,
@@ -151,9 +166,7 @@ class Stopwatch:
             self._check(outputs, case)
         self._kept.clear()
 
-    def _take(
-        self, clock: GpuClock | CpuClock, timing: Timing, null_share: float, watch: environment.Watch
-    ) -> Series | None:
+    def _take(self, clock: GpuClock | CpuClock, timing: Timing, null_share: float) -> Series | None:
         """A series by one clock; None if the candidate's forward waits for the GPU."""
         ahead = isinstance(clock, GpuClock)
         call, null = (Order.AHEAD, Order.AHEAD_NULL) if ahead else (Order.TIME, Order.TIME_NULL)
@@ -196,9 +209,9 @@ class Stopwatch:
             done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
             proven = len(self._known) - len(unused) >= min(_PROVEN, len(self._known))
             if not done and len(series.calls) >= enough and proven:
-                done = _precision(series.calls, statistics.median(series.nulls)) <= timing.precision
+                done = _is_precise(series, timing.precision)
             if since >= _LOOK_EVERY or done:
-                if watch.throttled():
+                if self._watch.throttled():
                     del series.calls[-since:]
                     series.discarded += since
                     done = late or series.discarded >= timing.calls
@@ -239,12 +252,11 @@ def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Mea
     taken = null_ns - series.empty_ns
     times = [(call - taken) / 1e6 for call in series.calls]
     q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
-    precision = _precision(series.calls, taken)
     return Measurement(
         basis=series.basis,
         count=len(times),
         discarded=series.discarded,
-        precision=precision if math.isfinite(precision) else None,
+        precision=_half_width(series.calls) / 1e6 / median if median > 0 else None,
         yardstick_ms=series.yardstick_ms,
         median_ms=median,
         q1_ms=q1,
@@ -259,12 +271,17 @@ def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Mea
     )
 
 
-def _precision(calls: list[int], taken: float) -> float:
-    """Half the width of the median's 95 % confidence interval, by the order of the calls, over the median."""
+def _half_width(calls: list[int]) -> float:
+    """Half the width of the median's 95 % confidence interval, by the order of the calls."""
     ordered, count = sorted(calls), len(calls)
     low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
-    net = statistics.median(ordered) - taken
-    return (ordered[count - 1 - low] - ordered[low]) / 2 / net if net > 0 else math.inf
+    return (ordered[count - 1 - low] - ordered[low]) / 2
+
+
+def _is_precise(series: Series, wanted: float) -> bool:
+    """Whether the median is known as well as wanted, or as well as the clock allows."""
+    net = statistics.median(series.calls) - statistics.median(series.nulls)
+    return wanted > 0 and _half_width(series.calls) <= max(wanted * net, _RESOLUTION_NS)
 
 
 @contextlib.contextmanager
