@@ -1,0 +1,381 @@
+"""What sealed processes try in these tests. Imported before the seal; each raises what the kernel answers."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+#: Numbers on x86-64 and aarch64, written down here again: the seal's own table must not vouch for itself.
+_NUMBERS = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "kcmp": (312, 272),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "fsopen": (430, 430),
+    "open_tree": (428, 428),
+    "chroot": (161, 51),
+    "pivot_root": (155, 41),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "sched_setattr": (314, 274),
+    "sched_setscheduler": (144, 119),
+    "personality": (135, 92),
+    "name_to_handle_at": (303, 264),
+    "fanotify_init": (300, 262),
+    "prctl": (157, 167),
+    "kexec_load": (246, 104),
+    "init_module": (175, 105),
+    "reboot": (169, 142),
+    "ioprio_set": (251, 30),
+}
+
+
+def call(name: str, *arguments: Any) -> int:
+    """A system call by name."""
+    number = _NUMBERS[name][platform.machine() == "aarch64"]
+    passed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *passed))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), name)
+    return result
+
+
+def make_socket(family: int, kind: int) -> None:
+    """A socket of any family."""
+    socket.socket(family, kind).close()
+
+
+def connect(address: str) -> str:
+    """Talk to whoever listens on a path; ``@`` begins an abstract name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.connect("\0" + address[1:] if address.startswith("@") else address)
+        return link.recv(16).decode()
+
+
+def datagrams_by_a_pair(path: str) -> None:
+    """Turn one end of a pair to somebody else's path."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.sendto(b"hello", path)
+
+
+def send_to(path: str) -> None:
+    """A pair that is allowed, and an address beside the message."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        ours.sendto(b"hello", path)
+
+
+def read(path: str) -> str:
+    """A file's first bytes."""
+    with open(path, "rb") as stream:  # noqa: PTH123
+        return stream.read(64).decode("utf-8", "replace")
+
+
+def read_by_symlink(path: str) -> str:
+    """The same through a link in its own directory."""
+    Path("link").symlink_to(path)
+    return read("link")
+
+
+def link_in(path: str) -> None:
+    """A second name, in its own directory, for a file out of reach."""
+    os.link(path, "second-name")
+
+
+def write(path: str) -> None:
+    """A new file."""
+    with open(path, "w") as stream:  # noqa: PTH123
+        stream.write("left behind")
+
+
+def listing(path: str) -> list[str]:
+    """A directory."""
+    return os.listdir(path)  # noqa: PTH208
+
+
+def make_device() -> None:
+    """A device node of one's own."""
+    os.mknod("node", 0o666 | 0o020000, os.makedev(1, 3))
+
+
+def order_device(path: str) -> None:
+    """An ioctl on a device: TCGETS, which most do not know."""
+    with open(path, "r+b", buffering=0) as stream:  # noqa: PTH123
+        import fcntl
+
+        fcntl.ioctl(stream, 0x5401, bytes(64))
+
+
+def type_into_terminal() -> None:
+    """TIOCSTI on its own input, which is no terminal."""
+    import fcntl
+
+    fcntl.ioctl(0, 0x5412, b"x")
+
+
+def attach(pid: int) -> None:
+    """PTRACE_SEIZE and let go."""
+    call("ptrace", 0x4206, pid, 0, 0)
+
+
+def read_memory(pid: int) -> None:
+    """Another process's memory: any mapped address will do, and it has ours, as it was forked from the same."""
+    buffer = ctypes.create_string_buffer(8)
+    local = struct.pack("QQ", ctypes.addressof(buffer), 8)
+    remote = struct.pack("QQ", id(read_memory), 8)
+    call("process_vm_readv", pid, local, 1, remote, 1, 0)
+
+
+def open_memory(pid: int) -> None:
+    """The same through its file."""
+    os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+
+
+def take_descriptor(pid: int) -> None:
+    """A copy of another process's standard input."""
+    call("pidfd_getfd", call("pidfd_open", pid, 0), 0, 0)
+
+
+def kill(pid: int) -> None:
+    """Whether a signal could be sent."""
+    os.kill(pid, 0)
+
+
+def queue_signal(pid: int) -> None:
+    """Stop another process by another door."""
+    call("pidfd_send_signal", os.open(f"/proc/{pid}", os.O_RDONLY), signal.SIGCONT, None, 0)
+
+
+def slow_down(pid: int, how: str) -> None:
+    """Make another process slower."""
+    match how:
+        case "nice":
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+        case "nice of the user":
+            os.setpriority(os.PRIO_USER, 0, 19)
+        case "affinity":
+            os.sched_setaffinity(pid, {0})
+        case "idle":
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+        case "limit":
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
+        case _:
+            call("ioprio_set", 1, pid, 3 << 13)
+
+
+def real_time(policy: int) -> None:
+    """A scheduling class that starves the others."""
+    os.sched_setscheduler(0, policy, os.sched_param(1))
+
+
+def better_nice() -> None:
+    """Come before others."""
+    os.nice(-1)
+
+
+def survive_parent() -> None:
+    """Take back that it dies with its parent."""
+    call("prctl", 1, 0, 0, 0, 0)
+
+
+def spare_from_memory_killer() -> None:
+    """No longer be the first to go when memory runs out."""
+    Path("/proc/self/oom_score_adj").write_text("0")
+
+
+def clone_with(flags: int) -> None:
+    """A child in namespaces of its own."""
+    if call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        os._exit(0)
+    os.wait()
+
+
+def old_system_call() -> None:
+    """``socket`` by the door that 32-bit programs use."""
+    code = bytes.fromhex("53 b867010000 bb01000000 b901000000 ba00000000 cd80 5b c3")
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    result = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+    if result < 0:
+        raise OSError(-result, "int 0x80")
+    os.close(result)
+
+
+def x32_system_call() -> None:
+    """``getpid`` by the numbers of another interface."""
+    if _libc.syscall(ctypes.c_long(0x40000000 | 39)) < 0:
+        raise OSError(ctypes.get_errno(), "x32")
+
+
+def status() -> dict[str, str]:
+    """What the kernel says of the process itself."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def limits() -> dict[str, int]:
+    """Its limits, and the descriptors that it has."""
+    names = ("CORE", "RTPRIO", "NICE", "MSGQUEUE", "NOFILE", "FSIZE")
+    found = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] for name in names}
+    return found | {"descriptors": len(os.listdir("/proc/self/fd"))}  # noqa: PTH208
+
+
+def interfaces() -> list[str]:
+    """The network as the process sees it."""
+    return [line.split(":")[0].strip() for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]]
+
+
+def fork_many(count: int) -> int:
+    """How many children it may have at once, up to ``count``."""
+    made = 0
+    try:
+        for _ in range(count):
+            if os.fork() == 0:
+                signal.pause()
+            made += 1
+    except BlockingIOError:
+        pass
+    return made
+
+
+def eat(nbytes: int) -> int:
+    """Memory, and use it."""
+    block = mmap.mmap(-1, nbytes)
+    for offset in range(0, nbytes, 4096):
+        block[offset] = 1
+    return nbytes
+
+
+def leave_daemon() -> int:
+    """A process that has left family and session."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(writer, str(child).encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(reader, 32))
+
+
+def wait() -> None:
+    """Be there."""
+    signal.pause()
+
+
+# Honest work ---------------------------------------------------------------------------------------------
+
+
+def multiply() -> bool:
+    """torch on two threads."""
+    torch.set_num_threads(2)
+    left = torch.arange(512 * 512, dtype=torch.float32).reshape(512, 512).remainder(7)
+    return bool(torch.equal(left @ torch.eye(512), left))
+
+
+def use_files() -> bool:
+    """Everything that caches do with files: temporary ones, and moving them between directories."""
+    with tempfile.NamedTemporaryFile("w", delete=False) as stream:
+        stream.write("kept")
+    Path("a/b").mkdir(parents=True)
+    target = Path("a/b/moved")
+    Path(stream.name).replace(target)
+    os.link(target, "hard")
+    Path("soft").symlink_to(target)
+    os.mkfifo("fifo")
+    read = [Path(name).read_text() for name in ("hard", "soft")]
+    os.truncate(target, 2)
+    return [*read, Path("hard").read_text()] == ["kept", "kept", "ke"]
+
+
+def compile_and_run() -> str:
+    """A program from its source."""
+    Path("hello.cpp").write_text('#include <cstdio>\nint main() { std::puts("hello"); }\n')
+    subprocess.run(["c++", "-o", "hello", "hello.cpp"], check=True, capture_output=True)
+    return subprocess.run(["./hello"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def build_extension() -> int:
+    """An extension by torch's builder and ninja, without torch's headers, which take half a minute."""
+    from torch.utils.cpp_extension import load_inline
+
+    source = """
+    #include <Python.h>
+    static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "answering", nullptr, -1, nullptr};
+    extern "C" PyObject* PyInit_answering() {
+        PyObject* module = PyModule_Create(&definition);
+        PyModule_AddIntConstant(module, "answer", 42);
+        return module;
+    }
+    """
+    module: Any = load_inline("answering", cpp_sources=source, no_implicit_headers=True)
+    return module.answer
+
+
+def compile_model() -> bool:
+    """``torch.compile``, with a compiler of its own."""
+    x = torch.arange(100.0)
+    compiled: Any = torch.compile(lambda value: (value * 2 + 1).relu().sum())
+    return bool(compiled(x) == (x * 2 + 1).sum())
+
+
+def interpret_triton() -> bool:
+    """A kernel in Triton's interpreter."""
+    from tests.sandbox import triton_kernel
+
+    return triton_kernel.doubles()
+
+
+def own_children() -> bool:
+    """Processes of its own, by a pipe, ended by a signal."""
+    import multiprocessing
+
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    child = fork.Process(target=lambda: theirs.send("hello"))
+    child.start()
+    heard = ours.recv()
+    child.join()
+    sleeper = subprocess.Popen(["sleep", "100"])
+    sleeper.terminate()
+    return heard == "hello" and sleeper.wait() == -signal.SIGTERM
+
+
+def pool() -> None:
+    """A pool, which needs semaphores in shared memory."""
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(1) as workers:
+        workers.map(abs, [1])

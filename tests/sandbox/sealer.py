@@ -1,0 +1,137 @@
+"""A stand-in for a fork server: forks sealed processes that do what they are told once, and tells how it went.
+
+``python -m tests.sandbox.sealer USER DIRECTORY UID``: the fleet is USER, a number; where that is root, UID is the
+candidates'. Requests and answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.sandbox import attacks, triton_kernel  # noqa: F401  # imported before the seal, as it is out of reach then
+from workers.candidate import harness
+from workers.sandbox import ground, linux, seal, view
+
+
+def _scratch(root: Path, uid: int) -> str:
+    place = tempfile.mkdtemp(dir=root)
+    for path in (place, *seal.private_directories(place).values()):
+        Path(path).mkdir(mode=0o700, exist_ok=True)
+        os.chown(path, uid, uid)
+    return place
+
+
+def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Ground | None) -> tuple[int, int, Any]:
+    """A process that does it, sealed where there is a ground to stand on; its pid, its answer's pipe, its group."""
+    group = base.groups.group(profile.host_memory_bytes, profile.processes) if base else None
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader, group
+    answer: dict[str, Any] = {}
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        begun = time.perf_counter()
+        if base:
+            seal.apply(profile, base.means, group, parent, {writer})
+        else:
+            os.chdir(profile.scratch)
+            os.environ.update(seal.private_directories(profile.scratch))
+            tempfile.tempdir = None
+        answer["seal_ms"] = (time.perf_counter() - begun) * 1e3
+        os.write(writer, b"\n")
+        answer["value"] = getattr(attacks, do)(*arguments)
+    except OSError as error:
+        answer["errno"] = errno.errorcode.get(error.errno or 0, str(error))
+    except BaseException:  # noqa: BLE001 -- told to the test
+        answer["failed"] = traceback.format_exc()
+    os.write(writer, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | None) -> dict[str, Any]:
+    owner = os.geteuid() if uid is None else uid
+
+    def profile() -> seal.Profile:
+        bounds = request.get("bounds", {})
+        return seal.Profile(
+            uid=uid,
+            scratch=_scratch(root, owner),
+            processes=bounds.get("processes", 256),
+            file_bytes=1 << 30,
+            host_memory_bytes=bounds.get("memory", 4 << 30),
+            output_bytes=1 << 20,
+        )
+
+    arguments = [os.getpid() if a == "KEEPER" else a for a in request.get("arguments", [])]
+    used = base if request.get("sealed", True) else None
+    sibling = None
+    if "SIBLING" in arguments:
+        # What the reference's process is to a candidate.
+        sibling = _fork("wait", [], profile(), used)
+        os.read(sibling[1], 1)
+    arguments = [sibling[0] if sibling and a == "SIBLING" else a for a in arguments]
+    pid, reader, group = _fork(request["do"], arguments, profile(), used)
+    _, status = os.waitpid(pid, 0)
+    # What it left has the pipe too: its end is not waited for.
+    os.set_blocking(reader, False)
+    data = os.read(reader, 65536)
+    os.close(reader)
+    answer = json.loads(data) if data.strip() else {}
+    answer["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if group is not None:
+        answer["out_of_memory"] = group.out_of_memory()
+        group.kill()
+        group.remove()
+    if sibling:
+        os.close(sibling[1])
+        os.kill(sibling[0], signal.SIGKILL)
+        os.waitpid(sibling[0], 0)
+        if sibling[2] is not None:
+            sibling[2].remove()
+    orphans = linux.children(os.getpid())
+    answer["left"] = sum(not linux.is_zombie(orphan) for orphan in orphans)
+    for orphan in orphans:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
+        os.waitpid(orphan, 0)
+    return answer
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    harness.preload()
+    user = int(sys.argv[1])
+    root = Path(sys.argv[2])
+    child = os.fork()  # as the fork server is: freshly forked, of one thread
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    uid = int(sys.argv[3]) if os.geteuid() == 0 and user == 0 else None
+    if user != os.geteuid():
+        if view.unreadable():
+            view.rebuild()
+        os.chown(root, user, user)
+        seal.become(user)
+    base = ground.prepare(uid, "")
+    print(json.dumps(base.report() | {"groups": [str(p.directory) for p in base.groups._places]}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_serve(json.loads(line), root, base, uid)), flush=True)
+    base.groups.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""Each measure of the seal, attacked from inside a process that is really sealed.
+
+An attack that an unsealed process of the same user carries out is tried there too: what fails anyway shows nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sandbox.conftest import Fleet
+
+#: Refusals by Landlock or by a file's own rights, and by the filter.
+REFUSED = ("EACCES", "EPERM")
+FILTER = ("seccomp",)
+
+
+def refused(answer: dict[str, Any]) -> bool:
+    """Whether the kernel said no."""
+    return answer.get("errno") in REFUSED
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Path]:
+    """A directory that everybody may read and write, with a file that everybody may read."""
+    place = Path(tempfile.mkdtemp(prefix="kqueue-outside-"))
+    place.chmod(0o777)
+    (place / "secret").write_text("secret")
+    (place / "secret").chmod(0o644)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def server(outside: Path) -> Iterator[tuple[str, str, str]]:
+    """Somebody who greets: on a path, on an abstract name; and a path that takes datagrams."""
+    path, name, box = str(outside / "socket"), f"@kqueue-test-{os.getpid()}", str(outside / "box")
+    with contextlib.ExitStack() as stack:
+        for address in (path, "\0" + name[1:]):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(address)
+            listener.listen()
+            threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+        datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        datagrams.bind(box)
+        for made in (path, box):
+            Path(made).chmod(0o777)
+        yield path, name, box
+
+
+def _greet(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            link, _ = listener.accept()
+            with link:
+                link.sendall(b"hello")
+
+
+# Files -----------------------------------------------------------------------------------------------
+
+
+def test_files_out_of_reach_are_not_read(fleet: Fleet, outside: Path) -> None:
+    fleet.require("files")
+    secret = str(outside / "secret")
+    assert fleet.do("read", secret, sealed=False)["value"] == "secret"
+    assert refused(fleet.do("read", secret))
+    assert refused(fleet.do("read_by_symlink", secret))
+    assert "value" not in fleet.do("link_in", secret)
+    for path in ("/", "/tmp", "/var", "/root", "/home", "/dev/shm", str(Path(__file__).parent)):
+        assert refused(fleet.do("listing", path)), path
+    assert fleet.do("listing", "/usr")["value"]
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "outside"])
+def test_nothing_is_written_outside(fleet: Fleet, outside: Path, place: str) -> None:
+    fleet.require("files")
+    path = Path(outside if place == "outside" else place, f"kqueue-left-{os.getpid()}")
+    if not path.parent.is_dir():
+        pytest.skip(f"no {place} here")
+    try:
+        control = fleet.do("write", str(path), sealed=False)
+        if "errno" in control:
+            pytest.skip(f"{place} is closed anyway: {control['errno']}")
+        path.unlink()
+        assert refused(fleet.do("write", str(path)))
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_what_it_runs_on_cannot_be_changed(fleet: Fleet) -> None:
+    fleet.require("files")
+    for path in (__import__("torch").__file__, "/usr/bin/env", "/etc/passwd", "/proc/sys/kernel/core_pattern"):
+        assert refused(fleet.do("write", path)), path
+
+
+def test_other_processes_are_out_of_sight(fleet: Fleet) -> None:
+    fleet.require("files")
+    for name in ("cmdline", "status", "stat", "environ", "maps"):
+        assert refused(fleet.do("read", f"/proc/{os.getpid()}/{name}")), name
+    assert "value" in fleet.do("read", f"/proc/{os.getpid()}/cmdline", sealed=False)
+    assert refused(fleet.do("listing", "/proc"))
+    assert fleet.do("status")["value"]["Name"]
+
+
+def test_devices_are_out_of_reach(fleet: Fleet) -> None:
+    fleet.require("files")
+    allowed = {"null", "zero", "full", "random", "urandom"}
+    tried = 0
+    for node in Path("/dev").iterdir():
+        if node.name in allowed or not (node.is_char_device() or node.is_block_device()):
+            continue
+        answer = fleet.do("order_device", str(node))
+        assert answer.get("errno") in (*REFUSED, "ENXIO", "ENODEV"), (node, answer)
+        tried += 1
+    assert tried
+    assert refused(fleet.do("make_device"))
+
+
+def test_devices_take_no_orders(fleet: Fleet) -> None:
+    fleet.require("devices")
+    assert fleet.do("order_device", "/dev/zero", sealed=False)["errno"] == "ENOTTY"
+    assert fleet.do("order_device", "/dev/zero")["errno"] == "EACCES"
+
+
+# Sockets ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["UNIX", "INET", "INET6", "NETLINK", "PACKET", "VSOCK", "ALG"])
+@pytest.mark.parametrize("kind", ["STREAM", "DGRAM", "RAW"])
+def test_no_socket_can_be_made(fleet: Fleet, family: str, kind: str) -> None:
+    fleet.require("seccomp")
+    numbers = int(getattr(socket, f"AF_{family}")), int(getattr(socket, f"SOCK_{kind}"))
+    assert fleet.do("make_socket", *numbers)["errno"] == "EPERM"
+
+
+def test_a_socket_can_be_made_without_a_seal(fleet: Fleet) -> None:
+    assert "errno" not in fleet.do("make_socket", int(socket.AF_INET), int(socket.SOCK_STREAM), sealed=False)
+
+
+def test_nobody_is_reached_by_a_path_or_a_name(fleet: Fleet, server: tuple[str, str, str]) -> None:
+    fleet.require("seccomp")
+    path, name, box = server
+    assert fleet.do("connect", path, sealed=False)["value"] == "hello"
+    assert refused(fleet.do("connect", path))
+    assert refused(fleet.do("connect", name))
+    assert "errno" not in fleet.do("datagrams_by_a_pair", box, sealed=False)
+    assert refused(fleet.do("datagrams_by_a_pair", box))
+    assert refused(fleet.do("send_to", box))
+
+
+def test_the_network_has_no_interface_but_a_dead_loopback(fleet: Fleet) -> None:
+    fleet.require("network_namespace")
+    assert fleet.do("interfaces")["value"] == ["lo"]
+
+
+# Other processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whom", ["SIBLING", "KEEPER"])
+@pytest.mark.parametrize("attack", ["attach", "read_memory", "open_memory", "take_descriptor", "kill", "queue_signal"])
+def test_others_are_not_touched(ordinary_fleet: Fleet, attack: str, whom: str) -> None:
+    """Not even those of the same user: the judge of an ordinary user's fleet is one."""
+    ordinary_fleet.require("seccomp", "files", "scopes")
+    if whom == "SIBLING":
+        control = ordinary_fleet.do(attack, whom, sealed=False)
+        if "errno" in control:
+            pytest.skip(f"refused without a seal too: {control['errno']}")
+    assert refused(ordinary_fleet.do(attack, whom))
+
+
+@pytest.mark.parametrize("whom", ["SIBLING", "KEEPER"])
+@pytest.mark.parametrize("attack", ["attach", "read_memory", "open_memory", "take_descriptor", "kill", "queue_signal"])
+def test_others_are_not_touched_in_a_root_fleet(root_fleet: Fleet, attack: str, whom: str) -> None:
+    root_fleet.require("seccomp", "files", "scopes")
+    assert refused(root_fleet.do(attack, whom))
+
+
+@pytest.mark.parametrize("how", ["nice", "nice of the user", "affinity", "idle", "limit", "io"])
+def test_others_are_not_slowed_down(ordinary_fleet: Fleet, how: str) -> None:
+    ordinary_fleet.require("seccomp")
+    assert "errno" not in ordinary_fleet.do("slow_down", "SIBLING", how, sealed=False)
+    assert ordinary_fleet.do("slow_down", "SIBLING", how)["errno"] == "EPERM"
+
+
+# System calls ----------------------------------------------------------------------------------------
+
+#: The call, its arguments, and what an unsealed process of root hears; None for what must not be tried there.
+CALLS = [
+    ("userfaultfd", [0]),
+    ("io_uring_setup", [0, None]),
+    ("bpf", [0, None, 0]),
+    ("perf_event_open", [None, 0, -1, -1, 0]),
+    ("keyctl", [0, -3, 0]),
+    ("add_key", [None, None, None, 0, 0]),
+    ("unshare", [0x10000000]),
+    ("setns", [0, 0]),
+    ("mount", [None, None, None, 0, None]),
+    ("fsopen", [None, 0]),
+    ("open_tree", [-1, None, 0]),
+    ("chroot", [None]),
+    ("pivot_root", [None, None]),
+    ("shmget", [0, 4096, 0o1600]),
+    ("semget", [0, 1, 0o1600]),
+    ("msgget", [0, 0o1600]),
+    ("mq_open", [None, 0, 0, None]),
+    ("sched_setattr", [0, None, 0]),
+    ("personality", [0x0040000]),
+    ("name_to_handle_at", [-1, None, None, None, 0]),
+    ("fanotify_init", [0, 0]),
+    ("kcmp", [1, 1, 0, 0, 0]),
+    ("process_vm_readv", [1, None, 0, None, 0, 0]),
+    ("pidfd_getfd", [-1, 0, 0]),
+    ("kexec_load", [0, 0, None, -1]),
+    ("init_module", [None, 0, None]),
+    ("reboot", [0, 0, 0, None]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_the_filter_refuses(fleet: Fleet, name: str, arguments: list[Any]) -> None:
+    fleet.require("seccomp")
+    assert fleet.do("call", name, *arguments)["errno"] == "EPERM"
+
+
+def test_calls_are_another_matter_without_the_filter(fleet: Fleet) -> None:
+    """What the refusals above are worth: the same calls, unsealed, are granted or fail for other reasons."""
+    arguments = dict(CALLS)
+    for name in ("keyctl", "unshare", "setns", "personality", "shmget", "pidfd_getfd", "sched_setattr"):
+        assert fleet.do("call", name, *arguments[name], sealed=False).get("errno") != "EPERM", name
+
+
+@pytest.mark.parametrize("flag", [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000])
+def test_no_namespace_is_entered_by_clone(fleet: Fleet, flag: int) -> None:
+    fleet.require("seccomp")
+    assert fleet.do("clone_with", flag)["errno"] == "EPERM"
+    assert fleet.do("call", "clone3", None, 0)["errno"] == "ENOSYS"
+    assert "errno" not in fleet.do("clone_with", 0)
+
+
+def test_real_time_scheduling_is_refused(fleet: Fleet) -> None:
+    fleet.require("seccomp")
+    for policy in (os.SCHED_FIFO, os.SCHED_RR, 6):
+        assert fleet.do("real_time", policy)["errno"] == "EPERM"
+    assert "errno" not in fleet.do("real_time", os.SCHED_FIFO, sealed=False) or fleet.name == "ordinary"
+    assert refused(fleet.do("better_nice"))
+
+
+def test_it_dies_with_its_parent_whatever_it_says(fleet: Fleet) -> None:
+    fleet.require("seccomp")
+    assert "errno" not in fleet.do("survive_parent", sealed=False)
+    assert fleet.do("survive_parent")["errno"] == "EPERM"
+
+
+def test_the_memory_killer_takes_it_first_whatever_it_says(fleet: Fleet) -> None:
+    fleet.require("files")
+    assert "errno" not in fleet.do("spare_from_memory_killer", sealed=False)
+    assert refused(fleet.do("spare_from_memory_killer"))
+
+
+def test_terminals_are_not_typed_into(fleet: Fleet) -> None:
+    fleet.require("seccomp")
+    assert fleet.do("type_into_terminal", sealed=False)["errno"] != "EPERM"
+    assert fleet.do("type_into_terminal")["errno"] == "EPERM"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="there is one door on this processor")
+def test_other_doors_into_the_kernel_are_shut(fleet: Fleet) -> None:
+    fleet.require("seccomp")
+    assert fleet.do("x32_system_call")["errno"] == "EPERM"
+    control = fleet.do("old_system_call", sealed=False)
+    if control["signal"] or "errno" in control:
+        pytest.skip("this kernel does not run 32-bit programs")
+    assert fleet.do("old_system_call")["errno"] == "EPERM"
+
+
+# What it is ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_held_that_matters(fleet: Fleet) -> None:
+    fleet.require("no_capabilities", "no_new_privs", "seccomp")
+    status = fleet.do("status")["value"]
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(status[name], 16) == 0, name
+    if fleet.isolation["own_uid"] is True:
+        assert "0" not in status["Uid"].split()
+        assert status["Groups"] == ""
+
+
+def test_limits_hold(fleet: Fleet) -> None:
+    limits = fleet.do("limits")["value"]
+    assert [limits[name] for name in ("CORE", "RTPRIO", "NICE", "MSGQUEUE")] == [0, 0, 0, 0]
+    assert limits["NOFILE"] == 4096
+    assert limits["FSIZE"] == 1 << 30
+    # The standard three, the answer's pipe, and the directory that is being listed.
+    assert limits["descriptors"] == 5
+
+
+# Control groups --------------------------------------------------------------------------------------
+
+
+def test_processes_are_counted(fleet: Fleet) -> None:
+    fleet.require("cgroup_processes")
+    assert fleet.do("fork_many", 64, processes=20)["value"] < 20
+    assert fleet.do("fork_many", 64, processes=200)["value"] == 64
+
+
+def test_memory_is_bounded_by_the_kernel(fleet: Fleet) -> None:
+    fleet.require("cgroup_memory")
+    assert fleet.do("eat", 64 << 20, memory=512 << 20)["value"] == 64 << 20
+    ended = fleet.do("eat", 1 << 30, memory=512 << 20)
+    assert ended["out_of_memory"]
+    assert ended["signal"] == 9
+
+
+def test_a_daemon_ends_with_its_group(fleet: Fleet) -> None:
+    fleet.require("cgroup_kill")
+    assert fleet.do("leave_daemon", sealed=False)["left"] == 1
+    assert fleet.do("leave_daemon")["left"] == 0
+
+
+# Honest work -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("work", ["multiply", "use_files", "own_children", "interpret_triton"])
+def test_honest_work_is_done(fleet: Fleet, work: str) -> None:
+    assert fleet.do(work)["value"] is True
+
+
+def test_programs_are_compiled_and_run(fleet: Fleet) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler")
+    assert fleet.do("compile_and_run")["value"] == "hello"
+
+
+def test_extensions_are_built_by_ninja(root_fleet: Fleet) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler")
+    assert root_fleet.do("build_extension")["value"] == 42
+
+
+def test_torch_compile_works(root_fleet: Fleet) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler")
+    assert root_fleet.do("compile_model")["value"] is True
+
+
+def test_a_pool_is_refused_as_an_error_of_its_own(fleet: Fleet) -> None:
+    """Its semaphores would lie in shared memory for all to open."""
+    fleet.require("files")
+    assert refused(fleet.do("pool"))
