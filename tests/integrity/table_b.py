@@ -268,7 +268,15 @@ def _processes() -> Iterator[Program]:
     hogs = "memory hogs"
     small = Limits(host_memory_bytes=1 << 30)
     yield _process("memory_children", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
-    yield _process("memory_unmapped_files", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
+    yield _process(
+        "memory_unmapped_files",
+        hogs,
+        _C.HOST_OUT_OF_MEMORY,
+        lanes=CPU,
+        limits=small,
+        hole="Where no control group can be written, memory is counted by what processes have mapped. Control groups"
+        " count these pages too.",
+    )
     yield _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))
     yield _process(
         "memory_gpu_raw", hogs, {_C.PASSED, _C.GPU_OUT_OF_MEMORY, _C.SANDBOX_VIOLATION}, lanes=GPU, honest=_HONEST
