@@ -96,7 +96,7 @@ LIBRARY = [
     "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_bias_TNT",
     "cupy_exp__float32_float32",
     "void cub::CUB_300102_SM_750_800_860_890_900_1000_1200::detail::reduce::DeviceReduceKernel<cub::CUB_300102_SM_750_",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(",
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>(float*, float const*)",
     "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float)",
     "at::native::(anonymous namespace)::fill_reverse_indices_kernel(long*, int, at::cuda::detail::IntDivider<unsigned>",

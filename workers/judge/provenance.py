@@ -46,7 +46,8 @@ _LIBRARY: Final = re.compile(
     """,
     re.VERBOSE,
 )
-_CPP_COMMENT: Final = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*\Z)", re.DOTALL)
+#: A comment in C++, also one that does not end.
+CPP_COMMENT: Final = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*\Z)", re.DOTALL)
 _INCLUDE: Final = re.compile(r'#\s*include\s*[<"](\w+)/')
 #: An attribute with or without its argument, or a name that an opening parenthesis follows.
 _WORDS: Final = re.compile(r"(?P<word>\w+)\s*(?P<arguments><[^<>(){};]{0,200}>\s*)?(?P<call>\()?")
@@ -74,7 +75,7 @@ def texts(nodes: Sequence[ast.AST]) -> list[str]:
     """The string constants of a source that may be code: comments cut, docstrings and other idle strings left out."""
     idle = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return [
-        _CPP_COMMENT.sub(" ", node.value)
+        CPP_COMMENT.sub(" ", node.value)
         for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in idle
     ]
