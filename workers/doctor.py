@@ -6,8 +6,6 @@ CUDA context on every GPU, and would take a hang or a crash of the driver with i
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import importlib.util
 import json
 import os
@@ -21,14 +19,8 @@ from typing import Any, Final
 
 from kqueue.config import Config, load
 from kqueue.doctor import Check, State, installed
-from workers.gpu.devices import model
-from workers.sandbox import linux
+from workers.gpu.devices import devices, model
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-_SYS_LANDLOCK_CREATE_RULESET, _LANDLOCK_CREATE_RULESET_VERSION = 444, 1
-_CLONE_NEWUSER: Final = 0x10000000
-_NAMESPACES: Final = {"user": _CLONE_NEWUSER, "network": 0x40000000, "mount": linux.CLONE_NEWNS, "pid": 0x20000000}
 #: Names of the capabilities by bit.
 _CAPABILITIES: Final = """
     chown dac_override dac_read_search fowner fsetid kill setgid setuid setpcap linux_immutable net_bind_service
@@ -39,23 +31,25 @@ _CAPABILITIES: Final = """
 #: Those that a fleet of root's uses: private directories for candidates, their uids, their end.
 _NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
 _GIB: Final = 1 << 30
+#: How long trying the seal may take, in seconds: torch is imported for it, and the GPU's driver opened.
+_SEAL_S: Final = 90.0
 
 
 def examine(config: Config) -> list[Check]:
     """Every check of a worker's parts; on a host without torch only what tells that it is not a worker."""
-    devices = list(_devices())
+    gpus = list(_gpus())
     if importlib.util.find_spec("torch") is None:
         fix = "for a worker: install `kqueue[worker]`"
-        return [*devices, Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)]
-    # Probes that fork come before torch, which may start threads.
-    probes = list(_probes())
-    return [*devices, *_torch(), *_compilers(), *_user(config), *probes, *_scratch(config)]
+        return [*gpus, Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)]
+    # What forks comes before torch, which may start threads.
+    user = list(_user(config))
+    return [*gpus, *_torch(), *_compilers(), *user, *_seal(config), *_scratch(config)]
 
 
 # GPUs ------------------------------------------------------------------------------------------------
 
 
-def _devices() -> Iterator[Check]:
+def _gpus() -> Iterator[Check]:
     try:
         import pynvml as nvml  # a part of kqueue[worker]
     except ImportError:
@@ -241,22 +235,36 @@ def _user(config: Config) -> Iterator[Check]:
         yield Check("sandbox", "candidate uid", State.OK, f"the interpreter starts as {uid}{around}")
 
 
-def _probes() -> Iterator[Check]:
-    def probe(name: str, call: Callable[[], None], otherwise: State, fix: str) -> Check:
-        code = _in_child(call)
-        if code == 0:
-            return Check("sandbox", name, State.OK, "available")
-        return Check("sandbox", name, otherwise, f"refused: {os.strerror(code)}", fix)
+def _seal(config: Config) -> Iterator[Check]:
+    """Every measure of the seal, tried as a fork server does, and what they add up to."""
+    from workers.sandbox.level import MEASURES, Level, lacking, reached
 
-    yield probe("no_new_privs", lambda: linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1), State.FAIL, "use a newer kernel")
-    yield _landlock()
-    yield _seccomp()
-    for name, flag in _NAMESPACES.items():
-        # Without privileges every other namespace needs a user namespace around it.
-        wanted = flag if os.geteuid() == 0 else flag | _CLONE_NEWUSER
-        fix = "allow it in the container's seccomp profile or by kernel.unprivileged_userns_clone, if you can"
-        yield probe(f"{name} namespace", lambda flags=wanted: linux.unshare(flags), State.INFO, fix)
-    yield _cgroup()
+    gpus = devices()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpus[0].uuid if gpus else "")
+    uid = str(config.candidate_uid) if os.geteuid() == 0 else ""
+    command = [sys.executable, "-m", "workers.sandbox.ground", uid, visible]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        yield Check("sandbox", "isolation", State.FAIL, f"could not be tried: {error}", "see the worker's log")
+        return
+    wanted = lacking(found, Level.STRONG)
+    for name, fix in MEASURES.items():
+        if found[name] is True:
+            yield Check("sandbox", name, State.OK, "works")
+        else:
+            yield Check("sandbox", name, State.WARN if name in wanted else State.INFO, str(found[name]), fix)
+    minimum, level = Level(config.isolation), reached(found)
+    missing = ", ".join(lacking(found, minimum))
+    if missing:
+        fix = f"give the worker {missing} (see their lines), or set KQUEUE_ISOLATION={level}"
+        detail = f"{level}, and KQUEUE_ISOLATION={minimum}: workers do not start"
+        yield Check("sandbox", "isolation", State.FAIL, detail, fix)
+        return
+    beyond = [other for other in Level if lacking(found, other)]
+    more = f"; for {beyond[0]}: {', '.join(lacking(found, beyond[0]))}" if beyond else ""
+    yield Check("sandbox", "isolation", State.OK, f"{level}{more}")
 
 
 def _in_child(call: Callable[[], None]) -> int:
@@ -283,56 +291,6 @@ def _capabilities() -> Check:
         names = ", ".join(f"CAP_{name.upper()}" for name in lacking)
         return Check("sandbox", "capabilities", State.FAIL, f"without {names}", f"give the container {names}")
     return Check("sandbox", "capabilities", State.OK, " ".join(held))
-
-
-def _landlock() -> Check:
-    version = _libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
-    if version >= 1:
-        return Check("sandbox", "landlock", State.OK, f"ABI {version}")
-    code = ctypes.get_errno()
-    if code == errno.EOPNOTSUPP:
-        fix = "boot with `lsm=landlock,...`"
-    else:
-        fix = "use Linux 5.13 or later, and allow it in the container's seccomp profile"
-    return Check("sandbox", "landlock", State.WARN, f"not available: {os.strerror(code)}", fix)
-
-
-def _seccomp() -> Check:
-    # A filter at address 0 is refused with EFAULT where filters are known, with EINVAL where they are not.
-    _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
-    code = ctypes.get_errno()
-    if code in {errno.EFAULT, errno.EACCES}:
-        return Check("sandbox", "seccomp", State.OK, "filters are available")
-    return Check("sandbox", "seccomp", State.WARN, os.strerror(code), "use a kernel with CONFIG_SECCOMP_FILTER")
-
-
-def _cgroup() -> Check:
-    top = Path("/sys/fs/cgroup")
-    fix = "where memory cannot be limited by a cgroup, the judge watches it and kills instead"
-    unified = next((line for line in _own_cgroups() if line.startswith("0::")), None)
-    if (top / "cgroup.controllers").is_file() and unified is not None:
-        own = top / unified.removeprefix("0::").lstrip("/")
-        if not own.is_dir():  # a container that sees the host's path
-            own = top
-        version = "v2"
-    elif (top / "memory").is_dir():
-        own, version = top / "memory", "v1"
-    else:
-        return Check("sandbox", "cgroup", State.INFO, "none mounted", fix)
-    trial = own / f"kqueue-doctor-{os.getpid()}"
-    try:
-        trial.mkdir()
-        trial.rmdir()
-    except OSError as error:
-        return Check("sandbox", "cgroup", State.INFO, f"{version}, not writable: {error.strerror}", fix)
-    return Check("sandbox", "cgroup", State.OK, f"{version}, writable at {own}")
-
-
-def _own_cgroups() -> list[str]:
-    try:
-        return Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _scratch(config: Config) -> Iterator[Check]:

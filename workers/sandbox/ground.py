@@ -11,6 +11,7 @@ import platform
 import select
 import signal
 import socket
+import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -219,3 +220,27 @@ def _open_gpu() -> str:
     except OSError:
         return ""  # there is no driver, which others will say
     return f"cuInit answers {code}" if code else ""
+
+
+def main() -> None:
+    """Print what a fork server would report, as JSON. Arguments: the candidates' uid, or nothing; their GPU's UUID.
+
+    In a child, as namespaces are entered by processes of one thread.
+    """
+    uid, visible = sys.argv[1:]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            base = prepare(int(uid) if uid else None, visible)
+            base.groups.close()
+            sys.stdout.write(json.dumps(base.report()) + "\n")
+            sys.stdout.flush()
+            status = 0
+        finally:
+            os._exit(status)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+if __name__ == "__main__":
+    main()
