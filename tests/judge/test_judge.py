@@ -114,7 +114,7 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
 
 def test_right_when_checked_and_wrong_when_timed_is_not_a_pass(rig: Rig) -> None:
     """Timed calls are checked as well."""
-    body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 6: return self.layer(x) + 1"
+    body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 8: return self.layer(x) + 1"
     settings = Settings(checks=1, timing=Timing(calls=20, warmup=1))
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
 
@@ -263,7 +263,7 @@ def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: P
 
 def test_the_time_phase_has_its_own_deadline(rig: Rig) -> None:
     """A kernel that hangs only when timed is a timeout in that phase."""
-    body = "self.n = getattr(self, 'n', 0) + 1\n        while self.n > 4: pass"
+    body = "self.n = getattr(self, 'n', 0) + 1\n        while self.n > 8: pass"
     settings = Settings(checks=1, timing=Timing(calls=20), deadlines=Deadlines(time_s=1))
     outcome = judge(rig, right(body), settings)
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.TIME)
