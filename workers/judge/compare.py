@@ -61,8 +61,8 @@ _GRADES: Final = {
     torch.float8_e4m3fn: _E4M3,
     torch.float8_e5m2: _E5M2,
 }
-#: How much farther from the float64 reference than the reference itself a right kernel may be: other orders of
-#: summation of the same precision stay within 4; TF32 or bf16 where the reference computes in fp32 begins at 50.
+#: How much farther from the float64 reference than the reference itself a right kernel may be. Measured on products
+#: of 64 to 8192 terms: up to 1 summed in blocks, 7.2 one term after another, 700 in TF32, 5000 in bf16.
 _LENIENCE: Final = 8.0
 #: Among values of one size, the largest error that cancellation explains, as a share of their own size.
 _CANCELLED: Final = 0.25
