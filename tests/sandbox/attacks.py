@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import os
 import platform
@@ -11,6 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -345,9 +347,12 @@ def build_extension() -> int:
 
 
 def compile_model() -> bool:
-    """``torch.compile``, with a compiler of its own."""
+    """``torch.compile``, of a source in its own directory as kernels are, with a compiler of its own."""
+    Path("doubled.py").write_text("def doubled(x):\n    return (x * 2 + 1).relu().sum()\n")
+    sys.path.insert(0, str(Path.cwd()))
+    module: Any = importlib.import_module("doubled")
     x = torch.arange(100.0)
-    compiled: Any = torch.compile(lambda value: (value * 2 + 1).relu().sum())
+    compiled: Any = torch.compile(module.doubled)
     return bool(compiled(x) == (x * 2 + 1).sum())
 
 

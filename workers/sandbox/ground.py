@@ -111,36 +111,44 @@ def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
         for each measure True or why not; under ``gpu`` why the GPU could not be opened, if so.
     """
     names = ("no_new_privs", "no_capabilities", "limits", "seccomp", "files", "tcp", "devices", "scopes")
+    bystander = _fork_bystander(uid)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _try_in_child(means, uid, writer)
+        _try_in_child(means, uid, bystander, writer)
     os.close(writer)
     data = b""
     while select.select([reader], [], [], _TRIAL_S)[0] and (more := os.read(reader, 65536)):
         data += more
     os.close(reader)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    for pid in (child, bystander):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     return json.loads(data) if data else dict.fromkeys(names, "the trial of it did not end")
 
 
-def _try_in_child(means: seal.Means, uid: int | None, writer: int) -> NoReturn:
-    found: dict[str, bool | str] = {}
-    tried, bystander = os.getpid(), 0
-    try:
-        _note(found, "limits", seal.limit)
-        bystander = os.fork()
-        if bystander == 0:
-            os.close(writer)
+def _fork_bystander(uid: int | None) -> int:
+    """A process of the same user that is not sealed, which a sealed one must not be able to signal."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
             if uid is not None:
                 seal.become(uid)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == tried:
+            while os.getppid() == parent:
                 signal.pause()
+        finally:
             os._exit(0)
+    return pid
+
+
+def _try_in_child(means: seal.Means, uid: int | None, bystander: int, writer: int) -> NoReturn:
+    found: dict[str, bool | str] = {}
+    try:
+        _note(found, "limits", seal.limit)
         if uid is not None:
             seal.become(uid)
         _note(found, "no_capabilities", linux.drop_capabilities)
