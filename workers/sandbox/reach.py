@@ -59,7 +59,7 @@ class Reach:
         # Other processes' directories stay out of sight. The driver names threads of its own through files.
         rules.allow("/proc/self", landlock.READ)
         if self.gpu_nodes:
-            rules.allow("/proc/self/task", landlock.READ | Access.WRITE_FILE)
+            rules.allow("/proc/self/task", landlock.READ | Access.WRITE_FILE | Access.TRUNCATE)
 
 
 def find(visible: str | None) -> tuple[Reach, bool | str]:

@@ -19,11 +19,9 @@ from workers.sandbox import linux
 
 # Numbers on x86-64 and on aarch64; None where the call does not exist there.
 _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
-    # Sockets: a candidate has its channel and makes none. Postgres and Redis may listen on a path.
-    "socket": (41, 198),
+    # Sockets: a candidate has its channel and reaches nobody else's. Postgres and Redis may listen on a path.
+    # Making one of its own and listening there must stay: without that CUDA does not start.
     "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
     # Other processes' memory, descriptors and state.
@@ -135,6 +133,7 @@ class _Architecture:
     column: int
     seccomp: int
     clone: int
+    socket: int
     socketpair: int
     sendto: int
     prlimit64: int
@@ -150,8 +149,8 @@ class _Architecture:
 
 
 _ARCHITECTURES: Final = {
-    "x86_64": _Architecture(0xC000003E, 0, 317, 56, 53, 44, 302, 141, 251, 203, 142, 144, 279, 16, 135, 157),
-    "aarch64": _Architecture(0xC00000B7, 1, 277, 220, 199, 206, 261, 140, 30, 122, 118, 119, 239, 29, 92, 167),
+    "x86_64": _Architecture(0xC000003E, 0, 317, 56, 41, 53, 44, 302, 141, 251, 203, 142, 144, 279, 16, 135, 157),
+    "aarch64": _Architecture(0xC00000B7, 1, 277, 220, 198, 199, 206, 261, 140, 30, 122, 118, 119, 239, 29, 92, 167),
 }
 
 
@@ -183,15 +182,13 @@ def program(machine: str) -> bytes:
     """
     arch = _ARCHITECTURES[machine]
     myself = _refuse_unless(0)  # 0 names the caller; any other number may name a neighbour
-    stream, packet = int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET)
+    kinds = _refuse_unless(int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
+    unix = _argument(0) + _refuse_unless(int(socket.AF_UNIX)) + _argument(1) + _step(_AND, 0xF) + kinds
     conditions = {
         arch.clone: _argument(0) + _refuse_if(_ANY_BIT, _NEW_NAMESPACES),
-        # A pair of datagram sockets could still be turned to somebody's path.
-        arch.socketpair: _argument(0)
-        + _refuse_unless(int(socket.AF_UNIX))
-        + _argument(1)
-        + _step(_AND, 0xF)
-        + _refuse_unless(stream, packet),
+        # Not of datagrams: those could be turned to somebody's path.
+        arch.socket: unix,
+        arch.socketpair: unix,
         arch.sendto: _argument(4) + _refuse_unless(0) + _argument(4, high=True) + _refuse_unless(0),
         # A neighbour of the same user must not be slowed down, least of all the one that times the reference.
         arch.prlimit64: _argument(0) + myself,
