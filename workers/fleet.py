@@ -38,7 +38,7 @@ from kqueue.store import workers as registry
 from workers import logs
 from workers.gpu.devices import Device, choose, devices
 from workers.pool import describe, kill_group, sweep
-from workers.sandbox import launch, linux, uids
+from workers.sandbox import cgroups, launch, linux, uids
 from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
@@ -229,6 +229,7 @@ class Supervisor:
                         self._hear(key.data)
         finally:
             self._kill_all()
+            cgroups.clean()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before)

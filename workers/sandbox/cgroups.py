@@ -21,8 +21,6 @@ from typing import Final
 from uuid import uuid4
 
 _PREFIX: Final = "kqueue-"
-#: Where the supervisor moves to, so that its group may be divided (version 2).
-_SUPERVISOR: Final = "kqueue-supervisor"
 _V1: Final = ("memory", "pids")
 #: How long a group may take to empty once all in it were killed, in seconds.
 _EMPTY_S: Final = 1.0
@@ -165,8 +163,6 @@ class Groups:
 def remove_stale(directory: Path) -> None:
     """End and remove what fork servers left that are gone."""
     for group in directory.glob(f"{_PREFIX}*"):
-        if group.name == _SUPERVISOR:
-            continue
         with contextlib.suppress(OSError):
             lock = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -177,7 +173,7 @@ def remove_stale(directory: Path) -> None:
 
 
 def clean() -> None:
-    """Remove what killed fork servers of this fleet's group left. For the supervisor, at its end."""
+    """Remove what killed fork servers left in this process's groups. For the supervisor, at its end."""
     for place in _own():
         remove_stale(place.directory)
 
@@ -203,8 +199,6 @@ def _own() -> Iterator[_Hierarchy]:
             # A container without a namespace for groups is shown its own as the root.
             inner = path[len(root) :] if root != "/" and path.startswith(root) else path
             directory = Path(point, inner.lstrip("/"))
-            if directory.name == _SUPERVISOR:
-                directory = directory.parent
             if (directory / "cgroup.procs").exists():
                 yield _Hierarchy(name, directory)
 
