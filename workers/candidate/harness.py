@@ -45,6 +45,7 @@ from workers.channel.protocol import (
     describe,
     receive_command,
 )
+from workers.channel.randomness import set_seed
 from workers.channel.semaphores import Semaphores
 
 #: The name under which the kernel's module is imported.
@@ -243,7 +244,7 @@ class Candidate:
         return self._done(command)
 
     def _run(self, command: Command) -> Reply:
-        torch.manual_seed(command.seed)
+        set_seed(command.seed)
         with torch.no_grad(), self._compiler_watched():
             output = self._model(*self._arguments)
             self._settle()
@@ -253,7 +254,7 @@ class Candidate:
 
     def _time(self, command: Command) -> Reply:
         number, page, forward = command.sequence, self._flags, self._forward(command)
-        torch.manual_seed(command.seed)
+        set_seed(command.seed)
         self._settle()
         with torch.no_grad():
             page[flags.READY] = number
@@ -265,7 +266,7 @@ class Candidate:
 
     def _run_ahead(self, command: Command) -> Reply:
         number, forward = command.sequence, self._forward(command)
-        torch.manual_seed(command.seed)
+        set_seed(command.seed)
         self._settle()
         stream = torch.cuda.current_stream().cuda_stream
         with torch.no_grad():
@@ -304,34 +305,35 @@ class Candidate:
         specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
         if structure != self._structure:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        if self._on_gpu:
-            self._last, self._delivered = output, []
-            places = tuple(self._place(leaf) for leaf in leaves)
-            return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
-        if any(
-            leaf.shape != to.shape or leaf.dtype != to.dtype or leaf.device != to.device
-            for leaf, to in zip(leaves, self._outputs, strict=True)
-        ):
+        fits = all(
+            leaf.shape == to.shape and leaf.dtype == to.dtype and leaf.device == to.device
+            for leaf, to in zip(leaves, self._outputs, strict=False)
+        )
+        if not fits:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        self._last = output
-        for shared, leaf in zip(self._outputs, leaves, strict=True):
-            shared.copy_(leaf)
-        places = (Place(Where.SHARED),) * len(leaves)
+        self._last, self._delivered = output, []
+        places = tuple(self._place(i, leaf) for i, leaf in enumerate(leaves))
         return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
 
-    def _place(self, leaf: torch.Tensor) -> Place:
-        """Where an output on a GPU lies; what the judge could not read there is copied, at the kernel's cost."""
-        if not leaf.is_cuda or leaf.numel() == 0 or leaf.dim() > MAX_DIMS or TensorSpec.of(leaf).dtype is None:
+    def _place(self, i: int, leaf: torch.Tensor) -> Place:
+        """Where an output lies. What the judge could not read there is copied, at the kernel's cost."""
+        if leaf.device.type != self._job.device or leaf.numel() == 0 or leaf.dim() > MAX_DIMS:
+            return Place()
+        if TensorSpec.of(leaf).dtype is None:
             return Place()
         leaf = leaf.detach().resolve_conj().resolve_neg()
+        apart = is_apart(leaf.shape, leaf.stride())
         for index, (begin, nbytes) in enumerate(self._input_memory):
             offset = leaf.data_ptr() - begin
-            if 0 <= offset < nbytes and is_apart(leaf.shape, leaf.stride()):
+            if 0 <= offset < nbytes and apart:
                 return Place(Where.INPUT, index, offset=offset, stride=leaf.stride())
-        try:
-            place = self._exports.place(leaf) if is_apart(leaf.shape, leaf.stride()) else None
-        except CudaCallError:
-            place = None
+        if not self._on_gpu:
+            self._outputs[i].copy_(leaf)
+            return Place(Where.SHARED)
+        place = None
+        if apart:
+            with contextlib.suppress(CudaCallError):
+                place = self._exports.place(leaf)
         if place is None:
             leaf = leaf.clone(memory_format=torch.contiguous_format)
             place = self._exports.place(leaf)

@@ -27,11 +27,15 @@ class Semaphores:
             CudaCallError: the driver refuses.
         """
         memory: Any = page.obj
-        host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        self._host = host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         call("cudaHostRegister", host, ctypes.c_size_t(mmap.PAGESIZE), _MAPPED)
         pointer = ctypes.c_void_p()
         call("cudaHostGetDevicePointer", ctypes.byref(pointer), host, 0)
         self._address = pointer.value or 0
+
+    def close(self) -> None:
+        """Give the page back to the host, once no stream uses it any more."""
+        call("cudaHostUnregister", self._host)
 
     def wait(self, stream: int, flag: int, number: int) -> None:
         """Have a stream wait until ``flag`` shows ``number`` or more."""

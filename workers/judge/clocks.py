@@ -2,10 +2,11 @@
 
 On a GPU, :class:`GpuClock`: events in the judge's own CUDA context round everything that belongs to the call::
 
-    judge's stream      [event][write inputs][flush L2][GO][wait DONE][copy outputs][event]
-    candidate's stream                                  [wait GO][forward][DONE]
+    judge's stream      [wait HOLD][event][write inputs][flush L2][GO][wait DONE][copy outputs][event]
+    candidate's stream                                              [wait GO][forward][DONE]
 
-The candidate enqueues its part before the judge begins. Inputs appear within the timed span, so that nothing
+The candidate enqueues its part first, then the judge its own, and only then HOLD is let go, so that no time of
+the host's is in the span. Inputs appear within the timed span, so that nothing
 can be worked on before it, and outputs are copied within it, so that DONE said too early gains nothing. Two
 processes take turns on a GPU's processors and never run side by side there: work that a candidate does before
 GO delays the judge's own, in the span too.
@@ -17,6 +18,7 @@ judge's CPU clock from before the inputs are written until the outputs have been
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Final
@@ -28,6 +30,7 @@ from kqueue.contract import Phase
 from workers.channel import flags
 from workers.channel.buffers import call
 from workers.channel.protocol import Order
+from workers.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case
 from workers.judge.session import Session
@@ -70,6 +73,15 @@ class GpuClock:
         self._session = session
         self._process = session.process
         self._flusher = flusher
+        #: A page of the judge's own, on which its stream waits until all is enqueued.
+        page = flags.create()
+        self._hold = flags.attach(page)
+        os.close(page)
+        self._holder = Semaphores(self._hold)
+
+    def close(self) -> None:
+        """Give the page back."""
+        self._holder.close()
 
     def blocks(self, case: Case) -> bool:
         """Whether the candidate's forward waits for the GPU, so that this clock cannot time it."""
@@ -96,6 +108,7 @@ class GpuClock:
         number, views = enqueued
         begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         stream = torch.cuda.current_stream().cuda_stream
+        self._holder.wait(stream, flags.GO, number)
         begin.record()
         self._session.load(case)
         if self._flusher is not None:
@@ -107,6 +120,7 @@ class GpuClock:
         for copy, view in zip(into, views, strict=True):
             copy.copy_(view)
         end.record()
+        self._hold[flags.GO] = number
         self._await(end, number)
         return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 

@@ -26,6 +26,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.channel.protocol import MAX_DIMS, MAX_TENSORS, TensorSpec, describe
+from workers.channel.randomness import set_seed
 from workers.judge.ending import EvaluationEnded
 from workers.judge.variants import MAX_BYTES, variants
 
@@ -175,7 +176,7 @@ class Problem:
             return given
         if sum(tensor.nbytes for tensor in first) > MAX_BYTES[self.device]:
             return given
-        torch.manual_seed(secrets.randbits(63))
+        set_seed(secrets.randbits(63))
         varied = variants(first)
         return given + [Case(secrets.randbits(63), inputs, [], kind=kind) for kind, inputs in varied.items()]
 
@@ -199,7 +200,7 @@ class Problem:
 
     def _draw(self, *, on_device: bool) -> Any:
         """What ``get_inputs()`` returns from a seed that nobody else knows; made on the device unless it says where."""
-        torch.manual_seed(secrets.randbits(63))
+        set_seed(secrets.randbits(63))
         random.seed(secrets.randbits(64))
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(secrets.randbits(32))
@@ -265,7 +266,7 @@ class Problem:
         def forward() -> Any:
             nonlocal drew, arguments
             arguments = self._arguments(case.inputs)
-            torch.manual_seed(case.seed)
+            set_seed(case.seed)
             before = self._random_state()
             begun = time.perf_counter()
             with torch.no_grad():
@@ -356,7 +357,7 @@ class Problem:
     def _is_steady(self, case: Case, exact: list[torch.Tensor]) -> bool:
         """Whether inputs that differ by less than a rounding error have the same answer: not so at ties and steps."""
         rounding, close = _ROUNDING[self.settings.precision], CLOSE[self.settings.precision]
-        torch.manual_seed(secrets.randbits(63))
+        set_seed(secrets.randbits(63))
         moved = self._run_wide(case.seed, [_moved(tensor, rounding) for tensor in case.inputs])
         if moved is None:
             return False

@@ -161,7 +161,7 @@ class Session:
                 return self._outputs[i].tensor
             if place.where is Where.EXPORTED and not self._outputs:
                 return self._imports.view(place, spec)
-            if place.where is Where.INPUT and place.index < len(self._inputs) and not self._outputs:
+            if place.where is Where.INPUT and place.index < len(self._inputs):
                 view = view_within(self._inputs[place.index].flat, place, spec)
                 if self._problem.output_aliases[i] == place.index:
                     return view

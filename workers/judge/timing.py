@@ -116,7 +116,8 @@ class Stopwatch:
 
     def blocks(self) -> bool:
         """Whether the candidate's forward waits for the GPU."""
-        return GpuClock(self._session, None).blocks(self._problem.fresh())
+        with contextlib.closing(GpuClock(self._session, None)) as clock:
+            return clock.blocks(self._problem.fresh())
 
     def measure(self, timing: Timing, *, basis: Basis, null_share: float) -> Series:
         """Time calls until their median is known well enough, at most ``timing.calls``.
@@ -138,7 +139,8 @@ class Stopwatch:
             self._session.process.start_clock()
             series = None
             if basis == "gpu_clock":
-                series = self._take(GpuClock(self._session, flusher), timing, null_share)
+                with contextlib.closing(GpuClock(self._session, flusher)) as clock:
+                    series = self._take(clock, timing, null_share)
             if series is None:
                 clock = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu)
                 series = self._take(clock, timing, null_share)
@@ -183,7 +185,8 @@ class Stopwatch:
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
                     series.yardsticks.append(sample[1])
-            known = self._random.random() < _KNOWN
+            proven = len(self._known) - len(unused) >= min(_PROVEN, len(self._known))
+            known = self._random.random() < _KNOWN or (not proven and len(series.calls) >= timing.calls)
             again = known and not unused
             case = self._problem.fresh()
             if known:
@@ -206,8 +209,7 @@ class Stopwatch:
                 series.yardsticks.append(sample[1])
                 since += 1
             late = time.monotonic() - begun > self._seconds * _BUDGET
-            done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
-            proven = len(self._known) - len(unused) >= min(_PROVEN, len(self._known))
+            done = (proven and len(series.calls) >= timing.calls) or (late and len(series.calls) >= _FEWEST)
             if not done and len(series.calls) >= enough and proven:
                 done = _is_precise(series, timing.precision)
             if since >= _LOOK_EVERY or done:
