@@ -109,3 +109,31 @@ def age(since: datetime) -> str:
 def moment(value: datetime | None) -> str:
     """A time in UTC to the second; empty where there is none."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def provenance(record: Mapping[str, Any] | None) -> str:
+    """Whose code did the work, in one line; empty where it was not looked at."""
+    if record is None:
+        return ""
+    return (
+        ("decoy: " if record["decoy"] else "")
+        + record["why"]
+        + _some(record["own"], "own")
+        + _some([library["name"] for library in record["library"]], "library")
+    )
+
+
+def _some(names: Sequence[str], what: str) -> str:
+    """The first three of some kernels' names, shortened: whole ones are in the JSON."""
+    if not names:
+        return ""
+    short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
+    return f"; {what}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def finding(record: Mapping[str, Any]) -> str:
+    """What a static rule found, in one line: how severe, which rule of whom, where, and the evidence or its meaning."""
+    place = "" if record["line"] is None else f", line {record['line']}"
+    whose = "" if record["by"] == "kqueue" else f" ({record['by']})"
+    evidence = f": {record['evidence']}" if record["evidence"] else ""
+    return one_line(f"{record['severity']}: {record['rule']}{whose}{place}: {record['meaning']}{evidence}")

@@ -243,7 +243,7 @@ def _print_attempts(detail: Detail) -> None:
 
 
 def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
-    from kqueue.cli.render import category_text, console, moment, ratio, yes_no
+    from kqueue.cli.render import category_text, console, finding, moment, provenance, ratio, yes_no
 
     console().print(category_text(verdict.category, verdict.blame), end="")
     console().print(f"  blame: {verdict.blame}")
@@ -256,13 +256,18 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
             ("runtime", _measurement(verdict.runtime)),
             ("baseline", _measurement(verdict.baseline)),
             ("speedup", ratio(verdict.speedup)),
+            ("provenance", provenance(verdict.provenance)),
             ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
             *((f"  {name}", value and _value(value)) for name, value in (verdict.environment or {}).items()),
         )
     )
+    # Where they end the evaluation they are its facts.
+    if found := verdict.findings or verdict.facts.get("findings", []):
+        _print_block("findings", "\n".join(map(finding, found)))
     for title, facts in (("facts", verdict.facts), ("evidence", verdict.evidence)):
-        if facts:
-            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in facts.items()))
+        told = {name: value for name, value in facts.items() if name not in ("findings", "provenance")}
+        if told:
+            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in told.items()))
     lines = verdict.log.splitlines()
     if lines and all_of_log:
         _print_block("log", verdict.log)

@@ -100,6 +100,58 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     assert record["verdict"]["runtime"]["q1_ms"] == pytest.approx(0.45)
 
 
+def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """`show` tells what was found, where, and whose kernels did the work, without JSON; `--json` has all of it."""
+    found = {
+        "rule": "patched_clock",
+        "severity": "cheat",
+        "line": 7,
+        "evidence": "torch.cuda.Event = Quick",
+        "by": "kqueue",
+        "meaning": "replaces a clock",
+    }
+    opinion = found | {"rule": "lazy_tensor", "severity": "note", "line": None, "evidence": "", "by": "kernelguard"}
+    origin = {
+        "own_share": 0.25,
+        "own": ["add_kernel"],
+        "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)],
+        "unclear_share": 0.0,
+        "unclear": [],
+        "copies_share": 0.0,
+        "decoy": True,
+        "why": "25.0% kernels of its own source, 75.0% kernels of libraries",
+        "basis": "the candidate's own profile",
+    }
+    (identity,) = submit(engine, "a")
+    told = passed().model_copy(update={"evidence": {"findings": [found, opinion], "provenance": origin, "uid": 7}})
+    judge(engine, worker, lambda _: told)
+    lines = cli("show", str(identity)).stdout.splitlines()
+    assert "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick" in lines
+    assert "note: lazy_tensor (kernelguard): replaces a clock" in lines
+    [line] = [line for line in lines if line.startswith("provenance")]
+    assert "decoy: 25.0% kernels of its own source" in line
+    assert "; own: add_kernel; library: nvjet_0" in line
+    assert line.endswith("and 2 more")
+    assert len(line) < 400
+    assert "uid: 7" in lines
+    assert not any(line.startswith(("findings:", "provenance:")) for line in lines)
+    record = json.loads(cli("show", str(identity), "--json").stdout)
+    assert record["verdict"]["evidence"]["provenance"] == origin
+    assert record["verdict"]["evidence"]["findings"] == [found, opinion]
+
+
+def test_findings_that_ended_the_evaluation_are_shown(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Where a policy rejects a source, the findings are its facts."""
+    facts = {
+        "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}]
+    }
+    (identity,) = submit(engine, "a")
+    judge(engine, worker, lambda _: Outcome(category=Category.REJECTED_BY_POLICY, facts=facts, phase=Phase.PREPARE))
+    lines = cli("show", str(identity)).stdout.splitlines()
+    assert "cheat: r, line 1: m: e" in lines
+    assert "--- facts" not in lines
+
+
 def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
     """Control characters are written escaped, markup as it is; the log's end is enough unless all is asked for."""
     (identity,) = submit(engine, HOSTILE[:40])

@@ -346,3 +346,10 @@ _PIECES = [
 def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> None:
     """Odd forms of what the rules look for raise nothing."""
     find("import torch, sys\n" + "".join(pieces), "triton")
+
+
+def test_the_document_lists_the_rules() -> None:
+    """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
+    document = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+    table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
+    assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document

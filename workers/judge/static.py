@@ -34,6 +34,10 @@ _GUARD_CHARS: Final = 64 << 10
 _GUARD_S: Final = 1.0
 #: And our own rules: what is usual for a megabyte.
 _OWN_S: Final = 10.0
+#: The modules whose code can be broken off.
+_INTERRUPTIBLE: Final = frozenset(
+    {"ast", "kernelguard", "re", "tokenize", "workers.judge.rules", "workers.judge.provenance"}
+)
 
 
 def findings(source: str, backend: Backend) -> list[dict[str, Any]]:
@@ -180,12 +184,14 @@ def _cpu_time(seconds: float) -> Generator[None]:
     """Break the block off with :class:`_TimeUp` after so much CPU time of this process."""
     running = True
 
-    def up(_signal: int, _frame: FrameType | None) -> None:
-        if running:
+    def up(_signal: int, frame: FrameType | None) -> None:
+        # Not in a finaliser or a callback of the collector, where it would be swallowed and printed: the next
+        # signal comes elsewhere.
+        if running and frame is not None and frame.f_globals.get("__name__") in _INTERRUPTIBLE:
             raise _TimeUp
 
     previous = signal.signal(signal.SIGVTALRM, up)
-    # Again and again, should a handler swallow it after all.
+    # Again and again, until one comes where it can be raised and nothing has swallowed it.
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)
     try:
         yield
