@@ -173,14 +173,13 @@ found = []
 for name in os.environ:
     if name.startswith(("KQUEUE_", "CELERY", "PG", "REDIS")):
         found.append(name)
-for pid in os.listdir("/proc"):
-    if pid.isdigit():
-        try:
-            environ = open(f"/proc/{pid}/environ", "rb").read()
-        except OSError:
-            continue
-        if b"secret-of-the-fleet" in environ:
-            found.append(f"environ of {pid}")
+for pid in range(1, os.getpid()):
+    try:
+        environ = open(f"/proc/{pid}/environ", "rb").read()
+    except OSError:
+        continue
+    if b"secret-of-the-fleet" in environ:
+        found.append(f"environ of {pid}")
 for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge", "kqueue.config"):
     if module in sys.modules:
         found.append(module)
@@ -463,8 +462,8 @@ SHARED_MEMORY = """import mmap
         (DEEP_TREE, "", Category.CRASHED),
         # A daemon that stops whoever comes to kill it.
         (STOP_EVERYBODY, "", Category.TIMEOUT),
-        # Offspring that traces its parent hides its death until the deadline.
-        (TRACED_BY_ITS_CHILD, "", Category.TIMEOUT),
+        # Offspring that traced its parent would hide its death until the deadline: it may not.
+        (TRACED_BY_ITS_CHILD, "", Category.CRASHED),
         # Shared memory is memory.
         (SHARED_MEMORY, "", Category.HOST_OUT_OF_MEMORY),
     ],

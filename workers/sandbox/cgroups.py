@@ -21,6 +21,7 @@ from typing import Final
 from uuid import uuid4
 
 _PREFIX: Final = "kqueue-"
+_DIGITS: Final = 12
 _V1: Final = ("memory", "pids")
 #: How long a group may take to empty once all in it were killed, in seconds.
 _EMPTY_S: Final = 1.0
@@ -33,6 +34,7 @@ class _Hierarchy:
 
     kind: str
     directory: Path
+    top: Path
 
 
 class Group:
@@ -44,7 +46,7 @@ class Group:
         Raises:
             OSError: the kernel refuses.
         """
-        self._places = [_Hierarchy(place.kind, place.directory / name) for place in places]
+        self._places = [_Hierarchy(place.kind, place.directory / name, place.top) for place in places]
         try:
             for place in self._places:
                 place.directory.mkdir()
@@ -127,12 +129,12 @@ class Groups:
         self._places, self._locks = [], []
 
     def _open(self, place: _Hierarchy) -> None:
-        remove_stale(place.directory)
+        _remove_stale(place.top)
         if place.kind == "v2":
             _divide(place.directory)
         directory, lock = _make_locked(place.directory)
         self._locks.append(lock)
-        own = _Hierarchy(place.kind, directory)
+        own = _Hierarchy(place.kind, directory, place.top)
         if place.kind == "v2":
             self._measure("cgroup_kill", (directory / "cgroup.kill").exists(), "the kernel has no cgroup.kill")
             _divide(directory)
@@ -160,9 +162,15 @@ class Groups:
         self.measures[name] = True if there else why
 
 
-def remove_stale(directory: Path) -> None:
-    """End and remove what fork servers left that are gone."""
-    for group in directory.glob(f"{_PREFIX}*"):
+def clean() -> None:
+    """End and remove what killed fork servers left. For the supervisor, at its end."""
+    for place in _own():
+        _remove_stale(place.top)
+
+
+def _remove_stale(top: Path) -> None:
+    """End and remove what fork servers left that are gone, wherever in a hierarchy they ran; the lock tells."""
+    for group in list(top.rglob(_PREFIX + "?" * _DIGITS)):
         with contextlib.suppress(OSError):
             lock = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -170,12 +178,6 @@ def remove_stale(directory: Path) -> None:
                 _clear(group)
             finally:
                 os.close(lock)
-
-
-def clean() -> None:
-    """Remove what killed fork servers left in this process's groups. For the supervisor, at its end."""
-    for place in _own():
-        remove_stale(place.directory)
 
 
 def _own() -> Iterator[_Hierarchy]:
@@ -200,12 +202,12 @@ def _own() -> Iterator[_Hierarchy]:
             inner = path[len(root) :] if root != "/" and path.startswith(root) else path
             directory = Path(point, inner.lstrip("/"))
             if (directory / "cgroup.procs").exists():
-                yield _Hierarchy(name, directory)
+                yield _Hierarchy(name, directory, Path(point))
 
 
 def _make_locked(parent: Path) -> tuple[Path, int]:
     while True:
-        directory = parent / f"{_PREFIX}{uuid4().hex[:12]}"
+        directory = parent / f"{_PREFIX}{uuid4().hex[:_DIGITS]}"
         directory.mkdir()
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
