@@ -139,8 +139,12 @@ def test_devices_take_no_orders(fleet: Fleet) -> None:
 @pytest.mark.parametrize("family", ["UNIX", "INET", "INET6", "NETLINK", "PACKET", "VSOCK", "ALG"])
 @pytest.mark.parametrize("kind", ["STREAM", "DGRAM", "RAW"])
 def test_no_socket_can_be_made(fleet: Fleet, family: str, kind: str) -> None:
+    """But one that can be listened on and nothing else, which CUDA starts with."""
     fleet.require("seccomp")
     numbers = int(getattr(socket, f"AF_{family}")), int(getattr(socket, f"SOCK_{kind}"))
+    if (family, kind) == ("UNIX", "STREAM"):
+        assert "errno" not in fleet.do("make_socket", *numbers)
+        return
     assert fleet.do("make_socket", *numbers)["errno"] == "EPERM"
 
 
