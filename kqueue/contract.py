@@ -129,8 +129,8 @@ class Timing(_Model):
     precision: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half the width of the median's 95 % confidence interval, as a share of it, that is good enough to stop;
     0 makes all calls."""
-    warmup: Annotated[int, Field(ge=0, le=1_000)] = 10
-    """Untimed calls before them."""
+    warmup: Annotated[int, Field(ge=0, le=1_000)] = 3
+    """Calls before them that are not counted; all checked calls come before these."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False

@@ -29,7 +29,7 @@ from kqueue.contract import Backend, Measurement, Outcome, Phase, Policy
 from kqueue.store import baselines, evaluations
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
-from workers.channel.activities import NotRecorded
+from workers.channel.activities import Activity, NotRecorded
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
@@ -47,7 +47,7 @@ from workers.slot import Slot
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
 #: A candidate's own nulls, as a share of its calls.
-_NULL_SHARE: Final = 0.25
+_NULL_SHARE: Final = 0.2
 #: How many timed calls have known answers: as many as the reference answers in this time (in seconds) and as fit
 #: into this memory, within bounds.
 _FEWEST_KNOWN: Final = 4
@@ -99,6 +99,7 @@ class _Evaluation:
         self._basis: timing.Basis = "gpu_clock" if slot.on_gpu else "cpu_clock"
         self._reference_blocks = False
         self._watch = environment.Watch(slot)
+        self._activities: list[Activity] | None = None
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
@@ -132,6 +133,9 @@ class _Evaluation:
         with self._timed("reference"), self._reference_alarm():
             problem.construct()
             cases = problem.make_cases()
+        with self._timed("reference"), self._reference_alarm():
+            # Its first call loads and chooses kernels: while others may use the device.
+            problem.answer(cases[0])
         with self._alone("reference"), self._reference_alarm():
             cases, fresh = self._answer(cases)
         # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
@@ -158,13 +162,21 @@ class _Evaluation:
                 series = self._time(stopwatch)
                 self._check_again(candidate, fresh[-1])
                 self._evidence["floor"] = self._floor(cases[0])
-            self._look_at_provenance(candidate, cases[0])
-            self._stop(candidate)
             if series is not None and rival is not None:
+                # Not beside a kernel that could disturb it.
+                self._look_at_provenance(candidate, cases[0])
+                self._stop(candidate)
                 baseline = self._time_reference(rival, fresh, series.basis)
+        if rival is None:
+            with self._backstop(Phase.CHECK):
+                self._look_at_provenance(candidate, cases[0])
+        self._stop(candidate)
         if stopwatch is not None:
             stopwatch.verify()
-        provenance.enforce(self._evidence.get("provenance"), self._settings.policies.decoys)
+        if self._activities is not None:
+            found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
+            self._evidence["provenance"] = found
+            provenance.enforce(found, self._settings.policies.decoys)
         runtime = None
         if series is not None:
             baseline = baseline or self._baseline_for(series, cases[0], fresh)
@@ -228,7 +240,7 @@ class _Evaluation:
         Returns:
             the cases to check, and those to use in and after timing, of which the candidate sees nothing before.
         """
-        answered = [case for case in cases if self._problem.answer(case)]
+        answered = [cases[0], *(case for case in cases[1:] if self._problem.answer(case))]
         self._evidence["reference_is_constant"] = self._problem.reference_is_constant
         if not self._settings.timing.enabled:
             return answered, []
@@ -277,11 +289,9 @@ class _Evaluation:
             return
         with self._timed("provenance"):
             try:
-                kernels = candidate.profile(case)
+                self._activities = candidate.profile(case)
             except (NotRecorded, EvaluationEnded) as error:
                 self._evidence["provenance_error"] = str(error)
-                return
-        self._evidence["provenance"] = provenance.assess(kernels, self._request.kernel, self._request.backend)
 
     def _stopwatch(self, session: Session, fresh: list[Case]) -> timing.Stopwatch:
         session.process.enter(Phase.TIME, self._deadlines.time_s)

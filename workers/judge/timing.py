@@ -42,8 +42,8 @@ METHOD: Final = "3"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random.
-_ENOUGH: Final = 20
-_MORE: Final = 10
+_ENOUGH: Final = 15
+_MORE: Final = 8
 #: The share of the time phase's deadline after which no further call is begun.
 _BUDGET: Final = 0.6
 #: The share of calls whose answers are known.
@@ -51,7 +51,7 @@ _KNOWN: Final = 0.3
 #: Of those at least so many before precision may end a measurement.
 _PROVEN: Final = 4
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
-_RESOLUTION_NS: Final = 300.0
+_RESOLUTION_NS: Final = 500.0
 #: Outputs of timed calls that are kept to be compared later, in bytes; further ones are compared at once.
 _KEPT_BYTES: Final = 1 << 30
 #: Calls between two looks at the device's clocks.
