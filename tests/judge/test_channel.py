@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 
@@ -12,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.channel import flags
-from workers.channel.buffers import SharedTensor, open_buffer
+from workers.channel.buffers import PlaceError, SharedTensor, is_apart, open_buffer, view_within
 from workers.channel.protocol import (
     DTYPES,
     Answer,
     Order,
+    Place,
     ProtocolError,
     Reply,
     Tag,
     TensorSpec,
+    Where,
     receive_command,
     receive_reply,
     send_command,
@@ -32,7 +35,8 @@ SIZE = len(Reply(Answer.DONE, 1).pack())
 def test_a_reply_survives_the_way() -> None:
     """Every field arrives as it was sent."""
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
-    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs)
+    places = tuple(Place(Where.EXPORTED, 3, bytes(range(64)), 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
+    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places)
     assert Reply.unpack(reply.pack()) == reply
 
 
@@ -126,3 +130,47 @@ def test_poison_is_nan() -> None:
     shared = SharedTensor(torch.zeros(8))
     shared.poison()
     assert bool(torch.isnan(shared.tensor).all())
+
+
+SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
+
+
+@given(SHAPES, st.data())
+def test_apart_means_that_no_two_elements_share_memory(shape: tuple[int, ...], data: st.DataObject) -> None:
+    """What counts as apart is apart; every dense layout counts."""
+    stride = tuple(data.draw(st.integers(0, 20)) for _ in shape)
+    offsets = [
+        sum(i * s for i, s in zip(index, stride, strict=True)) for index in itertools.product(*map(range, shape))
+    ]
+    if is_apart(shape, stride):
+        assert len(set(offsets)) == len(offsets)
+    dense = torch.empty(shape).permute(data.draw(st.permutations(range(len(shape)))))
+    assert is_apart(dense.shape, dense.stride())
+
+
+@given(SHAPES, st.integers(-64, 4096), st.lists(st.integers(-3, 2000), max_size=5), st.sampled_from(DTYPES))
+def test_an_output_is_read_within_its_allocation_or_not_at_all(
+    shape: tuple[int, ...], offset: int, stride: list[int], dtype: torch.dtype
+) -> None:
+    """Whatever a candidate says of where an output lies, nothing outside is read."""
+    flat = torch.zeros(2048, dtype=torch.uint8)
+    try:
+        view = view_within(
+            flat, Place(Where.EXPORTED, offset=offset, stride=tuple(stride)), TensorSpec(dtype, shape, "cpu")
+        )
+    except PlaceError:
+        return
+    assert view.shape == shape
+    assert view.dtype is dtype
+    first = view.data_ptr() - flat.data_ptr()
+    last = first + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) * dtype.itemsize
+    assert 0 <= first <= last <= flat.numel() - dtype.itemsize
+
+
+def test_an_output_at_an_offset_is_the_one_that_lies_there() -> None:
+    """Transposed and shifted, it is read as the other side sees it."""
+    whole = torch.arange(24, dtype=torch.float32)
+    output = whole[4:16].view(3, 4).t()
+    place = Place(Where.EXPORTED, offset=16, stride=output.stride())
+    seen = view_within(whole.view(torch.uint8), place, TensorSpec.of(output))
+    assert torch.equal(seen, output)

@@ -1,0 +1,89 @@
+"""What many times are made into, and what is called impossible. The clocks themselves are tried on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Measurement, Timing
+from workers.judge import physics, timing
+from workers.judge.ending import EvaluationEnded
+from workers.judge.problem import Case
+from workers.slot import Slot
+
+CPU = Slot(UUID(int=0), "cpu-0", 0, "cpu", ("cpu",), 1, Path("/nowhere"), Path("/nowhere/lock"), None)
+GPU = replace(CPU, device="GPU-0", lanes=("gpu",))
+CALLS = [1_000_000 + 1_000 * i for i in range(21)]
+
+
+def series(**changes: object) -> timing.Series:
+    """Calls of 1 to 1.02 ms, nulls of about 0.3 ms, by a GPU's clock."""
+    fields: dict[str, object] = {"calls": CALLS, "nulls": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
+    return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def measured(**changes: object) -> Measurement:
+    """A measurement of a millisecond."""
+    return timing.summarise(series(**changes), 300_000, Timing(), GPU)
+
+
+def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
+    """Both a call and a null launch something; only the launch in the null is empty."""
+    assert measured().median_ms == pytest.approx(0.710)
+    assert measured(empty_ns=1_500.0).median_ms == pytest.approx(0.7115)
+    assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
+
+
+def test_a_measurement_says_how_it_was_taken() -> None:
+    """Basis, count, discarded calls, precision and the judge's own work stand beside the time."""
+    taken = measured(discarded=7)
+    assert (taken.basis, taken.count, taken.discarded, taken.yardstick_ms) == ("gpu_clock", 21, 7, 0.05)
+    assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
+    assert taken.q1_ms < taken.median_ms < taken.q3_ms
+
+
+def test_a_null_is_the_median_on_a_gpu_and_the_least_on_a_cpu() -> None:
+    """On a CPU what others take is added to nulls too, and must not be taken from calls."""
+    assert timing.null_of(series(), GPU) == 300_000
+    assert timing.null_of(series(), CPU) == 290_000
+
+
+CASE = Case(0, [torch.zeros(1 << 20)], [torch.zeros(1 << 20), torch.zeros(1 << 20)])
+
+
+class _Problem:
+    """What the floor asks of a problem."""
+
+    def __init__(self, *aliases: int | None) -> None:
+        self.output_aliases = aliases
+
+
+@pytest.mark.parametrize(("aliases", "written"), [((None, None), 8 << 20), ((0, None), 4 << 20), ((0, 0), 0)])
+def test_the_floor_counts_outputs_of_their_own(aliases: tuple[int | None, ...], written: int) -> None:
+    """An output that is a view of an input is not written."""
+    found = physics.floor(_Problem(*aliases), CASE, 4e12)  # pyright: ignore[reportArgumentType]
+    assert (found["bytes_in"], found["bytes_out"]) == (4 << 20, written)
+    assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
+
+
+def test_faster_than_memory_is_refused_with_the_figures() -> None:
+    """Outputs of 400 MB are not written in a tenth of a millisecond at 4 TB/s."""
+    known = {"bytes_in": 0, "bytes_out": 400 << 20, "bandwidth_gbs": 4000.0, "floor_ms": 0.105, "floor_out_ms": 0.105}
+    slow = measured()
+    physics.enforce(known, slow)
+    with pytest.raises(EvaluationEnded) as raised:
+        physics.enforce(known, slow.model_copy(update={"median_ms": 0.01}))
+    assert raised.value.outcome.category is Category.REWARD_HACK
+    assert raised.value.outcome.facts["hack"] == "faster_than_memory"
+    assert raised.value.outcome.facts["floor_out_ms"] == 0.105
+
+
+def test_a_tiny_output_accuses_nobody() -> None:
+    """Where the floor is below what a clock can tell, any time will do."""
+    known = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
+    physics.enforce(known, measured().model_copy(update={"median_ms": -0.0005}))
