@@ -185,7 +185,7 @@ class _Evaluation:
             if runtime.basis == "gpu_clock":
                 physics.enforce(self._evidence["floor"], runtime)
             if self._settings.timing.compiled_baseline:
-                self._evidence["compiled_baseline"] = self._compiled_baseline(series.basis, cases[0], fresh)
+                self._evidence["compiled_baseline"] = self._compiled_baseline(series, cases[0], fresh)
         return Outcome(
             category=Category.PASSED,
             message=f"right on {len(cases)} input sets",
@@ -363,23 +363,23 @@ class _Evaluation:
         null = timing.null_of(series, self._slot)
         return timing.summarise(series, null, self._settings.timing, self._slot)
 
-    def _baseline_for(self, series: timing.Series, case: Case, fresh: list[Case]) -> Measurement:
+    def _baseline_for(
+        self, series: timing.Series, case: Case, fresh: list[Case], *, compiled: bool = False
+    ) -> Measurement:
         """The cached baseline, or a new one where there is none by this clock or the device is not what it was."""
-        known = self._cached(series.basis)
+        known = self._cached(series.basis, compiled=compiled)
         if known is not None and not _has_drifted(known, series):
             return known
         if known is not None:
             self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
-        return self._late_reference(series.basis, case, fresh, compiled=False, replace=known is not None)
+        return self._late_reference(series.basis, case, fresh, compiled=compiled, replace=known is not None)
 
-    def _compiled_baseline(self, basis: timing.Basis, case: Case, fresh: list[Case]) -> dict[str, Any]:
+    def _compiled_baseline(self, series: timing.Series, case: Case, fresh: list[Case]) -> dict[str, Any]:
         """The reference's time under ``torch.compile``; what is wrong with it is told and fails nothing else."""
-        known = self._cached(basis, compiled=True)
         try:
-            known = known or self._late_reference(basis, case, fresh, compiled=True, replace=False)
+            return self._baseline_for(series, case, fresh, compiled=True).model_dump(mode="json")
         except EvaluationEnded as ended:
             return {"error": ended.outcome.message}
-        return known.model_dump(mode="json")
 
     def _late_reference(
         self, basis: timing.Basis, case: Case, fresh: list[Case], *, compiled: bool, replace: bool
