@@ -40,10 +40,10 @@ import torch
 from workers.candidate import harness
 from workers.channel import flags
 from workers.channel.protocol import receive_with_fds
-from workers.sandbox import ground, linux, seal
+from workers.sandbox import ground, linux, seal, shelf
 from workers.sandbox.cgroups import Group
 from workers.sandbox.report import Report
-from workers.sandbox.uids import KILLER_OFFSET, REFERENCE_OFFSET
+from workers.sandbox.uids import BUILDER_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
 
 #: What is kept of a candidate's output, in bytes.
 _TAIL: Final = 16 << 10
@@ -322,6 +322,10 @@ class ForkServer:
             self._selector.unregister(candidate.output)
         self._selector.unregister(candidate.control)
         os.close(candidate.output)
+        profile = candidate.profile
+        if profile.builder and profile.built is not None and status is not None:
+            owner = os.geteuid() if profile.uid is None else profile.uid
+            shelf.take(Path(profile.scratch), Path(profile.built), owner, profile.file_bytes)
         report = Report(
             reason="unsealed" if candidate.unsealed else reason,
             phase=candidate.phase,
@@ -332,8 +336,9 @@ class ForkServer:
             log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
         )
         _send(candidate.control, report)
-        with contextlib.suppress(OSError):
-            self._removals.append(linux.start_removal(Path(candidate.profile.scratch)))
+        for directory in _directories(profile):
+            with contextlib.suppress(OSError):
+                self._removals.append(linux.start_removal(directory))
 
     def _orphans(self) -> list[int]:
         """Living children that are neither candidates nor ours: what a candidate left and the kernel gave to us."""
@@ -417,6 +422,16 @@ def _make_scratch(profile: seal.Profile) -> None:
         Path(path).mkdir(mode=0o700)
         if profile.uid is not None:
             os.chown(path, profile.uid, profile.uid, follow_symlinks=False)
+    if profile.built is not None and not profile.builder:
+        shelf.make(Path(profile.built))
+
+
+def _directories(profile: seal.Profile) -> list[Path]:
+    """What :func:`_make_scratch` has made for it."""
+    made = [Path(profile.scratch)]
+    if profile.built is not None and not profile.builder:
+        made.append(Path(profile.built))
+    return made
 
 
 def _become_candidate(
@@ -446,7 +461,7 @@ def _become_candidate(
             raise
         os.write(sealing, _SEALED)
         os.close(sealing)
-        linux.set_name("kq-candidate")
+        linux.set_name("kq-builder" if profile.builder else "kq-candidate")
         harness.serve(socket.socket(fileno=channel), flags.attach(page))
         status = 0
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
@@ -477,7 +492,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     # Entering a namespace may have cleared it.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if uid is not None and base.measures["own_uid"] is True:
-        for leftover in (uid, uid + REFERENCE_OFFSET):
+        for leftover in (uid, uid + BUILDER_OFFSET, uid + REFERENCE_OFFSET):
             _kill_uid(leftover)
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from workers.candidate import profile
+from workers.candidate import libraries, profile
 from workers.channel import activities, flags
 from workers.channel.buffers import (
     CudaCallError,
@@ -140,6 +140,7 @@ class Candidate:
             Order.AHEAD: self._run_ahead,
             Order.AHEAD_NULL: self._run_ahead,
             Order.PROFILE: self._profile,
+            Order.BUILD: self._build,
         }
 
     def obey(self, command: Command) -> Reply:
@@ -178,18 +179,29 @@ class Candidate:
         return self._done(command)
 
     def _load(self, command: Command) -> Reply:
-        spec = importlib.util.spec_from_file_location(MODULE, self._path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module
         with self._compiler_watched():
-            spec.loader.exec_module(module)
+            module = self._import_source()
         entry = getattr(module, self._job.entry, None)
         if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
             raise EntryPointError(f"the source defines no class {self._job.entry} derived from torch.nn.Module")
         self._module = entry
         return self._done(command)
+
+    def _build(self, command: Command) -> Reply:
+        """Import the source for the libraries that it has compiled; nothing else of it is used."""
+        keeper = libraries.Keeper(self._path.parent, command.payload, lambda: self._say_compiling(False))
+        with keeper.installed(), self._compiler_watched(keeper.build):
+            self._import_source()
+        return self._done(command)
+
+    def _import_source(self) -> Any:
+        spec = importlib.util.spec_from_file_location(MODULE, self._path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[MODULE] = module
+        spec.loader.exec_module(module)
+        return module
 
     def _construct(self, command: Command) -> Reply:
         arguments = [_move(value, self._job) for value in self._job.init_inputs]
@@ -369,25 +381,38 @@ class Candidate:
         )
 
     @contextlib.contextmanager
-    def _compiler_watched(self) -> Generator[None]:
-        """While torch's extension builder works, say so, and mark what it raises."""
-        builder: Any = importlib.import_module("torch.utils.cpp_extension")
+    def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
+        """While torch's extension builder works, say so, and mark what it raises.
+
+        Args:
+            build: takes the builder's function and its arguments in its place; without, what was built before is
+                imported, and the rest built.
+        """
+        builder = libraries.builder()
         original = builder._jit_compile
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._flags[flags.COMPILING] = 1
             try:
+                if build is not None:
+                    self._say_compiling(True)
+                    return build(original, args, kwargs)
+                if found := libraries.prebuilt(self._job.built, original, args, kwargs, self._path.parent):
+                    return builder._import_module_from_library(*found)
+                self._say_compiling(True)
                 return original(*args, **kwargs)
             except Exception as error:
                 raise _CompileError(str(error)) from error
             finally:
-                self._flags[flags.COMPILING] = 0
+                self._say_compiling(False)
 
         builder._jit_compile = watched
         try:
             yield
         finally:
             builder._jit_compile = original
+
+    def _say_compiling(self, compiling: bool) -> None:
+        self._flags[flags.COMPILING] = compiling
 
 
 class UncheckedLaunchError(RuntimeError):

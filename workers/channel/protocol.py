@@ -86,6 +86,9 @@ class Order(IntEnum):
     """As AHEAD with an empty kernel instead of a forward."""
     PROFILE = 12
     """One call, profiled: the names of what ran on the GPU go to the memory beside the order."""
+    BUILD = 13
+    """In a builder: import the source, and keep the libraries that it has compiled. Carries the architectures of
+    GPUs to compile for; empty where there is none."""
 
 
 class Answer(IntEnum):
@@ -316,6 +319,7 @@ class Job:
         init_inputs: the constructor's arguments.
         memory_fraction: the share of the GPU's memory that torch may take.
         compiled: run the model under ``torch.compile``.
+        built: where libraries lie that were compiled before; empty where none were.
     """
 
     source: str
@@ -326,6 +330,7 @@ class Job:
     init_inputs: list[Any]
     memory_fraction: float
     compiled: bool = False
+    built: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ class CandidateProcess:
         self._phase, self._seconds = phase, seconds
         self._tell({"phase": str(phase), "seconds": seconds})
 
+    def charge_compilers(self, seconds: float) -> None:
+        """Take from what compilers may use: another process has compiled for this one."""
+        self._compile_s = max(self._compile_s - seconds, 0.0)
+        self._tell({"compile": self._compile_s})
+
     def start_clock(self) -> None:
         """The candidate is at work: what overstays the phase's deadline is ended by the fork server."""
         self._tell({"running": True})

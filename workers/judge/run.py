@@ -33,7 +33,8 @@ from workers.channel.activities import Activity, NotRecorded
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
-from workers.judge import clocks, compare, physics, provenance, static, timing, tools
+from workers.judge import build, clocks, compare, physics, provenance, static, timing, tools
+from workers.judge.build import Build
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
@@ -41,7 +42,7 @@ from workers.judge.session import Session
 from workers.sandbox.launch import ForkServer, ForkServerError
 from workers.sandbox.report import Report
 from workers.sandbox.seal import Profile
-from workers.sandbox.uids import REFERENCE_OFFSET
+from workers.sandbox.uids import BUILDER_OFFSET, REFERENCE_OFFSET
 from workers.slot import Slot
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
@@ -91,6 +92,7 @@ class _Evaluation:
         self._device = "cuda" if slot.on_gpu else "cpu"
         self._durations: dict[str, float] = {}
         self._processes: list[CandidateProcess] = []
+        self._builder: Build | None = None
         self._reference_left = self._deadlines.reference_s
         self._evidence: dict[str, Any] = {}
         self._problem: Problem
@@ -126,7 +128,7 @@ class _Evaluation:
         )
         with self._reference_alarm():
             problem = self._problem = Problem(self._request.problem, self._settings, self._device)
-        candidate = self._begin(self._request.kernel, static.ENTRY)
+        candidate = self._begin_candidate()
         timed = self._settings.timing.enabled
         known = self._cached(self._basis) if timed else None
         rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET) if timed and known is None else None
@@ -142,6 +144,7 @@ class _Evaluation:
         compare.check_values(cases[0].outputs, cases[0], self._settings)
         if timed and self._flusher is not None:
             self._flusher()
+        self._build(candidate)
         with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
@@ -206,17 +209,44 @@ class _Evaluation:
     def _flusher(self) -> clocks.Flusher | None:
         return clocks.Flusher() if self._slot.on_gpu else None
 
-    def _begin(self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False) -> Session:
-        """Fork a process for ``source`` and have it get ready, without waiting."""
+    def _profile(self, uid_offset: int, built: str | None, *, builder: bool = False) -> Profile:
         limits, uid = self._settings.limits, self._slot.uid
-        profile = Profile(
+        return Profile(
             uid=uid + uid_offset if uid is not None else None,
             scratch=str(self._slot.scratch / uuid4().hex),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
             host_memory_bytes=limits.host_memory_bytes,
             output_bytes=limits.output_bytes,
+            builder=builder,
+            built=built,
         )
+
+    def _begin_candidate(self) -> Session:
+        """Fork the candidate, and where its source is compiled when it is imported, the process that does that."""
+        kernel = self._request.kernel
+        if self._request.backend not in build.BACKENDS:
+            return self._begin(kernel, static.ENTRY)
+        built = str(self._slot.scratch / uuid4().hex)
+        candidate = self._begin(kernel, static.ENTRY, built=built)
+        profile = self._profile(BUILDER_OFFSET, built, builder=True)
+        self._builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._slot.on_gpu)
+        self._processes.append(self._builder.process)
+        return candidate
+
+    def _build(self, candidate: Session) -> None:
+        """Have compiled what the candidate is going to import."""
+        if self._builder is None:
+            return
+        with self._timed("build"), self._backstop(Phase.COMPILE):
+            found = self._evidence["build"] = self._builder.run()
+        candidate.process.charge_compilers(found["seconds"])
+
+    def _begin(
+        self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False, built: str | None = None
+    ) -> Session:
+        """Fork a process for ``source`` and have it get ready, without waiting."""
+        profile = self._profile(uid_offset, built)
         process = CandidateProcess(self._forkserver, profile, self._deadlines.compile_s)
         self._processes.append(process)
         session = Session(process, self._problem)
@@ -230,6 +260,7 @@ class _Evaluation:
                 init_inputs=self._problem.init_inputs,
                 memory_fraction=_MEMORY_SHARE / self._slot.siblings,
                 compiled=compiled,
+                built=built or "",
             )
         )
         return session
@@ -429,7 +460,8 @@ class _Evaluation:
         evidence["slots_on_device"] = self._slot.siblings
         log = ""
         if reports:
-            log = _CONTROL.sub("\ufffd", reports[0].log)
+            built = self._builder.log if self._builder is not None else ""
+            log = _CONTROL.sub("\ufffd", built + reports[0].log)
             evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
         return outcome.model_copy(update={"log": log, "evidence": evidence})
 

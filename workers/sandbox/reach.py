@@ -47,9 +47,9 @@ class Reach:
     nodes: tuple[str, ...]
     gpu_nodes: tuple[str, ...]
 
-    def allow(self, rules: Ruleset, scratch: str) -> None:
-        """Write it, and what is the calling process's own, into a ruleset."""
-        for path in self.readable:
+    def allow(self, rules: Ruleset, scratch: str, more: tuple[str, ...] = ()) -> None:
+        """Write it, what is the calling process's own, and ``more`` to be read and run, into a ruleset."""
+        for path in (*self.readable, *more):
             rules.allow(path, landlock.READ_AND_RUN)
         for path in self.nodes:
             rules.allow(path, landlock.DEVICE)

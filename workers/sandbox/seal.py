@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,9 @@ class Profile:
         file_bytes: the largest file it may write.
         host_memory_bytes: memory of its process tree, enforced by a cgroup or by the fork server.
         output_bytes: what it may write to stdout and stderr, enforced by the fork server.
+        builder: it only compiles: no GPU is in its reach.
+        built: the directory of libraries that a builder has compiled for it, which it reads; for a builder, where
+            they go when it has ended (:mod:`workers.sandbox.shelf`), and out of its reach. None for none.
     """
 
     uid: int | None
@@ -39,6 +42,8 @@ class Profile:
     file_bytes: int
     host_memory_bytes: int
     output_bytes: int
+    builder: bool = False
+    built: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,14 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
     tempfile.tempdir = None  # what was found before is out of reach now
+    more: tuple[str, ...] = ()
+    if profile.builder:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        means = replace(means, reach=replace(means.reach, gpu_nodes=()))
+    elif profile.built is not None:
+        more = (profile.built,)
     if means.landlock:
-        restrict_files(means, profile.scratch)
+        restrict_files(means, profile.scratch, more)
     if means.filter:
         seccomp.enforce(means.filter)
 
@@ -106,10 +117,10 @@ def become(uid: int) -> None:
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
-def restrict_files(means: Means, scratch: str) -> None:
-    """Give up all files but what the means leave and ``scratch``, and what else Landlock keeps from a process."""
+def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
+    """Give up all files but what the means leave, ``scratch``, and ``more`` to read; and what else Landlock takes."""
     rules = landlock.Ruleset(means.landlock)
-    means.reach.allow(rules, scratch)
+    means.reach.allow(rules, scratch, more)
     rules.enforce()
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+#: Uids of the processes that compile lie this far above the candidates'.
+BUILDER_OFFSET: Final = 1024
 #: Uids of the processes that time the reference lie this far above the candidates': a candidate must not
 #: be able to touch the one that its time is compared with.
 REFERENCE_OFFSET: Final = 2048
@@ -37,13 +39,13 @@ def hold(first: int) -> HeldUid:
     """Hold the first free uid from ``first`` on.
 
     Raises:
-        OSError: none of the next :data:`REFERENCE_OFFSET` is free, or the locks' directory is another user's.
+        OSError: none of the next :data:`BUILDER_OFFSET` is free, or the locks' directory is another user's.
     """
     directory = Path(tempfile.gettempdir(), "kqueue-uids")
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user: remove it")
-    for uid in range(first, first + REFERENCE_OFFSET):
+    for uid in range(first, first + BUILDER_OFFSET):
         descriptor = os.open(directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

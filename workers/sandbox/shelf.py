@@ -1,0 +1,94 @@
+"""Built libraries on their way from the process that compiled them to the one that runs them.
+
+The builder keeps them as ``made/<key>/<module>.so`` in its own directory. When nothing of it lives any more they
+are copied to a directory of the fleet's, which the candidate reads and cannot write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Generator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+#: Where in its directory a builder keeps its libraries.
+MADE: Final = "made"
+#: The most libraries that are taken, and the most bytes of them: who waits for the copy must not wait long.
+_MOST: Final = 64
+_BYTES: Final = 256 << 20
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
+_LIBRARY: Final = re.compile(r"[^.].*\.so")
+#: Neither links are followed nor pipes waited for.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make(shelf: Path) -> None:
+    """Make the directory, to be read by all and written by the caller."""
+    shelf.mkdir()
+    shelf.chmod(0o755)
+
+
+def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
+    """Copy what an ended builder has made. What is not as it should be is left behind, and compiled again.
+
+    Taken are regular files of the builder's own, with no other name: one that it had linked would open a
+    stranger's file to the candidate.
+
+    Args:
+        scratch: the builder's directory.
+        shelf: what :func:`make` made.
+        owner: the builder's uid.
+        most: the most bytes in all.
+    """
+    left = min(most, _BYTES)
+    with contextlib.suppress(OSError), _directory(scratch / MADE) as made, os.scandir(made) as places:
+        for place in islice(places, _MOST):
+            if not _KEY.fullmatch(place.name):
+                continue
+            with contextlib.suppress(OSError), _directory(place.name, made) as directory:
+                with os.scandir(directory) as entries:
+                    name = next((entry.name for entry in islice(entries, 1)), "")
+                if _LIBRARY.fullmatch(name):
+                    left -= _copy(name, directory, shelf / place.name, owner, left)
+
+
+@contextlib.contextmanager
+def _directory(path: Path | str, within: int | None = None) -> Generator[int]:
+    descriptor = os.open(path, _READ | os.O_DIRECTORY, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _copy(name: str, directory: int, place: Path, owner: int, most: int) -> int:
+    """Copy one library, whole or not at all; returns its bytes."""
+    source = os.open(name, _READ, dir_fd=directory)
+    part = place.with_name("part")
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != owner or found.st_size > most:
+            return 0
+        with open(part, "xb", opener=_only_ours) as target:
+            os.fchmod(target.fileno(), 0o644)
+            copied = 0
+            while copied < found.st_size:
+                sent = os.sendfile(target.fileno(), source, copied, found.st_size - copied)
+                if sent == 0:
+                    return 0
+                copied += sent
+        place.mkdir()
+        place.chmod(0o755)
+        part.rename(place / name)
+        return copied
+    finally:
+        part.unlink(missing_ok=True)
+        os.close(source)
+
+
+def _only_ours(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
