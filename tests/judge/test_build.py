@@ -1,0 +1,305 @@
+"""What compiles is a process of its own, and what it hands on harms nobody but its own kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
+from tests.judge.rig import Rig
+from tests.judge.test_judge import eventually
+from workers.candidate import libraries
+from workers.sandbox import shelf
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return []
+"""
+#: Compiles a library that knows a number, in a second: without torch's headers.
+KERNEL = '''
+import os, sys, time
+from pathlib import Path
+import torch
+from torch.utils import cpp_extension
+
+WHO = Path("/proc/self/comm").read_text().strip().removeprefix("kq-")
+SOURCE = """
+#include <Python.h>
+static PyObject* number(PyObject*, PyObject*) {{ return PyLong_FromLong({number}); }}
+static PyMethodDef methods[] = {{{{"number", number, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
+static PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "numbers", "", -1, methods}};
+extern "C" PyObject* PyInit_numbers() {{ return PyModule_Create(&definition); }}
+"""
+def build(source=SOURCE, name="numbers"):
+    path = Path("library.cpp")
+    path.write_text(source)
+    return cpp_extension.load(name, [str(path)], extra_cflags=["-O0"])
+def made():
+    [place] = Path("made").iterdir()
+    return place
+{top}
+numbers = build()
+{after}
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x * numbers.number()
+'''
+QUICK = Settings(checks=1, timing=Timing(enabled=False))
+
+
+def kernel(top: str = "", after: str = "", number: int = 2) -> str:
+    """A kernel that compiles when it is imported, with statements before and after."""
+    return KERNEL.format(top=top, after=after, number=number)
+
+
+def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
+    """The outcome of a kernel that the judge survives."""
+    request = Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
+    outcome = rig.judge(request)
+    assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
+    return outcome
+
+
+def told(outcome: Outcome, who: str) -> list[str]:
+    """What a process of a kernel that prints ``WHO`` first has printed."""
+    return [line.removeprefix(who + ": ") for line in outcome.log.splitlines() if line.startswith(who + ": ")]
+
+
+TELL = """
+objects = list(Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.o"))
+print(f"{WHO}: {len(objects)} compiled, uid {os.getuid()}, GPU {os.environ.get('CUDA_VISIBLE_DEVICES')!r}", flush=True)
+"""
+
+
+def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
+    """It runs no compiler, and another user has run it."""
+    outcome = judge(rig, kernel(after=TELL))
+    assert outcome.category is Category.PASSED, outcome
+    assert outcome.evidence["build"] | {"seconds": 0, "peak_bytes": 0} == {
+        "where": "builder",
+        "libraries": 1,
+        "seconds": 0,
+        "peak_bytes": 0,
+    }
+    [builder], [candidate] = told(outcome, "builder"), told(outcome, "candidate")
+    assert builder.startswith("1 compiled")
+    assert builder.endswith("GPU ''")
+    assert candidate.startswith("0 compiled")
+    if rig.slot.uid is not None:
+        assert f"uid {rig.slot.uid}," in candidate
+        assert f"uid {rig.slot.uid}," not in builder
+
+
+def test_nothing_is_left_of_a_build(rig: Rig) -> None:
+    """Neither the builder's directory nor the libraries."""
+    assert judge(rig, kernel()).category is Category.PASSED
+    assert eventually(lambda: not list(rig.slot.scratch.iterdir()))
+
+
+def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
+    """torch numbers libraries of one name that differ; each must be found again by its own name."""
+    second = (
+        "first = numbers; numbers = build(SOURCE.replace('(2)', '(3)').replace('PyInit_numbers', 'PyInit_numbers_v1'))"
+    )
+    body = "assert (first.number(), numbers.number()) == (2, 3); numbers = first"
+    outcome = judge(rig, kernel(after=f"{second}\n{body}\n{TELL}"))
+    assert outcome.category is Category.PASSED, outcome
+    assert outcome.evidence["build"]["libraries"] == 2
+    assert told(outcome, "candidate")[0].startswith("0 compiled")
+
+
+def test_a_compiler_s_word_is_final_and_its_output_in_the_log(rig: Rig) -> None:
+    """No candidate compiles what was refused."""
+    outcome = judge(rig, kernel(top="print(WHO, flush=True); SOURCE += 'no c++ at all;'; build(SOURCE)"))
+    assert (outcome.category, outcome.phase) == (Category.COMPILE_ERROR, Phase.LOAD)
+    assert "does not name a type" in outcome.message + outcome.log
+    assert "builder" in outcome.log
+    assert "candidate" not in outcome.log
+
+
+def test_a_compiler_that_does_not_end_is_ended(rig: Rig) -> None:
+    """By the deadline for compilation, in the builder."""
+    slow = """
+Path("slow").write_text("#!/bin/sh\\nsleep 100\\n")
+Path("slow").chmod(0o700)
+os.environ["CXX"] = str(Path("slow").absolute())
+"""
+    outcome = judge(rig, kernel(top=slow), QUICK.model_copy(update={"deadlines": Deadlines(compile_s=1)}))
+    assert (outcome.category, outcome.phase) == (Category.COMPILE_TIMEOUT, Phase.COMPILE)
+
+
+def test_what_fails_only_in_the_builder_is_left_to_the_candidate(rig: Rig) -> None:
+    """A module may need what only the candidate has: its failure there is not the kernel's."""
+    outcome = judge(rig, kernel(top="if WHO == 'builder': raise RuntimeError('not here')", after=TELL))
+    assert outcome.category is Category.PASSED, outcome
+    assert outcome.evidence["build"]["where"] == "candidate"
+    assert "not here" in outcome.evidence["build"]["skipped"]
+    assert told(outcome, "candidate")[0].startswith("1 compiled")
+
+
+def test_a_daemon_of_the_builder_is_a_violation(rig: Rig) -> None:
+    """As one of the candidate's is."""
+    daemon = """
+if WHO == "builder" and os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(100)
+    os._exit(0)
+"""
+    outcome = judge(rig, kernel(top=daemon))
+    assert outcome.category is Category.SANDBOX_VIOLATION, outcome
+    assert outcome.facts["leftovers"] == 1
+
+
+WRITE = """
+if WHO == "candidate":
+    library = Path(numbers.__file__)
+    for name, attempt in {
+        "overwrite": lambda: library.write_bytes(b""),
+        "unlink": library.unlink,
+        "chmod": lambda: library.chmod(0o777),
+        "beside": lambda: (library.parent / "more.so").write_bytes(b""),
+        "key": lambda: (library.parents[1] / ("0" * 64)).mkdir(),
+        "rename": lambda: library.rename(library.with_name("gone")),
+        "link": lambda: os.link("library.cpp", library.with_name("linked.so")),
+        "symlink": lambda: library.with_name("symlinked.so").symlink_to("/etc/passwd"),
+    }.items():
+        try:
+            attempt()
+        except PermissionError:
+            continue
+        print(f"{WHO}: {name} worked", flush=True)
+    print(f"{WHO}: tried", flush=True)
+"""
+
+
+def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
+    """They are the fleet's, and read-only for it."""
+    if rig.slot.uid is None and rig.forkserver.isolation["files"] is not True:
+        pytest.skip("without uid or Landlock nothing keeps it from its own libraries")
+    outcome = judge(rig, kernel(after=WRITE))
+    assert outcome.category is Category.PASSED, outcome
+    assert told(outcome, "candidate") == ["tried"]
+
+
+PLANT = """
+if WHO == "builder":
+    place = made()
+    for i, plant in enumerate([
+        lambda at: at.symlink_to("/etc"),
+        lambda at: (at.mkdir(), (at / "passwd.so").symlink_to("/etc/passwd")),
+        lambda at: (at.mkdir(), os.truncate(os.open(at / "huge.so", os.O_CREAT | os.O_RDWR), 1 << 30)),
+        lambda at: (at.mkdir(), os.mkfifo(at / "pipe.so")),
+        lambda at: (at.mkdir(), (at / "a.so").write_bytes(b"a"), os.link(at / "a.so", "elsewhere")),
+        lambda at: (at.mkdir(), (at / "a.txt").write_bytes(b"a")),
+        lambda at: at.write_bytes(b"a"),
+    ]):
+        plant(Path("made", f"{i:064x}"))
+    Path("made/not-a-key").mkdir()
+    Path("made/not-a-key/a.so").write_bytes(b"a")
+else:
+    print(f"{WHO}: {len(list(Path(numbers.__file__).parents[1].rglob('*.so')))} found", flush=True)
+"""
+
+
+def test_what_a_builder_plants_is_left_behind(rig: Rig) -> None:
+    """Links, pipes, giants, and what has no key; the honest library beside them is taken."""
+    outcome = judge(rig, kernel(after=PLANT))
+    assert outcome.category is Category.PASSED, outcome
+    assert outcome.evidence["build"]["libraries"] == 1
+    assert told(outcome, "candidate") == ["1 found"]
+
+
+OTHER = """
+def other_library(number):
+    import subprocess, sysconfig
+    Path("other.cpp").write_text(SOURCE.replace("(2)", f"({number})"))
+    include = "-I" + sysconfig.get_path("include")
+    subprocess.run(["c++", "-shared", "-fPIC", include, "other.cpp", "-o", "other.so"], check=True)
+    return Path("other.so")
+"""
+
+
+def test_another_library_under_a_key_is_that_kernel_s_own_loss(rig: Rig) -> None:
+    """The next evaluation of the same sources compiles them anew."""
+    swap = """
+if WHO == "builder":
+    (made() / "numbers.so").write_bytes(other_library(7).read_bytes())
+"""
+    assert judge(rig, kernel(top=OTHER, after=swap)).category is Category.WRONG_VALUES
+    assert judge(rig, kernel()).category is Category.PASSED
+
+
+def test_a_key_is_what_was_asked_for_and_not_where(tmp_path: Path) -> None:
+    """Builder and candidate have different directories; other flags or sources make another library."""
+
+    def key(place: str, content: str = "int a;", flags: tuple[str, ...] = ("-O2",), verbose: bool = False) -> str:
+        scratch = tmp_path / place
+        scratch.mkdir(exist_ok=True)
+        source = scratch / "main.cpp"
+        source.write_text(content)
+        asked = ("name", [str(source)], [*flags, f"-I{scratch}"], None, None, None, None, str(scratch))
+        more = {
+            "verbose": verbose,
+            "with_cuda": None,
+            "with_sycl": None,
+            "is_python_module": True,
+            "is_standalone": False,
+        }
+        return libraries.key(libraries.builder()._jit_compile, asked, more, scratch)
+
+    assert key("a") == key("b") == key("c", verbose=True)
+    assert len({key("a"), key("a", "int b;"), key("a", flags=("-O3",))}) == 3
+
+
+def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc is told the architecture; a module that asks for the GPU itself is left to the candidate."""
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    with libraries.Keeper(tmp_path, "9.0+PTX", lambda: None).installed():
+        flags = libraries.builder()._get_cuda_arch_flags()
+        assert "TORCH_CUDA_ARCH_LIST" not in os.environ
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+        own = libraries.builder()._get_cuda_arch_flags()
+        for ask in (torch.cuda.is_available, torch.cuda.get_device_capability, torch.cuda.device_count):
+            with pytest.raises(libraries.LeftToCandidateError):
+                ask()
+    assert flags == ["-gencode=arch=compute_90,code=compute_90", "-gencode=arch=compute_90,code=sm_90"]
+    assert own == ["-gencode=arch=compute_80,code=sm_80"]
+
+
+def test_taking_stops_at_the_bound(tmp_path: Path) -> None:
+    """More than a builder may write is not taken, and nothing half."""
+    for i in range(3):
+        place = tmp_path / "scratch" / shelf.MADE / f"{i:064x}"
+        place.mkdir(parents=True)
+        (place / "a.so").write_bytes(bytes(400))
+    target = tmp_path / "shelf"
+    shelf.make(target)
+    shelf.take(tmp_path / "scratch", target, os.getuid(), 1000)
+    taken = list(target.rglob("*.so"))
+    assert len(taken) == 2
+    assert all(path.stat().st_size == 400 and path.stat().st_mode & 0o777 == 0o644 for path in taken)
+    assert len(list(target.iterdir())) == 2
+
+
+def test_a_stranger_s_files_are_not_taken(tmp_path: Path) -> None:
+    """Whatever lies in a builder's directory, only what belongs to it is handed on."""
+    place = tmp_path / "scratch" / shelf.MADE / ("a" * 64)
+    place.mkdir(parents=True)
+    (place / "a.so").write_bytes(b"secret")
+    target = tmp_path / "shelf"
+    shelf.make(target)
+    shelf.take(tmp_path / "scratch", target, os.getuid() + 1, 1000)
+    assert list(target.iterdir()) == []
