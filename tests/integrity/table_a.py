@@ -84,7 +84,7 @@ def _outputs() -> Iterator[Program]:
     yield program("timing/cpu_output", "CPU tensors", c.WRONG_DEVICE, lanes=GPU)
     yield program("timing/fake_output", "fake tensors", c.WRONG_OUTPUT_STRUCTURE, lanes=GPU)
     yield program("timing/meta_output", "fake tensors", c.WRONG_DEVICE)
-    yield program("timing/returns_input_buffer", "identity outputs", c.INPUT_MUTATED, c.WRONG_OUTPUT_STRUCTURE)
+    yield program("timing/returns_input_buffer", "identity outputs", {c.INPUT_MUTATED, c.WRONG_OUTPUT_STRUCTURE})
     yield program("timing/returns_shared_output", "writes to verdict channels", WRONG, lanes=CPU)
     yield program("timing/stale_allocator_memory", "stale allocator memory", WRONG)
 
