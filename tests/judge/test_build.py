@@ -165,9 +165,9 @@ WRITE = """
 if WHO == "candidate":
     library = Path(numbers.__file__)
     for name, attempt in {
+        "chmod": lambda: library.chmod(0o777),
         "overwrite": lambda: library.write_bytes(b""),
         "unlink": library.unlink,
-        "chmod": lambda: library.chmod(0o777),
         "beside": lambda: (library.parent / "more.so").write_bytes(b""),
         "key": lambda: (library.parents[1] / ("0" * 64)).mkdir(),
         "rename": lambda: library.rename(library.with_name("gone")),
@@ -189,7 +189,9 @@ def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
         pytest.skip("without uid or Landlock nothing keeps it from its own libraries")
     outcome = judge(rig, kernel(after=WRITE))
     assert outcome.category is Category.PASSED, outcome
-    assert told(outcome, "candidate") == ["tried"]
+    # A file's mode is its owner's to change, whom Landlock does not heed: it opens nothing.
+    harmless = ["chmod worked"] if rig.slot.uid is None else []
+    assert told(outcome, "candidate") == [*harmless, "tried"]
 
 
 PLANT = """
