@@ -141,14 +141,19 @@ class _Candidate:
         return bool(data)
 
     def memory(self, orphans: list[int]) -> int:
-        """Memory of the process tree in bytes, and of what has left it."""
-        total, todo = 0, [self.pid, *orphans]
+        """Memory of the process tree in bytes, and of those orphans that have left it."""
+        total, todo = 0, [self.pid, *self.own(orphans)]
         while todo:
             pid = todo.pop()
             total += linux.memory_bytes(pid)
             todo += linux.children(pid)
         self.peak = max(self.peak, total)
         return total
+
+    def own(self, orphans: list[int]) -> list[int]:
+        """Those of the orphans that are this candidate's; all, where candidates have no uid that tells them apart."""
+        uid = self.profile.uid
+        return orphans if uid is None else [pid for pid in orphans if linux.owner(pid) == uid]
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has ended something of it for want of memory."""
@@ -307,7 +312,7 @@ class ForkServer:
 
     def _conclude(self, candidate: _Candidate, reason: str) -> None:
         """Sweep what an ended candidate left, report, and forget it."""
-        leftovers = self._orphans()
+        leftovers = candidate.own(self._orphans())
         if reason == "exited" and candidate.out_of_memory():
             reason = "memory"
         self._kill_all_of(candidate)

@@ -213,10 +213,13 @@ class Imports:
         """
         key = (place.handle, place.serial)
         if key not in self._opened:
-            if len(self._opened) >= _MOST_OPEN:
-                self.close()
             self._opened[key] = self._open(place.handle)
         return view_within(self._opened[key], place, spec)
+
+    def make_room(self, many: int) -> None:
+        """See to it that ``many`` more can be opened. Views that were taken before are gone then."""
+        if len(self._opened) + many > _MOST_OPEN:
+            self.close()
 
     def close(self) -> None:
         """Close all; what is still being read from them is waited for."""

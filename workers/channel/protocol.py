@@ -27,9 +27,12 @@ MAX_TENSORS: Final = 32
 #: The most dimensions that a tensor may have.
 MAX_DIMS: Final = 8
 
+#: The longest description of an output's arrangement (:func:`describe`), in bytes.
+MAX_STRUCTURE_BYTES: Final = 1024
+
 _MAGIC: Final = 0x6B71_0001
 _COMMAND = struct.Struct("=IIQq")
-_REPLY_HEAD = struct.Struct("=IIQqq256s128s2048sI")
+_REPLY_HEAD = struct.Struct(f"=IIQqq{MAX_STRUCTURE_BYTES}s128s2048sI")
 _TENSOR = struct.Struct("=BBH8qBB64sQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 
@@ -199,7 +202,7 @@ class Reply:
             self.sequence,
             self.tag,
             self.code,
-            _fit(self.structure, 256),
+            _fit(self.structure, MAX_STRUCTURE_BYTES),
             _fit(self.exception, 128),
             _fit(self.message, 2048),
             len(self.tensors),

@@ -19,7 +19,7 @@ def floor(problem: Problem, case: Case, bandwidth: float) -> dict[str, Any]:
     """What a kernel must move, and how long that takes at least.
 
     Args:
-        problem: tells which outputs are memory of their own.
+        problem: tells how much of the outputs must be written.
         case: an answered one.
         bandwidth: what the device's memory moves, in bytes a second.
 
@@ -28,8 +28,8 @@ def floor(problem: Problem, case: Case, bandwidth: float) -> dict[str, Any]:
         ``bytes_out`` (all outputs written once: nothing may be faster), ``bandwidth_gbs``, ``floor_ms`` for
         both and ``floor_out_ms`` for the outputs alone.
     """
-    written = sum(out.nbytes for out, alias in zip(case.outputs, problem.output_aliases, strict=True) if alias is None)
     read = sum(tensor.nbytes for tensor in case.inputs)
+    written = problem.written_bytes
     return {
         "bytes_in": read,
         "bytes_out": written,

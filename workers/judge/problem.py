@@ -25,7 +25,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
-from workers.channel.protocol import MAX_DIMS, MAX_TENSORS, TensorSpec, describe
+from workers.channel.protocol import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, TensorSpec, describe
 from workers.channel.randomness import set_seed
 from workers.judge.ending import EvaluationEnded
 from workers.judge.variants import MAX_BYTES, variants
@@ -134,6 +134,7 @@ class Problem:
         self.structure = ""
         self.mutates_inputs = False
         self.output_aliases: tuple[int | None, ...] = ()
+        self.written_bytes = 0
         self.forward_s = math.inf
         self._on_device: bool | None = None
         self._model: torch.nn.Module | None = None
@@ -282,6 +283,10 @@ class Problem:
         structure, leaves = describe(output)
         if "?" in structure or not leaves or len(leaves) > MAX_TENSORS:
             raise _invalid(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
+        if len(structure.encode()) > MAX_STRUCTURE_BYTES:
+            raise _invalid(
+                f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to tell"
+            )
         if any(leaf.device.type != self.device or leaf.dim() > MAX_DIMS or not _known(leaf) for leaf in leaves):
             raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
         if any(leaf.is_floating_point() and bool(torch.isnan(leaf).any()) for leaf in leaves):
@@ -295,12 +300,25 @@ class Problem:
             owners = {tensor.untyped_storage().data_ptr(): i for i, tensor in reversed(list(enumerate(changed)))}
             owners.pop(0, None)  # the address of all storages that hold nothing
             self.output_aliases = tuple(owners.get(leaf.untyped_storage().data_ptr()) for leaf in leaves)
+            self.written_bytes = self._written(leaves, set(owners))
         if specs != self._output_specs:
             raise _invalid("the reference must return the same shapes and dtypes each time")
         # An output may be an input, or a view of one: what is compared must be the judge's own.
         case.outputs = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self.mutates_inputs |= any(not same_bits(a, b) for a, b in zip(changed, case.inputs, strict=True))
         return drew
+
+    def _written(self, leaves: list[torch.Tensor], owned: set[int]) -> int:
+        """Bytes that the outputs take which are neither inputs nor weights, each memory counted once."""
+        model = self._model
+        assert model is not None
+        kept = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        sizes: dict[int, int] = {}
+        for leaf in leaves:
+            where = leaf.untyped_storage().data_ptr()
+            if where not in owned | kept:
+                sizes[where] = max(sizes.get(where, 0), min(leaf.nbytes, leaf.untyped_storage().nbytes()))
+        return sum(sizes.values())
 
     def _arguments(self, inputs: list[torch.Tensor]) -> list[Any]:
         """Forward's arguments, tensors copied."""

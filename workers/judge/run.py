@@ -49,12 +49,15 @@ from workers.slot import Slot
 _BACKSTOP_S: Final = 30.0
 #: A candidate's own nulls, as a share of its calls.
 _NULL_SHARE: Final = 0.2
-#: How many timed calls have known answers: as many as the reference answers in this time (in seconds) and as fit
-#: into this memory, within bounds.
-_FEWEST_KNOWN: Final = 4
-_MOST_KNOWN: Final = 8
-_KNOWN_S: Final = 0.03
-_KNOWN_BYTES: Final = 4 << 30
+#: How many timed calls are verified: as many as the reference answers in this time (in seconds), but not few for
+#: that alone, and as fit into this memory.
+_MOST_PROOFS: Final = 16
+_SLOW_PROOFS: Final = 8
+_FEWEST_PROOFS: Final = 2
+_PROOFS_S: Final = 0.05
+_PROOFS_BYTES: Final = 8 << 30
+#: The share of a GPU's memory that all cases to check may take together.
+_CASES_SHARE: Final = 0.15
 #: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
 _DRIFT: Final = 1.25
 #: What a log may not hold where people read it: a terminal or a page would obey it.
@@ -112,12 +115,31 @@ class _Evaluation:
             outcome = ended.outcome
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
-            outcome = Outcome(
+            outcome = self._memory_hog() or Outcome(
                 category=Category.GPU_UNHEALTHY,
                 message=f"the judge's own work on the GPU failed: {type(error).__name__}: {error}",
                 facts={"cuda_code": getattr(error, "error_code", None)},
             )
         return self._clean_up(outcome)
+
+    def _memory_hog(self) -> Outcome | None:
+        """What comes of a kernel that holds more of the GPU's memory than it was given; None if it does not."""
+        try:
+            before, total = torch.cuda.mem_get_info()
+            for process in self._processes:
+                process.stop()
+            held = torch.cuda.mem_get_info()[0] - before
+        except (torch.AcceleratorError, CudaCallError, ForkServerError):
+            return None
+        allowed = int(total * _MEMORY_SHARE / self._slot.siblings)
+        if held <= allowed:
+            return None
+        return Outcome(
+            category=Category.GPU_OUT_OF_MEMORY,
+            message=f"the kernel held {held} bytes of the GPU's memory, of which {allowed} are its share",
+            phase=Phase.CHECK,
+            facts={"held_bytes": held, "allowed_bytes": allowed},
+        )
 
     def _judge(self) -> Outcome:
         self._blackbox.enter(Phase.PREPARE)
@@ -139,59 +161,55 @@ class _Evaluation:
             # Its first call loads and chooses kernels: while others may use the device.
             problem.answer(cases[0])
         with self._alone("reference"), self._reference_alarm():
-            cases, fresh = self._answer(cases)
+            cases, later, last = self._answer(cases)
         # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
         if timed and self._flusher is not None:
             self._flusher()
+        if rival is not None:
+            self._get_going(rival, cases[0])
+        elif known is not None:
+            self._basis = known.basis
         self._build(candidate)
         with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
-            if rival is not None:
-                with _blaming_the_reference():
-                    rival.construct(cases[0], rehearse=False)
         stopwatch = series = baseline = None
         with self._alone("measure"), self._backstop(Phase.CHECK):
-            if rival is not None:
-                self._get_going(rival, cases[0])
-                if self._basis == "gpu_clock" and self._stopwatch(rival, fresh).blocks():
-                    self._basis, self._reference_blocks = "cpu_clock", True
-            elif known is not None:
-                self._basis = known.basis
-            self._evidence |= self._check(candidate, cases)
+            self._evidence |= self._check(candidate, cases, later)
             if timed:
-                stopwatch = self._stopwatch(candidate, fresh[:-1])
+                stopwatch = self._stopwatch(candidate, self._proofs(cases[0]))
                 series = self._time(stopwatch)
-                self._check_again(candidate, fresh[-1])
+                self._check_again(candidate, last)
                 self._evidence["floor"] = self._floor(cases[0])
             if series is not None and rival is not None:
                 # Not beside a kernel that could disturb it.
                 self._look_at_provenance(candidate, cases[0])
                 self._stop(candidate)
-                baseline = self._time_reference(rival, fresh, series.basis)
+                baseline = self._time_reference(rival, series.basis)
         if rival is None:
             with self._backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, cases[0])
         self._stop(candidate)
         if stopwatch is not None:
-            stopwatch.verify()
+            with self._alone("verify"), self._reference_alarm():
+                self._evidence["verified_calls"] = stopwatch.verify()
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
             provenance.enforce(found, self._settings.policies.decoys)
         runtime = None
         if series is not None:
-            baseline = baseline or self._baseline_for(series, cases[0], fresh)
-            null = min(baseline.null_ms * 1e6, timing.null_of(series, self._slot))
+            baseline = baseline or self._baseline_for(series, cases[0])
+            null = timing.null_of(series, self._slot, baseline)
             runtime = timing.summarise(series, null, self._settings.timing, self._slot)
-            if runtime.basis == "gpu_clock":
+            if self._evidence["floor"]:
                 physics.enforce(self._evidence["floor"], runtime)
             if self._settings.timing.compiled_baseline:
-                self._evidence["compiled_baseline"] = self._compiled_baseline(series, cases[0], fresh)
+                self._evidence["compiled_baseline"] = self._compiled_baseline(series, cases[0])
         return Outcome(
             category=Category.PASSED,
-            message=f"right on {len(cases)} input sets",
+            message=f"right on {len(cases) + later} input sets",
             runtime=runtime,
             baseline=baseline,
         )
@@ -265,39 +283,58 @@ class _Evaluation:
         )
         return session
 
-    def _answer(self, cases: list[Case]) -> tuple[list[Case], list[Case]]:
-        """Have the reference answer the checked cases, and fresh ones for timed calls: a few, if it is slow.
+    def _answer(self, cases: list[Case]) -> tuple[list[Case], int, Case | None]:
+        """Have the reference answer the cases to check, and one for after the timing.
+
+        Where they would not fit into a part of the GPU's memory together they are answered one by one, when they
+        are checked.
 
         Returns:
-            the cases to check, and those to use in and after timing, of which the candidate sees nothing before.
+            the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
+        if self._slot.on_gpu and len(cases) * _size(cases[0]) > _CASES_SHARE * torch.cuda.mem_get_info()[1]:
+            return cases[:1], self._settings.checks - 1, None
         answered = [cases[0], *(case for case in cases[1:] if self._problem.answer(case))]
         self._evidence["reference_is_constant"] = self._problem.reference_is_constant
         if not self._settings.timing.enabled:
-            return answered, []
-        size = sum(tensor.nbytes for tensor in (*answered[0].inputs, *answered[0].outputs))
-        many = min(_MOST_KNOWN, int(_KNOWN_S / self._problem.forward_s), _KNOWN_BYTES // max(size, 1))
-        fresh = [self._problem.fresh() for _ in range(max(_FEWEST_KNOWN, many) + 1)]
-        for case in fresh:
-            self._problem.answer(case)
-        return answered, fresh
+            return answered, 0, None
+        last = self._problem.fresh()
+        self._problem.answer(last)
+        return answered, 0, last
 
-    def _check(self, candidate: Session, cases: list[Case]) -> dict[str, Any]:
+    def _proofs(self, case: Case) -> int:
+        """How many timed calls are verified: as the reference's speed and memory for their values allow."""
+        by_time = int(_PROOFS_S / self._problem.forward_s)
+        by_memory = _PROOFS_BYTES // max(_size(case), 1)
+        most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
+        return max(_FEWEST_PROOFS, min(most, max(by_time, _SLOW_PROOFS), by_memory))
+
+    def _check(self, candidate: Session, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._timed("check"):
             candidate.prepare_calls(cases[0])
             figures = [self._check_case(candidate, case) for case in cases]
+            for _ in range(later):
+                figures.append(self._check_case(candidate, self._answered()))
             try:
                 candidate.run(cases[0])
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
-        return {"checks": len(cases), "comparison": compare.merge_errors(figures)}
+        return {"checks": len(cases) + later, "comparison": compare.merge_errors(figures)}
 
-    def _check_again(self, candidate: Session, case: Case) -> None:
+    def _answered(self) -> Case:
+        """One more case with its answer."""
+        case = self._problem.fresh()
+        with self._reference_alarm():
+            self._problem.answer(case)
+        self._blackbox.enter(Phase.CHECK)
+        return case
+
+    def _check_again(self, candidate: Session, case: Case | None) -> None:
         """One more checked call, on an input that it has not seen, when timing is over."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
         try:
-            candidate.run(case)
+            candidate.run(case or self._answered())
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right before it was timed, wrong after") from None
 
@@ -321,14 +358,17 @@ class _Evaluation:
         with self._timed("provenance"):
             try:
                 self._activities = candidate.profile(case)
-            except (NotRecorded, EvaluationEnded) as error:
+            except NotRecorded as error:
                 self._evidence["provenance_error"] = str(error)
+            except EvaluationEnded as ended:
+                self._evidence["provenance_error"] = str(ended)
+                if self._settings.policies.decoys is Policy.REJECT:
+                    raise  # one that dies rather than be looked at
 
-    def _stopwatch(self, session: Session, fresh: list[Case]) -> timing.Stopwatch:
-        session.process.enter(Phase.TIME, self._deadlines.time_s)
-        return timing.Stopwatch(
-            session, self._problem, fresh, self._slot, self._deadlines.time_s, self._flusher, self._watch
-        )
+    def _stopwatch(self, session: Session, proofs: int) -> timing.Stopwatch:
+        seconds = self._deadlines.time_s
+        session.process.enter(Phase.TIME, seconds)
+        return timing.Stopwatch(session, self._problem, self._slot, seconds, self._flusher, self._watch, proofs)
 
     def _time(self, stopwatch: timing.Stopwatch) -> timing.Series:
         with self._timed("time"):
@@ -352,30 +392,39 @@ class _Evaluation:
         key = self._settings_key(basis, compiled=compiled)
         return baselines.get(self._engine, self._request.problem_hash, self._environment_hash, key)
 
-    def _get_going(self, rival: Session, case: Case) -> None:
-        """First calls of the process that runs the reference."""
-        with _blaming_the_reference():
-            rival.prepare_calls(case)
-            rival.run(case)
+    def _get_going(self, rival: Session, case: Case, *, compiled: bool = False) -> None:
+        """Construct the reference in its process, make its first calls, and see which clock can time it.
+
+        None of the kernel's code runs meanwhile: it has not been loaded yet, or has been stopped.
+        """
+        with self._timed("construct_reference"), self._backstop(Phase.CONSTRUCT), _blaming_the_reference():
+            rival.construct(case, rehearse=compiled)
+            with self._alone("reference"), self._backstop(Phase.CHECK):
+                rival.prepare_calls(case)
+                rival.run(case)
+                if self._slot.on_gpu and self._stopwatch(rival, 0).blocks():
+                    self._basis, self._reference_blocks = "cpu_clock", True
 
     def _time_reference(
-        self, rival: Session, fresh: list[Case], basis: timing.Basis, *, compiled: bool = False, replace: bool = False
+        self, rival: Session, basis: timing.Basis, *, compiled: bool = False, known: Measurement | None = None
     ) -> Measurement:
         """Take null and baseline, and keep them. The reference's failures are the problem's.
 
         What others do on the device can drown a short call: one that cannot be told from the null is taken
-        again, a few times, and never kept.
+        again, a few times, and never kept. Nor is one kept in the place of a known one that still holds.
         """
         with self._timed("baseline"), _blaming_the_reference():
-            measurement = self._measure_reference(rival, fresh, basis)
+            measurement = self._measure_reference(rival, basis)
             for _ in range(_BASELINE_TRIES - 1):
                 if measurement.q1_ms <= 0:
-                    measurement = self._measure_reference(rival, fresh, basis)
+                    measurement = self._measure_reference(rival, basis)
+        if known is not None and not _has_drifted(known, measurement.yardstick_ms):
+            return known  # it was the kernel that held the judge's work up
         if measurement.q1_ms > 0:
             # Where the reference itself waits for the GPU there is no other clock to time it by.
-            keys: set[timing.Basis] = {basis, measurement.basis}
-            if self._reference_blocks:
-                keys.add("gpu_clock")
+            keys: set[timing.Basis] = (
+                {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
+            )
             for key in keys:
                 baselines.put(
                     self._engine,
@@ -383,47 +432,35 @@ class _Evaluation:
                     self._environment_hash,
                     self._settings_key(key, compiled=compiled),
                     measurement,
-                    replace=replace,
+                    replace=known is not None,
                 )
         return measurement
 
-    def _measure_reference(self, rival: Session, fresh: list[Case], basis: timing.Basis) -> Measurement:
-        stopwatch = self._stopwatch(rival, fresh)
-        series = stopwatch.measure(self._settings.timing, basis=basis, null_share=1.0)
-        stopwatch.verify()
+    def _measure_reference(self, rival: Session, basis: timing.Basis) -> Measurement:
+        series = self._stopwatch(rival, 0).measure(self._settings.timing, basis=basis, null_share=1.0)
         null = timing.null_of(series, self._slot)
         return timing.summarise(series, null, self._settings.timing, self._slot)
 
-    def _baseline_for(
-        self, series: timing.Series, case: Case, fresh: list[Case], *, compiled: bool = False
-    ) -> Measurement:
+    def _baseline_for(self, series: timing.Series, case: Case, *, compiled: bool = False) -> Measurement:
         """The cached baseline, or a new one where there is none by this clock or the device is not what it was."""
         known = self._cached(series.basis, compiled=compiled)
-        if known is not None and not _has_drifted(known, series):
+        if known is not None and not _has_drifted(known, series.yardstick_ms):
             return known
         if known is not None:
             self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
-        return self._late_reference(series.basis, case, fresh, compiled=compiled, replace=known is not None)
-
-    def _compiled_baseline(self, series: timing.Series, case: Case, fresh: list[Case]) -> dict[str, Any]:
-        """The reference's time under ``torch.compile``; what is wrong with it is told and fails nothing else."""
-        try:
-            return self._baseline_for(series, case, fresh, compiled=True).model_dump(mode="json")
-        except EvaluationEnded as ended:
-            return {"error": ended.outcome.message}
-
-    def _late_reference(
-        self, basis: timing.Basis, case: Case, fresh: list[Case], *, compiled: bool, replace: bool
-    ) -> Measurement:
-        """Start a process for the reference now, time it, and end it."""
         rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET, compiled=compiled)
-        with self._timed("construct_reference"), self._backstop(Phase.CONSTRUCT), _blaming_the_reference():
-            rival.construct(case, rehearse=compiled)
+        self._get_going(rival, case, compiled=compiled)
         with self._alone("measure_reference"), self._backstop(Phase.TIME):
-            self._get_going(rival, case)
-            measurement = self._time_reference(rival, fresh, basis, compiled=compiled, replace=replace)
+            measurement = self._time_reference(rival, series.basis, compiled=compiled, known=known)
         rival.process.stop()
         return measurement
+
+    def _compiled_baseline(self, series: timing.Series, case: Case) -> dict[str, Any]:
+        """The reference's time under ``torch.compile``; what is wrong with it is told and fails nothing else."""
+        try:
+            return self._baseline_for(series, case, compiled=True).model_dump(mode="json")
+        except EvaluationEnded as ended:
+            return {"error": ended.outcome.message}
 
     def _stop(self, candidate: Session) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
@@ -505,9 +542,14 @@ class _Evaluation:
             yield
 
 
-def _has_drifted(known: Measurement, series: timing.Series) -> bool:
+def _size(case: Case) -> int:
+    """Bytes of an answered case."""
+    return sum(tensor.nbytes for tensor in (*case.inputs, *case.outputs))
+
+
+def _has_drifted(known: Measurement, now: float | None) -> bool:
     """Whether the device is another than when the baseline was taken, by the judge's own work in the calls."""
-    then, now = known.yardstick_ms, series.yardstick_ms
+    then = known.yardstick_ms
     return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT
 
 
@@ -517,6 +559,8 @@ def _blaming_the_reference() -> Generator[None]:
     try:
         yield
     except EvaluationEnded as ended:
+        if ended.outcome.blame is Blame.FLEET:
+            raise
         raise EvaluationEnded(
             Category.REFERENCE_ERROR,
             f"the reference failed in a process of its own: {ended.outcome.message}",
@@ -527,13 +571,18 @@ def _blaming_the_reference() -> Generator[None]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """End this process, whatever it executes, unless the block is left within ``seconds``."""
+    """End this process, whatever it executes, unless the block is left within ``seconds``.
+
+    Within another such block that one's time goes on when this one is left.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    begun = time.monotonic()
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        left = max(outer - (time.monotonic() - begun), 0.001) if outer else 0
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:

@@ -148,6 +148,7 @@ class Session:
         expected = tuple(TensorSpec.of(tensor) for tensor in self._like)
         if reply.answer is Answer.MISMATCH or reply.tensors != expected or reply.structure != self._problem.structure:
             compare.check_form(reply, self._problem.structure, self._like)
+        self._imports.make_room(len(reply.places))
         return [
             self._output(i, spec, place)
             for i, (spec, place) in enumerate(zip(reply.tensors, reply.places, strict=True))

@@ -1,8 +1,9 @@
 """Many timed calls of one candidate, and what they say.
 
-Every call has values of its own. Most are nobody's: only the form of their outputs is looked at. Some, chosen
-at random, come from inputs whose answers are known, and are compared when all is over. To the candidate they
-are all alike, and it does not know how many there will be.
+Every call has values of its own. Of those that count some are kept, chosen as they come so that in the end each
+was as likely as any other: when the candidate is gone the reference answers them. To the candidate all calls are
+alike, and it does not know how many there will be: whatever share of them it gets wrong, the same share of
+those that are kept is likely to be.
 
 From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
 that slowed its null would make itself look fast. So the null is also taken from a process that runs the
@@ -46,17 +47,13 @@ _ENOUGH: Final = 15
 _MORE: Final = 8
 #: The share of the time phase's deadline after which no further call is begun.
 _BUDGET: Final = 0.6
-#: The share of calls whose answers are known.
-_KNOWN: Final = 0.3
-#: Of those at least so many before precision may end a measurement.
-_PROVEN: Final = 4
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
 _RESOLUTION_NS: Final = 500.0
-#: Outputs of timed calls that are kept to be compared later, in bytes; further ones are compared at once.
-_KEPT_BYTES: Final = 1 << 30
 #: Calls between two looks at the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Calls that a candidate may fail to enqueue in time before its forward is taken to wait for the GPU.
+#: Making inputs for longer than this is not on the candidate's time, in seconds.
+_SLOW_DRAW_S: Final = 0.02
+#: Calls in a row that a candidate may fail to enqueue in time before its forward is taken to wait for the GPU.
 _MISSES: Final = 3
 
 
@@ -86,38 +83,38 @@ class Stopwatch:
         self,
         session: Session,
         problem: Problem,
-        known: list[Case],
         slot: Slot,
         seconds: float,
         flusher: Flusher | None,
         watch: environment.Watch,
+        proofs: int,
     ) -> None:
         """Make ready.
 
         Args:
             session: the candidate, in its time phase.
-            problem: gives the values of the other calls.
-            known: input sets with answers, which the candidate has not seen.
+            problem: gives the values of the calls, and answers those that are kept.
             slot: where it runs.
             seconds: deadline of the time phase.
             flusher: empties the L2 cache, on a GPU.
             watch: sees whether the device is throttled.
+            proofs: how many calls are kept to be verified.
         """
-        self._flusher = flusher
-        self._watch = watch
         self._session = session
         self._problem = problem
-        self._known = known
         self._slot = slot
         self._seconds = seconds
+        self._flusher = flusher
+        self._watch = watch
+        self._most = proofs
         self._random = random.SystemRandom()
-        self._kept: list[tuple[list[torch.Tensor], Case]] = []
-        self._kept_bytes = 0
+        self._proofs: list[tuple[list[torch.Tensor], Case]] = []
+        self._draw_s = 0.0
 
     def blocks(self) -> bool:
         """Whether the candidate's forward waits for the GPU."""
         with contextlib.closing(GpuClock(self._session, None)) as clock:
-            return clock.blocks(self._problem.fresh())
+            return clock.blocks(self._fresh())
 
     def measure(self, timing: Timing, *, basis: Basis, null_share: float) -> Series:
         """Time calls until their median is known well enough, at most ``timing.calls``.
@@ -158,15 +155,21 @@ class Stopwatch:
             series.empty_ns = empty_kernel_ns()
         return series
 
-    def verify(self) -> None:
-        """Compare what the timed calls with known answers returned; the device need not be had alone for it.
+    def verify(self) -> int:
+        """Have the reference answer the calls that were kept, and compare. The candidate is not needed for it.
+
+        Returns:
+            how many they were.
 
         Raises:
             EvaluationEnded: ``nondeterministic``: a call was wrong although all checked calls were right.
         """
-        for outputs, case in self._kept:
+        kept, self._proofs = self._proofs, []
+        for outputs, case in kept:
+            self._problem.answer(case)
             self._check(outputs, case)
-        self._kept.clear()
+            case.outputs.clear()
+        return len(kept)
 
     def _take(self, clock: GpuClock | CpuClock, timing: Timing, null_share: float) -> Series | None:
         """A series by one clock; None if the candidate's forward waits for the GPU."""
@@ -174,43 +177,37 @@ class Stopwatch:
         call, null = (Order.AHEAD, Order.AHEAD_NULL) if ahead else (Order.TIME, Order.TIME_NULL)
         series = Series(clock.basis)
         blanks = self._session.blanks()
-        unused = list(self._known)
         enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
-        misses, since = 0, 0
+        warming, counted, misses, since = timing.warmup, 0, 0, 0
         begun = time.monotonic()
-        warming = timing.warmup
         while True:
-            if self._random.random() < null_share or len(series.nulls) < _FEWEST * bool(warming == 0):
-                sample = clock.time(null, self._problem.fresh(), blanks)
+            if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
+                sample = clock.time(null, self._fresh(), blanks)
+                misses = misses + 1 if sample is None else 0
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
                     series.yardsticks.append(sample[1])
-            proven = len(self._known) - len(unused) >= min(_PROVEN, len(self._known))
-            known = self._random.random() < _KNOWN or (not proven and len(series.calls) >= timing.calls)
-            again = known and not unused
-            case = self._problem.fresh()
-            if known:
-                case = unused.pop() if unused else self._random.choice(self._known)
-            into = self._session.blanks() if known else blanks
+            case = self._fresh()
+            place = self._place(counted) if warming == 0 else None
+            into = blanks if place is None else self._session.blanks()
             sample = clock.time(call, case, into)
+            misses = misses + 1 if sample is None else 0
+            if misses >= _MISSES:
+                return None
             if sample is None:
-                misses += 1
-                if misses >= _MISSES:
-                    return None
                 continue
-            if known:
-                self._keep(into, case)
             if warming:
                 warming -= 1
                 continue
-            # A case that was used before may be remembered: its time would not be one of an honest call.
-            if not again:
-                series.calls.append(sample[0])
-                series.yardsticks.append(sample[1])
-                since += 1
+            counted += 1
+            if place is not None:
+                self._proofs[place : place + 1] = [(into, case)]
+            series.calls.append(sample[0])
+            series.yardsticks.append(sample[1])
+            since += 1
             late = time.monotonic() - begun > self._seconds * _BUDGET
-            done = (proven and len(series.calls) >= timing.calls) or (late and len(series.calls) >= _FEWEST)
-            if not done and len(series.calls) >= enough and proven:
+            done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
+            if not done and len(series.calls) >= enough and len(series.nulls) >= _FEWEST:
                 done = _is_precise(series, timing.precision)
             if since >= _LOOK_EVERY or done:
                 if self._watch.throttled():
@@ -218,15 +215,27 @@ class Stopwatch:
                     series.discarded += since
                     done = late or series.discarded >= timing.calls
                 since = 0
-            if done:
+            if done and len(series.nulls) >= _FEWEST:
                 return series
 
-    def _keep(self, outputs: list[torch.Tensor], case: Case) -> None:
-        self._kept_bytes += sum(output.nbytes for output in outputs)
-        if self._kept_bytes > _KEPT_BYTES:
-            self._check(outputs, case)
-        else:
-            self._kept.append((outputs, case))
+    def _fresh(self) -> Case:
+        """Inputs that were never used. Where they take long to make, the candidate's time stands still."""
+        slow = self._draw_s > _SLOW_DRAW_S
+        if slow:
+            self._session.process.stop_clock()
+        begun = time.monotonic()
+        case = self._problem.fresh()
+        self._draw_s = time.monotonic() - begun
+        if slow:
+            self._session.process.start_clock()
+        return case
+
+    def _place(self, counted: int) -> int | None:
+        """Where the next call is kept, if it is, so that of all calls each is as likely to stay as any other."""
+        if counted < self._most:
+            return counted
+        place = self._random.randrange(counted + 1)
+        return place if place < self._most else None
 
     def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
         try:
@@ -240,13 +249,24 @@ class Stopwatch:
             ) from None
 
 
-def null_of(series: Series, slot: Slot) -> float:
+def null_of(series: Series, slot: Slot, baseline: Measurement | None = None) -> float:
     """The null of a series, in nanoseconds: the median; on a CPU, whose cores others use, the least.
 
     What others take there is added to calls, never taken from them: a null that held it would make times
     too short, even negative.
+
+    Args:
+        series: a candidate's, which may have slowed its nulls, or the reference's.
+        slot: where it ran.
+        baseline: for a candidate, what was measured with the reference. Its null counts where it is smaller, less
+            what the judge's own work in the calls has become faster by since.
     """
-    return statistics.median(series.nulls) if slot.on_gpu else float(min(series.nulls))
+    own = statistics.median(series.nulls) if slot.on_gpu else float(min(series.nulls))
+    if baseline is None:
+        return own
+    then, now = baseline.yardstick_ms, series.yardstick_ms
+    quicker = 0.0 if then is None or now is None else max(0.0, then - now)
+    return min(own, (baseline.null_ms - quicker) * 1e6)
 
 
 def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Measurement:

@@ -97,6 +97,14 @@ def is_zombie(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
+def owner(pid: int) -> int | None:
+    """The uid that a process runs under; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
 def living_of_uid(uid: int) -> list[int]:
     """The processes that run under a uid, those that have ended and wait to be reaped not counted."""
     found: list[int] = []
