@@ -7,13 +7,12 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Timing
+from kqueue.contract import Measurement, Settings, Timing
 from workers.judge import physics, timing
 from workers.judge.ending import EvaluationEnded
-from workers.judge.problem import Case
+from workers.judge.problem import Problem
 from workers.slot import Slot
 
 CPU = Slot(UUID(int=0), "cpu-0", 0, "cpu", ("cpu",), 1, Path("/nowhere"), Path("/nowhere/lock"), None)
@@ -53,21 +52,48 @@ def test_a_null_is_the_median_on_a_gpu_and_the_least_on_a_cpu() -> None:
     assert timing.null_of(series(), CPU) == 290_000
 
 
-CASE = Case(0, [torch.zeros(1 << 20)], [torch.zeros(1 << 20), torch.zeros(1 << 20)])
+def test_a_slowed_null_does_not_count() -> None:
+    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
+    reference = measured()
+    assert timing.null_of(series(nulls=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
+    assert timing.null_of(series(nulls=[250_000] * 5), GPU, reference) == 250_000
+    quieter = series(nulls=[900_000] * 5, yardsticks=[40_000] * 5)
+    assert timing.null_of(quieter, GPU, reference) == pytest.approx(290_000)
 
 
-class _Problem:
-    """What the floor asks of a problem."""
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1 << 10))
+    def forward(self, x):
+        return {outputs}
+def get_inputs():
+    return [torch.randn(1 << 10)]
+"""
 
-    def __init__(self, *aliases: int | None) -> None:
-        self.output_aliases = aliases
 
-
-@pytest.mark.parametrize(("aliases", "written"), [((None, None), 8 << 20), ((0, None), 4 << 20), ((0, 0), 0)])
-def test_the_floor_counts_outputs_of_their_own(aliases: tuple[int | None, ...], written: int) -> None:
-    """An output that is a view of an input is not written."""
-    found = physics.floor(_Problem(*aliases), CASE, 4e12)  # pyright: ignore[reportArgumentType]
-    assert (found["bytes_in"], found["bytes_out"]) == (4 << 20, written)
+@pytest.mark.parametrize(
+    ("outputs", "written"),
+    [
+        ("x * 2", 4 << 10),
+        ("(x * 2, x + 1)", 8 << 10),
+        ("(x, x * 2)", 4 << 10),
+        ("[(y := x * 2), y[:512], y.view(32, 32)]", 4 << 10),
+        ("(x * 2, self.weight)", 4 << 10),
+        ("x.view(32, 32)", 0),
+        ("x.sum().expand(1 << 10)", 4),
+    ],
+)
+def test_the_floor_counts_what_must_be_written_once(outputs: str, written: int) -> None:
+    """Neither views of inputs nor weights are written, and no memory twice."""
+    problem = Problem(SOURCE.replace("{outputs}", outputs), Settings(checks=1), "cpu")
+    problem.construct()
+    [case, *_] = problem.make_cases()
+    problem.answer(case)
+    found = physics.floor(problem, case, 4e12)
+    assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written)
     assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 
 
