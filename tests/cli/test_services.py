@@ -107,7 +107,8 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
     expected = {
         "gpu": {"driver", "torch", "triton", "cupy"},
         "compilers": {"c++", "python headers", "ninja", "nvcc"},
-        "sandbox": {"user", "no_new_privs", "files", "seccomp", "user_namespace", "cgroup_kill", "isolation"},
+        "sandbox": {"user", "no_new_privs", "files", "seccomp", "user_namespace", "cgroup_kill", "isolation"}
+        | {"scratch"},
     }
     for group, names in expected.items():
         assert names <= {name for where, name in found if where == group}
