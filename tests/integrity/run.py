@@ -79,15 +79,20 @@ def _chosen(lane: str, only: list[str] | None) -> list[Program]:
 
 
 def _run(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merge: bool) -> dict[str, Any]:
+    record: dict[str, Any] = {"lane": lane, "date": datetime.now(UTC).date().isoformat()}
+    record["environment"], record["isolation"] = None, {}
+    record["programs"] = json.loads(out.read_text())["programs"] if merge and out is not None and out.exists() else {}
+    verdicts: dict[str, Verdict] = {}
     begun = time.monotonic()
     tickets = kq.submit_batch([program.request(lane) for program in chosen])
-    verdicts = dict(zip([program.name for program in chosen], kq.wait_all(tickets, timeout=PATIENCE_S), strict=True))
-    seconds = time.monotonic() - begun
-    print(f"{len(chosen)} programs in {seconds:.0f} s", flush=True)
-    record: dict[str, Any] = {"lane": lane, "date": datetime.now(UTC).date().isoformat()}
-    record["environment"] = next((v.environment for v in verdicts.values() if v.environment), None)
-    record["isolation"] = next((v.isolation for v in verdicts.values() if v.isolation), {})
-    record["programs"] = json.loads(out.read_text())["programs"] if merge and out is not None and out.exists() else {}
+    for i, (program, ticket) in enumerate(zip(chosen, tickets, strict=True)):
+        verdict = verdicts[program.name] = ticket.wait(timeout=PATIENCE_S)
+        record["environment"] = record["environment"] or verdict.environment
+        record["isolation"] = record["isolation"] or verdict.isolation
+        if i % 20 == 19:  # a run that is broken off has not been for nothing
+            print(f"{i + 1} of {len(chosen)} after {time.monotonic() - begun:.0f} s", flush=True)
+            _judge_all(record, lane, chosen, verdicts, {}, out)
+    print(f"{len(chosen)} programs in {time.monotonic() - begun:.0f} s", flush=True)
     _judge_all(record, lane, chosen, verdicts, {}, out)
     if lane == "gpu":
         begun = time.monotonic()
@@ -114,6 +119,8 @@ def _judge_all(
     out: Path | None,
 ) -> None:
     for program in chosen:
+        if program.name not in verdicts:
+            continue
         row = _row(program, verdicts[program.name])
         found = judge(program, Facts.of(verdicts[program.name]), lane)
         quiet = alone.get(program.name)
