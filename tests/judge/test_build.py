@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Setting
 from tests.judge.rig import Rig
 from tests.judge.test_judge import eventually
 from workers.candidate import libraries
+from workers.judge import build, run
 from workers.sandbox import shelf
 
 PROBLEM = """
@@ -145,6 +147,51 @@ def test_what_fails_only_in_the_builder_is_left_to_the_candidate(rig: Rig) -> No
     assert outcome.evidence["build"]["where"] == "candidate"
     assert "not here" in outcome.evidence["build"]["skipped"]
     assert told(outcome, "candidate")[0].startswith("1 compiled")
+
+
+class _BuildBesideGpu(build.Build):
+    def __init__(self, *given: Any, on_gpu: bool) -> None:
+        super().__init__(*given, on_gpu=not on_gpu)
+
+
+@pytest.fixture
+def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge takes its candidate for one with a GPU."""
+    monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
+    monkeypatch.setattr(run, "Build", _BuildBesideGpu)
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
+def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig) -> None:
+    """Its flags may come from the GPU, and others from its absence."""
+    outcome = judge(rig, kernel(top="if WHO == 'builder': build(SOURCE + 'no c++ at all;')", after=TELL))
+    assert outcome.category is Category.PASSED, outcome
+    assert "does not name a type" in outcome.evidence["build"]["skipped"]
+    assert told(outcome, "candidate")[0].startswith("1 compiled")
+    refused = judge(rig, kernel(top="print(WHO, flush=True); build(SOURCE + 'no c++ at all;')"))
+    assert (refused.category, refused.phase) == (Category.COMPILE_ERROR, Phase.LOAD)
+    assert "candidate" in refused.log.splitlines()
+
+
+def test_other_variables_for_the_compilers_make_another_library(rig: Rig) -> None:
+    """What a kernel asks of them without a GPU, such as other architectures, is not what it asks beside one."""
+    top = 'os.environ["TORCH_CUDA_ARCH_LIST"] = "7.5" if WHO == "builder" else "9.0"'
+    outcome = judge(rig, kernel(top=top, after=TELL))
+    assert outcome.category is Category.PASSED, outcome
+    assert told(outcome, "candidate")[0].startswith("1 compiled")
+
+
+def test_a_compiler_that_outlives_the_build_is_no_daemon(rig: Rig) -> None:
+    """A module that fails in one thread while another compiles has left nothing behind."""
+    two = """
+if WHO == "builder":
+    import subprocess
+    subprocess.Popen(["sleep", "100"])
+    raise RuntimeError("not here")
+"""
+    outcome = judge(rig, kernel(top=two))
+    assert outcome.category is Category.PASSED, outcome
+    assert "not here" in outcome.evidence["build"]["skipped"]
 
 
 def test_a_daemon_of_the_builder_is_a_violation(rig: Rig) -> None:

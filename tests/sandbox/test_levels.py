@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from tests.sandbox.conftest import Fleet
-from workers.sandbox import cgroups, launch
+from workers.sandbox import cgroups, launch, view
 from workers.sandbox.level import MEASURES, Level, lacking, reached
 from workers.slot import Slot
 
@@ -127,3 +127,21 @@ def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) 
         holder.wait()
         if child and Path(f"/proc/{child}/exe").exists():
             os.kill(child, signal.SIGKILL)
+
+
+def test_the_toolkit_of_the_nvcc_in_path_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc runs what lies beside its folder; a script of that name elsewhere opens nothing."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for home in ("cuda", "home"):
+        nvcc = tmp_path / home / "bin" / "nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text("#!/bin/sh\n")
+        nvcc.chmod(0o755)
+    (tmp_path / "cuda" / "nvvm").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "cuda" / "bin"))
+    assert tmp_path / "cuda" in view.needed()
+    monkeypatch.setenv("PATH", str(tmp_path / "home" / "bin"))
+    assert tmp_path / "home" not in view.needed()
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda"))
+    assert tmp_path / "cuda" in view.needed()

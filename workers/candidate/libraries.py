@@ -28,6 +28,13 @@ from workers.sandbox.shelf import MADE
 #: Arguments of torch's builder on which the library does not depend; sources count by what they say.
 _INCIDENTAL: Final = frozenset({"build_directory", "verbose", "keep_intermediates", "sources"})
 _ARCHITECTURES: Final = "TORCH_CUDA_ARCH_LIST"
+#: What the environment adds to a compiler's flags.
+_NVCC_FLAGS: Final = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+#: Variables on which the library depends. A kernel that asks for the GPU behind torch's back may set them otherwise.
+_HEEDED: Final = (
+    *(_ARCHITECTURES, *_NVCC_FLAGS, "NVCC_CCBIN", "CC", "CXX"),
+    *("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
+)
 
 
 class LeftToCandidateError(BaseException):
@@ -40,7 +47,7 @@ def builder() -> Any:
 
 
 def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Path) -> str:
-    """What tells one library from another: name, flags, and what the sources say.
+    """What tells one library from another: name, flags, the compilers' environment, and what the sources say.
 
     Args:
         original: torch's ``_jit_compile``.
@@ -53,6 +60,7 @@ def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """
     asked = inspect.signature(original).bind(*args, **kwargs).arguments
     told = repr(sorted((name, repr(value)) for name, value in asked.items() if name not in _INCIDENTAL))
+    told += repr([os.environ.get(name) for name in _HEEDED])
     digest = hashlib.sha256(told.replace(str(scratch), "").encode())
     for source in map(Path, asked["sources"]):
         content = source.read_bytes()
@@ -106,9 +114,11 @@ class Keeper:
     def build(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have torch build, and keep the library."""
         asked = inspect.signature(original).bind(*args, **kwargs).arguments
-        if self._architectures and any("native" in flag for flag in asked.get("extra_cuda_cflags") or ()):
+        nvcc_flags = [*(asked.get("extra_cuda_cflags") or ()), *(os.environ.get(name, "") for name in _NVCC_FLAGS)]
+        if self._architectures and any("native" in flag for flag in nvcc_flags):
             raise LeftToCandidateError("nvcc would ask the GPU what it is")
-        self._building.key = key(original, args, kwargs, self._scratch)
+        with self._lock:  # while no other thread has the architectures named
+            self._building.key = key(original, args, kwargs, self._scratch)
         return original(*args, **kwargs)
 
     @contextlib.contextmanager

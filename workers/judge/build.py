@@ -1,8 +1,10 @@
 """The build: what the kernel's source has compiled at import is compiled by a process of its own.
 
-A builder is sealed like the candidate, with another uid and no GPU. Final are only a compiler's word, its deadline,
-and what breaks the seal. On anything else, such as a module that asks for a GPU at import, the candidate
-compiles for itself what is missing.
+A builder is sealed like the candidate, with another uid and no GPU. Final are only a compiler's deadline, what breaks
+the seal, and, where the candidate has no GPU either, a compiler's word. A module may ask for the GPU behind torch's
+back, and hand its compiler other flags where there is none: beside a GPU only the candidate's compiler refuses.
+On anything else, such as a module that asks torch for a GPU at import, the candidate compiles for itself what is
+missing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from workers.sandbox.seal import Profile
 
 #: The backends whose sources torch's extension builder compiles.
 BACKENDS: Final = frozenset({Backend.CUDA, Backend.CPP})
-_FINAL: Final = frozenset({Category.COMPILE_ERROR, Category.COMPILE_TIMEOUT, Category.SANDBOX_VIOLATION})
+_FINAL: Final = frozenset({Category.COMPILE_TIMEOUT, Category.SANDBOX_VIOLATION})
 #: How long a builder may take to get ready, in seconds.
 _PREPARE_S: Final = 60.0
 
@@ -52,6 +54,8 @@ class Build:
         self._deadlines = deadlines
         self._built = Path(profile.built)
         self._architectures = _architectures() if on_gpu else ""
+        #: Compilers here have all that the candidate's would have.
+        self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
         self.process.enter(Phase.PREPARE, _PREPARE_S)
         self.process.start_clock()
@@ -71,7 +75,7 @@ class Build:
             for the evidence: ``where`` the kernel is compiled, ``builder`` or ``candidate``, and what it took.
 
         Raises:
-            EvaluationEnded: a compiler refused, or took too long, or the kernel broke out.
+            EvaluationEnded: a compiler refused where its word is final, or took too long, or the kernel broke out.
             ForkServerError: the builder could not be made ready or ended.
         """
         begun = time.monotonic()
@@ -85,13 +89,14 @@ class Build:
         try:
             self.process.order(Order.BUILD, payload=self._architectures)
         except EvaluationEnded as ended:
-            if ended.outcome.category in _FINAL:
+            if ended.outcome.category in self._final:
                 raise
             skipped = ended.outcome.message
         report = self.process.stop()
         if report.reason == "stuck":
             raise self.process.died()
-        if report.leftovers:
+        # Where a build was cut short, compilers of other threads may have been at work: they are swept, and no more.
+        if report.leftovers and not skipped:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION,
                 f"the kernel left {report.leftovers} process(es) behind when it was built",

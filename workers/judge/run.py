@@ -258,7 +258,8 @@ class _Evaluation:
             return
         with self._timed("build"), self._backstop(Phase.COMPILE):
             found = self._evidence["build"] = self._builder.run()
-        candidate.process.charge_compilers(found["seconds"])
+        if "skipped" not in found:  # else the candidate may have to compile it all
+            candidate.process.charge_compilers(found["seconds"])
 
     def _begin(
         self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False, built: str | None = None

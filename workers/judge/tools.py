@@ -47,7 +47,7 @@ def missing(backend: Backend) -> list[str]:
     if backend is Backend.CUDA:
         if torch.version.cuda is None:
             lacks.append("torch is a build without CUDA")
-        home = os.environ.get("CUDA_HOME")
+        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
         if shutil.which("nvcc") is None and not (home and Path(home, "bin", "nvcc").exists()):
             lacks.append("there is no nvcc: install the CUDA toolkit, or name its directory in CUDA_HOME")
     return lacks

@@ -25,6 +25,7 @@ _PASSED: Final = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_HOME",
+    "CUDA_PATH",
     "CC",
     "CXX",
     "LANG",

@@ -9,6 +9,7 @@ of sight. Where mounting is refused the candidate keeps the fleet's uid, and the
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -22,9 +23,19 @@ def needed() -> list[Path]:
     """Directories that a candidate reads: interpreter, packages, compilers."""
     paths = {Path(sys.prefix), Path(sys.base_prefix), Path(torch.__file__).parent, Path(__file__).parents[2]}
     paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
-    if home := os.environ.get("CUDA_HOME"):
-        paths.add(Path(home))
+    if (toolkit := _toolkit()) is not None:
+        paths.add(toolkit)
     return sorted({path.resolve() for path in paths if path.exists()})
+
+
+def _toolkit() -> Path | None:
+    """CUDA's, found as torch's extension builder finds it: nvcc runs programs and reads headers that lie beside it."""
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return Path(home)
+    nvcc = shutil.which("nvcc")
+    home = Path(nvcc).resolve().parents[1] if nvcc else None
+    # A script of that name in somebody's bin does not open what that is in.
+    return home if home is not None and (home / "nvvm").is_dir() else None
 
 
 def obstacle(path: Path) -> Path | None:
