@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# A judge is forked from the process of the tests: after OpenMP has started threads there, as comparisons
+# in other tests would have it do, none would be left in the child and it would wait for them for ever.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4

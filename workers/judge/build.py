@@ -57,8 +57,6 @@ class Build:
         #: Compilers here have all that the candidate's would have.
         self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
-        self.process.enter(Phase.PREPARE, _PREPARE_S)
-        self.process.start_clock()
         # It learns nothing else of the evaluation.
         bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0, init_inputs=[], memory_fraction=1.0)
         self._opening = self.process.send(Order.OPEN, payload=bare)
@@ -79,6 +77,8 @@ class Build:
             ForkServerError: the builder could not be made ready or ended.
         """
         begun = time.monotonic()
+        self.process.enter(Phase.PREPARE, _PREPARE_S)
+        self.process.start_clock()
         try:
             self.process.receive(self._opening)
         except EvaluationEnded as ended:

@@ -38,6 +38,9 @@ from workers.judge.session import Session
 #: How long a candidate may take to enqueue a call before it is taken to wait for the GPU, in seconds: first try,
 #: and later ones. A busy host can hold up an honest one for a moment.
 _ENQUEUE_S: Final = (0.05, 0.25)
+#: How long an untimed call may take that is waited for, and between two looks at it, in seconds.
+_LET_GO_S: Final = 10.0
+_NAP_S: Final = 0.0002
 #: Looks at an event between looks at the candidate (about 1 ms).
 _LOOK: Final = 1 << 10
 
@@ -86,7 +89,11 @@ class GpuClock:
 
     def blocks(self, case: Case) -> bool:
         """Whether the candidate's forward waits for the GPU, so that this clock cannot time it."""
-        return all(self._enqueue(Order.AHEAD, case, seconds) is None for seconds in _ENQUEUE_S)
+        for seconds in _ENQUEUE_S:
+            if (enqueued := self._enqueue(Order.AHEAD, case, seconds)) is not None:
+                self._let_go(enqueued[0])
+                return False
+        return True
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
         """One timed call.
@@ -151,6 +158,14 @@ class GpuClock:
         self._process.flags[flags.GO] = number
         self._process.receive(number)
         return None
+
+    def _let_go(self, number: int) -> None:
+        """Have an enqueued call run, untimed, and wait for it a while: it must not be waiting when others are timed."""
+        page = self._process.flags
+        page[flags.GO] = number
+        deadline = time.monotonic() + _LET_GO_S
+        while page[flags.DONE] != number and not self._process.answered() and time.monotonic() < deadline:
+            time.sleep(_NAP_S)
 
     def _await(self, end: torch.cuda.Event, number: int) -> None:
         """Wait for the end of a call. A candidate that fails meanwhile never says DONE: that is said for it."""

@@ -163,14 +163,20 @@ class Problem:
             model: torch.nn.Module = _blame_reference(make, "Model(*get_init_inputs())")
         self._model, self._wide = model, self._widened(model)
 
-    def make_cases(self) -> list[Case]:
+    def make_cases(self, most_bytes: float = math.inf) -> list[Case]:
         """As many given cases as the settings ask for, each from a seed that nobody else knows, and variants.
+
+        Args:
+            most_bytes: what the inputs may take; where they would take more only the first case is made.
 
         Raises:
             EvaluationEnded: ``invalid_problem`` or ``reference_error``.
         """
-        given = [self._make_case(self._draw(on_device=False)) for _ in range(self.settings.checks)]
+        given = [self._make_case(self._draw(on_device=False))]
         first = given[0].inputs
+        if self.settings.checks * sum(tensor.nbytes for tensor in first) > most_bytes:
+            return given
+        given += [self._make_case(self._draw(on_device=False)) for _ in range(self.settings.checks - 1)]
         # An evaluation's own tolerance was chosen for the given inputs.
         wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
         if not (wanted and self._may_vary and self._wide is not None):
@@ -253,6 +259,10 @@ class Problem:
             return False
         self._add_exact(case, random_forward)
         return case.exact is not None and self._is_steady(case, case.exact)
+
+    def allow_exact(self) -> None:
+        """Give float64 answers as much time again as they had at first."""
+        self._wide_left = _BUDGET_S[self.device]
 
     @property
     def reference_is_constant(self) -> bool:

@@ -55,9 +55,13 @@ _MOST_PROOFS: Final = 16
 _SLOW_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
 _PROOFS_S: Final = 0.05
-_PROOFS_BYTES: Final = 8 << 30
-#: The share of a GPU's memory that all cases to check may take together.
-_CASES_SHARE: Final = 0.15
+#: The shares of a GPU's memory, divided by its slots, for them and for the inputs of all cases to check; and what
+#: either may take of a host's.
+_PROOFS_SHARE: Final = 0.2
+_CASES_SHARE: Final = 0.2
+_HOST_BYTES: Final = 2 << 30
+#: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
+_SLACK_BYTES: Final = 2 << 30
 #: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
 _DRIFT: Final = 1.25
 #: What a log may not hold where people read it: a terminal or a page would obey it.
@@ -115,7 +119,9 @@ class _Evaluation:
             outcome = ended.outcome
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
-            outcome = self._memory_hog() or Outcome(
+            with self._backstop(Phase.CLEANUP):
+                hog = self._memory_hog()
+            outcome = hog or Outcome(
                 category=Category.GPU_UNHEALTHY,
                 message=f"the judge's own work on the GPU failed: {type(error).__name__}: {error}",
                 facts={"cuda_code": getattr(error, "error_code", None)},
@@ -125,14 +131,15 @@ class _Evaluation:
     def _memory_hog(self) -> Outcome | None:
         """What comes of a kernel that holds more of the GPU's memory than it was given; None if it does not."""
         try:
-            before, total = torch.cuda.mem_get_info()
-            for process in self._processes:
+            for process in self._processes[1:]:
                 process.stop()
+            before, total = torch.cuda.mem_get_info()
+            self._processes[0].stop()
             held = torch.cuda.mem_get_info()[0] - before
-        except (torch.AcceleratorError, CudaCallError, ForkServerError):
+        except (torch.AcceleratorError, CudaCallError, ForkServerError, IndexError):
             return None
         allowed = int(total * _MEMORY_SHARE / self._slot.siblings)
-        if held <= allowed:
+        if held <= allowed + _SLACK_BYTES:
             return None
         return Outcome(
             category=Category.GPU_OUT_OF_MEMORY,
@@ -156,7 +163,7 @@ class _Evaluation:
         rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET) if timed and known is None else None
         with self._timed("reference"), self._reference_alarm():
             problem.construct()
-            cases = problem.make_cases()
+            cases = problem.make_cases(self._memory_for(_CASES_SHARE))
         with self._timed("reference"), self._reference_alarm():
             # Its first call loads and chooses kernels: while others may use the device.
             problem.answer(cases[0])
@@ -187,6 +194,7 @@ class _Evaluation:
                 self._look_at_provenance(candidate, cases[0])
                 self._stop(candidate)
                 baseline = self._time_reference(rival, series.basis)
+                rival.process.stop()
         if rival is None:
             with self._backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, cases[0])
@@ -287,16 +295,15 @@ class _Evaluation:
     def _answer(self, cases: list[Case]) -> tuple[list[Case], int, Case | None]:
         """Have the reference answer the cases to check, and one for after the timing.
 
-        Where they would not fit into a part of the GPU's memory together they are answered one by one, when they
-        are checked.
+        Where they would take too much of the GPU's memory together there is only the first: the others are made and
+        answered one by one, when they are checked.
 
         Returns:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
-        if self._slot.on_gpu and len(cases) * _size(cases[0]) > _CASES_SHARE * torch.cuda.mem_get_info()[1]:
-            return cases[:1], self._settings.checks - 1, None
+        if len(cases) < self._settings.checks:
+            return cases, self._settings.checks - 1, None
         answered = [cases[0], *(case for case in cases[1:] if self._problem.answer(case))]
-        self._evidence["reference_is_constant"] = self._problem.reference_is_constant
         if not self._settings.timing.enabled:
             return answered, 0, None
         last = self._problem.fresh()
@@ -305,10 +312,17 @@ class _Evaluation:
 
     def _proofs(self, case: Case) -> int:
         """How many timed calls are verified: as the reference's speed and memory for their values allow."""
-        by_time = int(_PROOFS_S / self._problem.forward_s)
-        by_memory = _PROOFS_BYTES // max(_size(case), 1)
+        by_time = max(int(_PROOFS_S / self._problem.forward_s), _SLOW_PROOFS)
+        by_deadline = int(self._reference_left / 2 / self._problem.forward_s)
+        by_memory = int(self._memory_for(_PROOFS_SHARE) // max(_size(case), 1))
         most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
-        return max(_FEWEST_PROOFS, min(most, max(by_time, _SLOW_PROOFS), by_memory))
+        return max(_FEWEST_PROOFS, min(most, by_time, by_deadline, by_memory))
+
+    def _memory_for(self, share: float) -> float:
+        """Bytes of the device that this evaluation may spend on something."""
+        if not self._slot.on_gpu:
+            return _HOST_BYTES
+        return share * torch.cuda.get_device_properties(0).total_memory / self._slot.siblings
 
     def _check(self, candidate: Session, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
@@ -321,12 +335,16 @@ class _Evaluation:
                 candidate.run(cases[0])
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
-        return {"checks": len(cases) + later, "comparison": compare.merge_errors(figures)}
+        return {
+            "checks": len(cases) + later,
+            "comparison": compare.merge_errors(figures),
+            "reference_is_constant": self._problem.reference_is_constant,
+        }
 
     def _answered(self) -> Case:
         """One more case with its answer."""
-        case = self._problem.fresh()
         with self._reference_alarm():
+            case = self._problem.fresh()
             self._problem.answer(case)
         self._blackbox.enter(Phase.CHECK)
         return case
@@ -400,11 +418,11 @@ class _Evaluation:
         """
         with self._timed("construct_reference"), self._backstop(Phase.CONSTRUCT), _blaming_the_reference():
             rival.construct(case, rehearse=compiled)
-            with self._alone("reference"), self._backstop(Phase.CHECK):
-                rival.prepare_calls(case)
-                rival.run(case)
-                if self._slot.on_gpu and self._stopwatch(rival, 0).blocks():
-                    self._basis, self._reference_blocks = "cpu_clock", True
+        with self._alone("reference"), self._backstop(Phase.CHECK), _blaming_the_reference():
+            rival.prepare_calls(case)
+            rival.run(case)
+            if self._slot.on_gpu and self._stopwatch(rival, 0).blocks():
+                self._basis, self._reference_blocks = "cpu_clock", True
 
     def _time_reference(
         self, rival: Session, basis: timing.Basis, *, compiled: bool = False, known: Measurement | None = None

@@ -41,8 +41,6 @@ class Session:
 
     def begin(self, job: Job) -> None:
         """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
-        self.process.enter(Phase.PREPARE, _PREPARE_S)
-        self.process.start_clock()
         self._opening = self.process.send(Order.OPEN, payload=job)
 
     def construct(self, case: Case, *, rehearse: bool) -> None:
@@ -55,6 +53,8 @@ class Session:
         Raises:
             ForkServerError: the process could not be made ready; nothing of the kernel has run.
         """
+        self.process.enter(Phase.PREPARE, _PREPARE_S)
+        self.process.start_clock()
         try:
             self.process.receive(self._opening)
         except EvaluationEnded as ended:
