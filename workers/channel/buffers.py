@@ -4,7 +4,7 @@ On a CPU a memfd; on a GPU ``cudaMalloc`` and a CUDA IPC handle (a handle expose
 nothing else may live in it; torch's caching allocator would put several tensors into one).
 
 A GPU's outputs are not copied to the judge: the candidate exports the allocation that they lie in
-(:func:`export`), and the judge opens that and copies them out itself (:class:`Imports`). A candidate that wrote
+(:class:`Exports`), and the judge opens that and copies them out itself (:class:`Imports`). A candidate that wrote
 into memory of the judge's could leave a copy out that an honest one is timed with. The memory stays readable
 when the candidate frees it, fails or dies, until the judge closes it.
 """

@@ -33,7 +33,7 @@ from workers.channel.protocol import Order
 from workers.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case
-from workers.judge.session import Session
+from workers.judge.session import Session, copy_out
 
 #: How long a candidate may take to enqueue a call before it is taken to wait for the GPU, in seconds: first try,
 #: and later ones. A busy host can hold up an honest one for a moment.
@@ -127,8 +127,7 @@ class GpuClock:
             ready.record()
             semaphores.write(stream, flags.GO, number)
             semaphores.wait(stream, flags.DONE, number)
-            for copy, view in zip(into, views, strict=True):
-                copy.copy_(view)
+            copy_out(views, into)
             end.record()
         except BaseException:
             self._process.flags[flags.DONE] = number  # nothing may be left that waits
@@ -142,8 +141,7 @@ class GpuClock:
         """Copy once from layouts that are new: what the copy loads must not be loaded behind a stream that waits."""
         layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
         if layouts not in self._layouts:
-            for copy, view in zip(into, views, strict=True):
-                copy.copy_(view)
+            copy_out(views, into)
             torch.cuda.synchronize()
             self._layouts.add(layouts)
 
@@ -215,8 +213,7 @@ class CpuClock:
             self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
         self._wait(flags.DONE, number)
         views = session.outputs(process.receive(number))
-        for copy, view in zip(into, views, strict=True):
-            copy.copy_(view)
+        copy_out(views, into)
         session.settle()
         end = time.perf_counter_ns()
         if page[flags.DONE] != number:

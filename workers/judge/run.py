@@ -164,7 +164,6 @@ class _Evaluation:
         with self._timed("reference"), self._reference_alarm():
             problem.construct()
             cases = problem.make_cases(self._memory_for(_CASES_SHARE))
-        with self._timed("reference"), self._reference_alarm():
             # Its first call loads and chooses kernels: while others may use the device.
             problem.answer(cases[0])
         with self._alone("reference"), self._reference_alarm():

@@ -184,8 +184,7 @@ class Session:
     def snapshot(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs as they are now, in memory of the judge's own."""
         copies = self.blanks()
-        for copy, view in zip(copies, views, strict=True):
-            copy.copy_(view)
+        copy_out(views, copies)
         self.settle()
         return copies
 
@@ -198,3 +197,9 @@ class Session:
     def settings(self) -> Settings:
         """How the evaluation is judged."""
         return self._problem.settings
+
+
+def copy_out(views: list[torch.Tensor], into: list[torch.Tensor]) -> None:
+    """Copy outputs from where they lie into memory of the judge's own; does not wait for it."""
+    for view, copy in zip(views, into, strict=True):
+        copy.copy_(view)
