@@ -131,6 +131,33 @@ class Worker(Base):
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
     stopped_at: Mapped[datetime | None]
+    paused: Mapped[str | None]
+    """Why it takes no evaluations at present; null where it does."""
+
+
+class Gpu(Base):
+    """A GPU that some host's fleet uses, and whether it may be given evaluations."""
+
+    __tablename__ = "gpus"
+    __table_args__ = (CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name="state"),)
+
+    uuid: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    index: Mapped[int]
+    """NVML's number on that host."""
+    name: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="serving")
+    """``drained`` by an operator, ``quarantined`` by the fleet; both until resumed, the second also until healed."""
+    reason: Mapped[str | None]
+    since: Mapped[datetime] = mapped_column(server_default=func.now())
+    """When it came into its state."""
+    failures: Mapped[int] = mapped_column(Integer, server_default="0")
+    """Health checks failed one after another."""
+    check_at: Mapped[datetime | None]
+    """When its supervisor is to test it next; null where nothing calls for it."""
+    facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
+    """What NVML and the kernel's log last said of it."""
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Environment(Base):
@@ -176,6 +203,8 @@ class Attempt(Base):
     outcome: Mapped[dict[str, Any] | None]
     """The :class:`kqueue.contract.Outcome` that the attempt came to."""
     written_by: Mapped[str | None]
+    handed_back: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Broken off because its worker was told to stop: counts neither as a try nor against the kernel."""
 
 
 class Verdict(Base):

@@ -1,0 +1,42 @@
+"""GPUs and their state, workers that pause, attempts that were handed back."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add what says where evaluations may run."""
+    op.create_table(
+        "gpus",
+        sa.Column("uuid", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("state", sa.Text(), server_default="serving", nullable=False),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("check_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("facts", postgresql.JSONB(), server_default=sa.text("'{}'::jsonb"), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name=op.f("ck_gpus_state")),
+        sa.PrimaryKeyConstraint("uuid", name=op.f("pk_gpus")),
+        comment="A GPU that some host's fleet uses, and whether it may be given evaluations.",
+    )
+    op.add_column("workers", sa.Column("paused", sa.Text(), nullable=True))
+    op.add_column("attempts", sa.Column("handed_back", sa.Boolean(), server_default=sa.text("false"), nullable=False))
+
+
+def downgrade() -> None:
+    """Take it away again; which GPUs were drained is forgotten."""
+    op.drop_column("attempts", "handed_back")
+    op.drop_column("workers", "paused")
+    op.drop_table("gpus")
