@@ -248,3 +248,20 @@ class Baseline(Base):
     measurement: Mapped[dict[str, Any]]
     """A :class:`kqueue.contract.Measurement`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Token(Base):
+    """What lets somebody use the HTTP door, and for what."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    digest: Mapped[str] = mapped_column(unique=True)
+    """SHA-256 of the secret, in hexadecimal; the secret itself is shown once and kept nowhere."""
+    scopes: Mapped[list[str]]
+    """Of ``read``, ``submit`` and ``admin``."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]

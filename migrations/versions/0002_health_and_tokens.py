@@ -1,4 +1,4 @@
-"""GPUs and their state, workers that pause, attempts that were handed back."""
+"""GPUs and their state, workers that pause, attempts that were handed back, tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add what says where evaluations may run."""
+    """Add what says where evaluations may run, and who may ask over HTTP."""
     op.create_table(
         "gpus",
         sa.Column("uuid", sa.Text(), nullable=False),
@@ -33,10 +33,25 @@ def upgrade() -> None:
     )
     op.add_column("workers", sa.Column("paused", sa.Text(), nullable=True))
     op.add_column("attempts", sa.Column("handed_back", sa.Boolean(), server_default=sa.text("false"), nullable=False))
+    op.create_table(
+        "tokens",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("scopes", postgresql.ARRAY(sa.Text()), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
+        sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
+        comment="What lets somebody use the HTTP door, and for what.",
+    )
 
 
 def downgrade() -> None:
-    """Take it away again; which GPUs were drained is forgotten."""
+    """Take it away again; which GPUs were drained, and all tokens, are forgotten."""
+    op.drop_table("tokens")
     op.drop_column("attempts", "handed_back")
     op.drop_column("workers", "paused")
     op.drop_table("gpus")
