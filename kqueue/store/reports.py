@@ -6,17 +6,18 @@ cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, func, or_, select
+from sqlalchemy import ColumnElement, Engine, Uuid, and_, any_, false, func, literal, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue import contract
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
+from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations
 from kqueue.store.engine import transaction
@@ -337,3 +338,85 @@ def unfinished(engine: Engine, *, batch: str) -> list[UUID]:
                 .order_by(Evaluation.submitted_at, Evaluation.id)
             )
         )
+
+
+def backlog(engine: Engine) -> dict[str, dict[str, int]]:
+    """How many evaluations are ``queued`` and ``running``, by lane, without counting what is done."""
+    counted: dict[str, dict[str, int]] = {}
+    with transaction(engine) as connection:
+        for lane, state, number in connection.execute(
+            select(Evaluation.lane, Evaluation.state, func.count())
+            .where(Evaluation.state != "done")
+            .group_by(Evaluation.lane, Evaluation.state)
+        ):
+            counted.setdefault(lane, {"queued": 0, "running": 0})[state] = number
+    return counted
+
+
+def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
+    """The device (a GPU's UUID, or ``cpu``) of the attempt that each of ``ids`` got its verdict from, where one did."""
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(Verdict.evaluation_id, Worker.device)
+            .join(Attempt, Attempt.id == Verdict.attempt_id)
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .where(Verdict.evaluation_id == any_(literal(list(ids), ARRAY(Uuid))))
+        )
+        return {row.evaluation_id: row.device for row in rows}
+
+
+def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Category, int]]:
+    """What the attempts that began since came to, by device (a GPU's UUID, or ``cpu``) and category."""
+    counted: dict[str, dict[Category, int]] = {}
+    with transaction(engine) as connection:
+        for device, category, number in connection.execute(
+            select(Worker.device, Attempt.category, func.count())
+            .join(Attempt, Attempt.worker_id == Worker.id)
+            .where(Worker.heartbeat_at >= since, Attempt.started_at >= since, Attempt.category.is_not(None))
+            .group_by(Worker.device, Attempt.category)
+            .order_by(Worker.device, Attempt.category)
+        ):
+            counted.setdefault(device, {})[Category(category)] = number
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The last evaluation of a request that was made under keys of one family.
+
+    Attributes:
+        evaluation_id: its id.
+        stands: whether who asks again is to be given it: it is under way, or was answered a moment ago with
+            something other than a failure of the fleet.
+    """
+
+    evaluation_id: UUID
+    stands: bool
+
+
+def earlier(engine: Engine, request: Request, *, family: str, within_s: float) -> Earlier | None:
+    """The last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
+
+    Args:
+        engine: the database.
+        request: names problem and kernel.
+        family: what the keys begin with.
+        within_s: how many seconds an answer stands.
+    """
+    answered = and_(
+        Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value]),
+        Verdict.finished_at >= func.now() - timedelta(seconds=within_s),
+    )
+    with transaction(engine) as connection:
+        row = connection.execute(
+            select(Evaluation.id, or_(Evaluation.state != "done", func.coalesce(answered, false())).label("stands"))
+            .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+            .where(
+                Evaluation.problem_hash == request.problem_hash,
+                Evaluation.kernel_hash == request.kernel_hash,
+                Evaluation.idempotency_key.startswith(family, autoescape=True),
+            )
+            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
+            .limit(1)
+        ).one_or_none()
+    return None if row is None else Earlier(row.id, row.stands)
