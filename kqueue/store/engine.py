@@ -38,7 +38,7 @@ _UNAVAILABLE: Final = (
     psycopg.InternalError,
     pg.InsufficientPrivilege,
 )
-_OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn)
+_OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
 def parse(url: str) -> URL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, Engine, text
 
 from kqueue.errors import SchemaMismatch
+from kqueue.store import roles
 from kqueue.store.engine import connect, transaction, translate
 
 if TYPE_CHECKING:
     from alembic.config import Config as AlembicConfig
+
+_log = logging.getLogger(__name__)
 
 #: Held while the schema is changed, so that migration jobs started together take turns.
 _LOCK: Final = 0x6B71_7565_7565_0001
@@ -68,7 +72,10 @@ def check(engine: Engine) -> None:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database to ``revision``; nothing happens where it is there already.
+    """Bring the database to ``revision``, and at the newest one the roles' rights to what they are to be.
+
+    Nothing happens where it is there already. Roles that this user may not make are left out, with a warning
+    that says what to do: nothing but they need them.
 
     Raises:
         DatabaseUnavailable: it cannot be reached or refuses to be changed.
@@ -78,6 +85,14 @@ def upgrade(url: str, revision: str = "head") -> None:
 
     with _migrating(url) as config:
         command.upgrade(config, revision)
+        missing = roles.apply(config.attributes["connection"]) if revision == "head" else []
+    if missing:
+        statements = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in missing)
+        _log.warning(
+            "roles for producers, workers and readers are missing, and this user may not make them: run %s "
+            "as one that may, then `kqueue db upgrade` again",
+            statements,
+        )
 
 
 def downgrade(url: str, revision: str) -> None:
