@@ -121,8 +121,13 @@ class Recorder:
         """A child has begun a task."""
         self._oom_kills = _oom_kills()
 
-    def settle(self, error: BaseException) -> Outcome | None:
-        """Record what came of the child's attempt, which ended with ``error``; None if it had none."""
+    def settle(self, error: BaseException, *, handed_back: bool = False) -> Outcome | None:
+        """Record what came of the child's attempt, which ended with ``error``; None if it had none.
+
+        Args:
+            error: what Celery reports.
+            handed_back: the child was killed because the worker was told to stop.
+        """
         record = self._blackbox.read()
         if record is None:
             # Usually nothing is open. A child that died between its claim and its first word left an attempt.
@@ -132,10 +137,15 @@ class Recorder:
                     self._slot.worker_id,
                     retry_delay_s=self._retry_delay_s,
                     message=f"the judge ended before it began: {type(error).__name__}",
+                    handed_back=handed_back,
                 )
             )
             return None
-        outcome = outcome_of(error, record, out_of_memory=_oom_kills() > self._oom_kills)
+        if handed_back:
+            message = "the worker was told to stop at once"
+            outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
+        else:
+            outcome = outcome_of(error, record, out_of_memory=_oom_kills() > self._oom_kills)
         self._record(
             lambda: evaluations.finish(
                 self._engine,
@@ -144,6 +154,7 @@ class Recorder:
                 outcome,
                 written_by="worker",
                 retry_delay_s=self._retry_delay_s,
+                handed_back=handed_back,
             )
         )
         self._blackbox.close()
@@ -193,10 +204,8 @@ class Request(request.Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if self._already_cancelled:
-            # A cold stop: the child was killed for the worker's sake.
-            error = ChildDied(-signal.SIGKILL)
-        outcome = self.task.recorder.settle(error)
+        # A cold stop kills the child for the worker's sake.
+        outcome = self.task.recorder.settle(error, handed_back=self._already_cancelled)
         self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 

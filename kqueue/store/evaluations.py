@@ -48,7 +48,7 @@ from kqueue.contract import Deadlines, Outcome, Request, Settings
 from kqueue.errors import IdempotencyConflict, UnknownEvaluation
 from kqueue.store import clean
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
 
 #: Notified with the evaluation's id when its verdict is committed.
 VERDICTS_CHANNEL: Final = "kqueue_verdicts"
@@ -156,9 +156,9 @@ def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
 def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: float) -> Claim | None:
     """Begin an attempt, if the evaluation is queued and due; of any number of callers one gets it.
 
-    None: it is running, done, not due yet, or unknown; or it has waited longer than its producer allowed
-    and is given its ``expired`` verdict here; or what is stored of it cannot be read by this version,
-    and it is given a ``judge_error``.
+    None: it is running, done, not due yet, or unknown; or the worker is paused; or it has waited longer than
+    its producer allowed and is given its ``expired`` verdict here; or what is stored of it cannot be read by
+    this version, and it is given a ``judge_error``. Where it stays queued its message is sent again.
 
     Args:
         engine: the database.
@@ -174,12 +174,19 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
                 Evaluation.state == "queued",
                 Evaluation.available_at <= func.now(),
                 not_(_EXPIRED),
+                select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None)).exists(),
             )
             .values(state="running", attempts=Evaluation.attempts + 1)
             .returning(Evaluation.attempts)
         )
         if number is None:
             _expire(connection, Evaluation.id == evaluation_id)
+            # The message that brought it here is used up.
+            connection.execute(
+                update(Evaluation)
+                .where(Evaluation.id == evaluation_id, Evaluation.state == "queued")
+                .values(published_at=None)
+            )
             return None
         attempt_id = connection.scalars(
             insert(Attempt)
@@ -219,11 +226,18 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
 
 
 def finish(
-    engine: Engine, evaluation_id: UUID, number: int, outcome: Outcome, *, written_by: str, retry_delay_s: float
+    engine: Engine,
+    evaluation_id: UUID,
+    number: int,
+    outcome: Outcome,
+    *,
+    written_by: str,
+    retry_delay_s: float,
+    handed_back: bool = False,
 ) -> Recorded:
     """End an attempt with its outcome. The first who writes wins; calling it again does no harm.
 
-    A failure of the fleet puts the evaluation back into the queue while it has attempts left, due after
+    A failure of the fleet puts the evaluation back into the queue while it has tries left, due after
     ``retry_delay_s`` seconds, doubled for each further one. Anything else is its verdict. Characters and
     numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
 
@@ -233,10 +247,20 @@ def finish(
         number: the attempt's number, as claimed.
         outcome: what it came to.
         written_by: ``judge``, ``worker`` or ``sweeper``.
-        retry_delay_s: seconds before a second attempt.
+        retry_delay_s: seconds before a second try.
+        handed_back: the attempt was broken off because its worker was told to stop: it is no try, and the
+            evaluation is due again at once.
     """
     with transaction(engine) as connection:
-        recorded = _end(connection, evaluation_id, number, outcome, written_by=written_by, retry_delay_s=retry_delay_s)
+        recorded = _end(
+            connection,
+            evaluation_id,
+            number,
+            outcome,
+            written_by=written_by,
+            retry_delay_s=retry_delay_s,
+            handed_back=handed_back,
+        )
     return recorded or Recorded.LATE
 
 
@@ -378,10 +402,19 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
     return ended
 
 
-def lose_worker(engine: Engine, worker_id: UUID, *, retry_delay_s: float, message: str) -> list[tuple[UUID, Recorded]]:
+def lose_worker(
+    engine: Engine, worker_id: UUID, *, retry_delay_s: float, message: str, handed_back: bool = False
+) -> list[tuple[UUID, Recorded]]:
     """End a worker's open attempts as ``worker_lost`` at once: whoever calls has seen it die.
 
     One transaction each.
+
+    Args:
+        engine: the database.
+        worker_id: whose attempts.
+        retry_delay_s: seconds before a second try.
+        message: one line for people.
+        handed_back: the worker was told to stop and its attempts are no tries, as for :func:`finish`.
     """
     with transaction(engine) as connection:
         running = connection.execute(
@@ -393,7 +426,15 @@ def lose_worker(engine: Engine, worker_id: UUID, *, retry_delay_s: float, messag
     return [
         (
             evaluation_id,
-            finish(engine, evaluation_id, number, outcome, written_by="worker", retry_delay_s=retry_delay_s),
+            finish(
+                engine,
+                evaluation_id,
+                number,
+                outcome,
+                written_by="worker",
+                retry_delay_s=retry_delay_s,
+                handed_back=handed_back,
+            ),
         )
         for evaluation_id, number in running
     ]
@@ -498,6 +539,7 @@ def _end(
     *,
     written_by: str,
     retry_delay_s: float,
+    handed_back: bool = False,
     only_overdue: bool = False,
 ) -> Recorded | None:
     """End attempt ``number``. None: unknown, or with ``only_overdue`` locked by another or alive again."""
@@ -520,11 +562,14 @@ def _end(
     )
     if attempt_id is None:
         return None if only_overdue else Recorded.LATE
-    _close_attempt(connection, attempt_id, outcome, written_by=written_by)
+    _close_attempt(connection, attempt_id, outcome, written_by=written_by, handed_back=handed_back)
     if evaluation.state == "done":
         return Recorded.LATE
-    if outcome.category.blame is Blame.FLEET and number < evaluation.max_attempts:
-        delay = timedelta(seconds=retry_delay_s * 2 ** (number - 1))
+    tries = connection.scalars(
+        select(func.count()).where(Attempt.evaluation_id == evaluation_id, not_(Attempt.handed_back))
+    ).one()
+    if handed_back or (outcome.category.blame is Blame.FLEET and tries < evaluation.max_attempts):
+        delay = timedelta(seconds=0 if handed_back else retry_delay_s * 2 ** (tries - 1))
         connection.execute(
             update(Evaluation)
             .where(Evaluation.id == evaluation_id)
@@ -535,7 +580,9 @@ def _end(
     return Recorded.FINAL
 
 
-def _close_attempt(connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: str) -> None:
+def _close_attempt(
+    connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: str, handed_back: bool = False
+) -> None:
     connection.execute(
         update(Attempt)
         .where(Attempt.id == attempt_id)
@@ -545,6 +592,7 @@ def _close_attempt(connection: Connection, attempt_id: int, outcome: Outcome, *,
             message=clean.text(outcome.message),
             outcome=clean.json(outcome.model_dump()),
             written_by=written_by,
+            handed_back=handed_back,
         )
     )
 

@@ -181,6 +181,17 @@ class TestClaim:
             assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
         assert count(engine, "attempts") == 2
 
+    def test_a_paused_worker_gets_nothing(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """The evaluation stays queued, and its message, which is used up, is sent again at once."""
+        identity = submit()
+        evaluations.mark_published(engine, [identity])
+        change(engine, "UPDATE workers SET paused = 'the GPU is drained'")
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        assert count(engine, "attempts") == 0
+        assert count(engine, "evaluations", "published_at IS NULL AND state = 'queued'") == 1
+        change(engine, "UPDATE workers SET paused = NULL")
+        assert claim(identity).number == 1
+
     def test_an_expired_one_gets_its_verdict(self, engine: Engine, submit, worker_id: UUID) -> None:
         """A claim past the producer's patience ends the evaluation instead of running it."""
         identity = submit(queue_wait_s=60)
@@ -266,6 +277,24 @@ class TestFinish:
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
         assert (verdict.category, verdict.attempts) == (Category.JUDGE_ERROR, 3)
+
+    def test_an_attempt_that_was_handed_back_is_no_try(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """A worker that was told to stop uses up nothing, however often, and the evaluation is due at once."""
+        identity = submit(settings={"max_attempts": 1})
+        for number in (1, 2, 3):
+            assert claim(identity).number == number
+            ended = evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
+            assert ended == [(identity, Recorded.RETRY)]
+        claimed = claim(identity)
+        assert finish(engine, claimed, LOST) is Recorded.FINAL
+        assert count(engine, "attempts", "handed_back") == 3
+        # The delay grows with the tries, not with the attempts.
+        identity = submit(settings={"max_attempts": 3})
+        claim(identity)
+        evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
+        claim(identity)
+        evaluations.finish(engine, identity, 2, LOST, written_by="judge", retry_delay_s=100)
+        assert count(engine, "evaluations", "available_at <= now() + interval '100 s' AND available_at > now()") == 1
 
     def test_a_candidates_failure_is_final(self, engine: Engine, submit, claim) -> None:
         """Only the fleet's failures are retried."""
