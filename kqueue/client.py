@@ -24,12 +24,12 @@ from typing import Any, Final, Self
 from uuid import UUID
 
 from celery import Celery
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from kqueue import broker
 from kqueue.broker import check_lane
 from kqueue.config import Config, load
-from kqueue.contract import CPU_BACKENDS, Backend, Request, Settings, Verdict
+from kqueue.contract import CPU_BACKENDS, Backend, Request, Settings, Verdict, parse_request
 from kqueue.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -656,10 +656,7 @@ def _request(entry: Entry) -> Request:
         return entry
     if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequest(f"request: a kqueue.Request or a mapping of its fields is needed, not {type(entry)}")
-    try:
-        return Request(**{str(name): value for name, value in entry.items()})
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(_complaint(fault) for fault in error.errors())) from None
+    return parse_request(entry)
 
 
 def _requests(entries: Iterable[Entry]) -> list[Request]:
@@ -670,24 +667,6 @@ def _requests(entries: Iterable[Entry]) -> list[Request]:
         except InvalidRequest as error:
             raise _at(place, error) from None
     return requests
-
-
-def _complaint(fault: Mapping[str, Any]) -> str:
-    """What is wrong with a field, in one line that never repeats a source."""
-    name = ".".join(str(part) for part in fault["loc"]) or "request"
-    match fault["type"]:
-        case "missing":
-            return f"{name}: is required"
-        case "extra_forbidden":
-            return f"{name}: there is no such field"
-        case _:
-            what = str(fault["msg"]).removeprefix("Value error, ")
-            shown = repr(fault["input"])
-            return (
-                f"{name}: {what}"
-                if name in {"problem", "kernel"} or len(shown) > 80
-                else f"{name}: {what}, not {shown}"
-            )
 
 
 def _at(place: int, error: InvalidRequest) -> InvalidRequest:

@@ -7,14 +7,16 @@ carry their unit in the name (``_s`` seconds, ``_ms`` milliseconds), sizes are b
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kqueue.categories import Blame, Category
+from kqueue.errors import InvalidRequest
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
@@ -231,6 +233,35 @@ class Request(_Model):
     def kernel_hash(self) -> str:
         """SHA-256 of the kernel's backend and source, in hex."""
         return hashlib.sha256(f"{self.backend}\0{self.kernel}".encode()).hexdigest()
+
+
+def parse_request(fields: Mapping[str, Any]) -> Request:
+    """A request from its fields.
+
+    Raises:
+        InvalidRequest: a field is wrong; the message names each such field and never repeats a source.
+    """
+    try:
+        return Request(**{str(name): value for name, value in fields.items()})
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(_complaint(fault) for fault in error.errors())) from None
+
+
+def _complaint(fault: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in fault["loc"]) or "request"
+    match fault["type"]:
+        case "missing":
+            return f"{name}: is required"
+        case "extra_forbidden":
+            return f"{name}: there is no such field"
+        case _:
+            what = str(fault["msg"]).removeprefix("Value error, ")
+            shown = repr(fault["input"])
+            return (
+                f"{name}: {what}"
+                if name in {"problem", "kernel"} or len(shown) > 80
+                else f"{name}: {what}, not {shown}"
+            )
 
 
 class Measurement(_Model):
