@@ -1,0 +1,217 @@
+"""KernelBench's arguments as a request, and a verdict as KernelBench's result: pure functions for every door.
+
+What differs from KernelBench, whichever door is used:
+
+- A deadline for each phase takes the place of one timeout, and the wait for a worker never counts.
+- ``num_perf_trials`` is the most timed calls: fewer are made where the median is known well enough before.
+- Kernels are checked more strictly than by ``torch.allclose`` on the given inputs, unless ``comparison`` says
+  so; ``metadata["kernelbench_correct"]`` tells what KernelBench's comparison came to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Comparison, Deadlines, Measurement, Precision, Request, Verdict, parse_request
+from kqueue.errors import InvalidRequest
+
+#: The fewest timed calls that a median is taken of; who asks for fewer gets these.
+MIN_PERF_TRIALS: Final = 5
+#: What people call the precisions, torch's own names among them.
+_PRECISIONS: Final = {
+    "fp32": Precision.FP32,
+    "float32": Precision.FP32,
+    "fp16": Precision.FP16,
+    "float16": Precision.FP16,
+    "half": Precision.FP16,
+    "bf16": Precision.BF16,
+    "bfloat16": Precision.BF16,
+}
+#: About the outputs: what KernelBench calls a correctness issue.
+_ABOUT_OUTPUTS: Final = frozenset(
+    {
+        Category.WRONG_OUTPUT_STRUCTURE,
+        Category.WRONG_SHAPE,
+        Category.WRONG_DTYPE,
+        Category.WRONG_DEVICE,
+        Category.NOT_FINITE,
+        Category.WRONG_VALUES,
+        Category.INPUT_MUTATED,
+        Category.NONDETERMINISTIC,
+        Category.REWARD_HACK,
+    }
+)
+
+
+def request_of(
+    problem: str,
+    kernel: str,
+    *,
+    backend: str = "cuda",
+    seed_num: int = 42,
+    num_correct_trials: int = 5,
+    num_perf_trials: int = 100,
+    measure_performance: bool = True,
+    precision: str = "fp32",
+    comparison: Comparison | str = Comparison.STRICT,
+    timeout_s: float | None = None,
+    **fields: Any,
+) -> Request:
+    """A request, from what KernelBench's evaluation is called with.
+
+    Args:
+        problem: source of the reference, ``Model``.
+        kernel: source of the candidate, ``ModelNew``.
+        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
+        seed_num: set before both constructors; the inputs' seeds are secret.
+        num_correct_trials: input sets to check on, 1 to 100.
+        num_perf_trials: the most timed calls, up to 10,000; 0 takes no time, 1 to 4 are taken as 5.
+        measure_performance: whether the kernel is timed.
+        precision: ``fp32``, ``fp16`` or ``bf16``, or torch's names for them.
+        comparison: ``strict`` or ``kernelbench``.
+        timeout_s: no phase may take longer; None leaves :class:`~kqueue.contract.Deadlines` as they are.
+        fields: further fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
+
+    Raises:
+        InvalidRequest: an argument is wrong; the message names it.
+    """
+    return parse_request(
+        {
+            "problem": problem,
+            "kernel": kernel,
+            "backend": _backend(backend),
+            "settings": {
+                "precision": _precision(precision),
+                "seed": _whole("seed_num", seed_num, 0, 2**63 - 1),
+                "checks": _whole("num_correct_trials", num_correct_trials, 1, 100),
+                "timing": _timing(num_perf_trials, measure_performance),
+                "comparison": comparison,
+                "deadlines": _deadlines(timeout_s),
+            },
+            **fields,
+        }
+    )
+
+
+def result_of(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as KernelBench's result.
+
+    Returns:
+        ``compiled``, ``correctness`` (False also where nothing is known: ``metadata["blame"]`` tells),
+        ``metadata``, ``runtime`` and ``ref_runtime`` (the mean in milliseconds, as KernelBench has it; -1.0 where
+        none was taken), ``runtime_stats`` and ``ref_runtime_stats`` (``mean``, ``median``, ``std``, ``min``,
+        ``max`` in milliseconds, ``num_trials``, ``hardware``, ``device``; empty where none). JSON-safe.
+
+        ``metadata`` has ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
+        ``attempts``, ``hardware``, ``device``; what KernelBench would have put there (``compilation_error``,
+        ``runtime_error``, ``correctness_issue`` and their like, ``max_difference``, ``correctness_trials``); and
+        for a passed kernel ``speedup``, which is of medians, ``timing_basis`` and ``kernelbench_correct``.
+    """
+    hardware = (verdict.environment or {}).get("device")
+    # A candidate sees its own GPU alone.
+    device = "cpu" if verdict.lane == "cpu" else "cuda:0"
+    where = {"hardware": hardware, "device": device}
+    return {
+        "compiled": bool(verdict.compiled),
+        "correctness": bool(verdict.correctness),
+        "metadata": {
+            "category": str(verdict.category),
+            "blame": str(verdict.blame),
+            "evaluation_id": str(verdict.evaluation_id),
+            "message": verdict.message,
+            "phase": verdict.phase and str(verdict.phase),
+            "facts": verdict.facts,
+            "lane": verdict.lane,
+            "attempts": verdict.attempts,
+            **where,
+            **(_of_success(verdict) if verdict.passed else _of_failure(verdict)),
+        },
+        "runtime": verdict.runtime.mean_ms if verdict.runtime else -1.0,
+        "runtime_stats": _stats(verdict.runtime, where),
+        "ref_runtime": verdict.baseline.mean_ms if verdict.baseline else -1.0,
+        "ref_runtime_stats": _stats(verdict.baseline, where),
+    }
+
+
+def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
+    """A verdict as a sample's entry in ``eval_results.json``: :func:`result_of` and ``sample_id``."""
+    return {"sample_id": sample_id, **result_of(verdict)}
+
+
+def _of_success(verdict: Verdict) -> dict[str, Any]:
+    checks = verdict.evidence.get("checks", 0)
+    return {
+        "correctness_trials": f"({checks} / {checks})",
+        "speedup": verdict.speedup,
+        "timing_basis": verdict.timing_basis,
+        "kernelbench_correct": verdict.evidence.get("comparison", {}).get("kernelbench_correct"),
+    }
+
+
+def _of_failure(verdict: Verdict) -> dict[str, Any]:
+    """The keys that scripts for KernelBench look for."""
+    name = verdict.facts.get("exception") or str(verdict.category)
+    if verdict.blame is not Blame.CANDIDATE:
+        return {"error": f"{verdict.category}: {verdict.message}", "error_name": name}
+    if verdict.compiled is False:
+        return {"compilation_error": verdict.message, "compilation_error_name": name}
+    if verdict.category not in _ABOUT_OUTPUTS:
+        traceback = {"runtime_error_traceback": verdict.log} if verdict.log else {}
+        return {"runtime_error": verdict.message, "runtime_error_name": name, **traceback}
+    issue: dict[str, Any] = {"correctness_issue": verdict.message, "correctness_issue_name": name}
+    for key in ("kernelbench_correct", "strict_correct"):
+        if key in verdict.facts:
+            issue[key] = verdict.facts[key]
+    if "max_abs_error" in verdict.facts:
+        # KernelBench lists one a trial; the judge stops at the first that is wrong.
+        issue["max_difference"] = [str(verdict.facts["max_abs_error"])]
+    return issue
+
+
+def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
+    if measurement is None:
+        return {}
+    return {
+        "mean": measurement.mean_ms,
+        "median": measurement.median_ms,
+        "std": measurement.std_ms,
+        "min": measurement.min_ms,
+        "max": measurement.max_ms,
+        "num_trials": measurement.count,
+        **where,
+    }
+
+
+def _backend(name: object) -> Backend:
+    try:
+        return Backend(str(name).lower())
+    except ValueError:
+        known = ", ".join(Backend)
+        raise InvalidRequest(f"backend: {name!r} cannot be judged here; use one of {known}") from None
+
+
+def _precision(name: object) -> Precision:
+    try:
+        return _PRECISIONS[str(name).lower().removeprefix("torch.")]
+    except KeyError:
+        raise InvalidRequest(f"precision: {name!r} is not known; use fp32, fp16 or bf16") from None
+
+
+def _timing(num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
+    calls = _whole("num_perf_trials", num_perf_trials, 0, 10_000)
+    return {"enabled": measure_performance and calls > 0, "calls": max(calls, MIN_PERF_TRIALS)}
+
+
+def _deadlines(timeout_s: float | None) -> Deadlines:
+    if timeout_s is None:
+        return Deadlines()
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequest(f"timeout: seconds above 0 are needed, not {timeout_s!r}")
+    return Deadlines(**{name: min(value, timeout_s) for name, value in Deadlines().model_dump().items()})
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidRequest(f"{name}: a whole number from {least} to {most} is needed, not {value!r}")
+    return value
