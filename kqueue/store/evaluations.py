@@ -46,7 +46,7 @@ from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.contract import Deadlines, Outcome, Request, Settings
 from kqueue.errors import IdempotencyConflict, UnknownEvaluation
-from kqueue.store import clean
+from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
 
@@ -563,6 +563,11 @@ def _end(
     if attempt_id is None:
         return None if only_overdue else Recorded.LATE
     _close_attempt(connection, attempt_id, outcome, written_by=written_by, handed_back=handed_back)
+    if outcome.category is Category.GPU_UNHEALTHY:
+        device = connection.scalars(
+            select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
+        ).one()
+        gpus.suspect(connection, device, reason=outcome.message, failed=True)
     if evaluation.state == "done":
         return Recorded.LATE
     tries = connection.scalars(

@@ -7,7 +7,7 @@ cannot be used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -59,6 +59,7 @@ class LiveWorker:
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
         busy_since: when it began with that, UTC.
+        paused: why it takes no evaluations; None where it does.
     """
 
     id: UUID
@@ -69,11 +70,23 @@ class LiveWorker:
     device: str
     busy_with: UUID | None
     busy_since: datetime | None
+    paused: str | None
 
 
-def register(engine: Engine, *, id: UUID, name: str, host: str, pid: int, lanes: Sequence[str], device: str) -> None:  # noqa: A002
-    """Say that a worker process begins to serve ``lanes``. Registering it again renews the row."""
+def register(
+    engine: Engine,
+    *,
+    id: UUID,  # noqa: A002
+    name: str,
+    host: str,
+    pid: int,
+    lanes: Sequence[str],
+    device: str,
+    paused: str | None = None,
+) -> None:
+    """Say that a worker process begins to serve ``lanes``, or why not yet. Registering it again renews the row."""
     row: dict[str, Any] = {"name": name, "host": host, "pid": pid, "lanes": list(lanes), "device": device}
+    row["paused"] = paused
     with transaction(engine) as connection:
         connection.execute(
             insert(Worker)
@@ -96,6 +109,13 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
             .values(heartbeat_at=func.now(), stopped_at=None)
         )
         connection.execute(_RENEW, {"ids": list(ids), "lease_s": lease_s, "over_s": hard_limit_s(0.0) + _OVERTIME_S})
+
+
+def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
+    """Say why workers take no evaluations; None: they do. A claim by a worker with a reason is refused."""
+    with transaction(engine) as connection:
+        for identity, reason in reasons.items():
+            connection.execute(update(Worker).where(Worker.id == identity).values(paused=reason))
 
 
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
@@ -139,18 +159,20 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
                 Worker.device,
                 busy.c.evaluation_id,
                 busy.c.started_at,
+                Worker.paused,
             )
             .outerjoin(busy, true())
             .where(_alive(within_s))
             .order_by(Worker.host, Worker.name)
         ).all()
     return [
-        LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.evaluation_id, r.started_at) for r in rows
+        LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.evaluation_id, r.started_at, r.paused)
+        for r in rows
     ]
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
-    """How many live workers serve each lane; lanes without any are left out."""
+    """How many live workers serve each lane, those that pause too; lanes without any are left out."""
     with transaction(engine) as connection:
         served = connection.scalars(select(Worker.lanes).where(_alive(within_s)))
         return dict(Counter(lane for lanes in served for lane in lanes))

@@ -1,0 +1,246 @@
+"""GPUs: which may be given evaluations, and why others may not. The database's clock decides.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
+cannot be used. What of them the workers do is the supervisor's part (:mod:`workers.gpu.monitor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, Text, Uuid, and_, any_, case, func, literal, select, update
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
+
+from kqueue.errors import InvalidRequest
+from kqueue.store import clean
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Gpu, Worker
+
+#: Failed tests one after another that take a GPU out of service: one may be chance.
+QUARANTINED_AFTER: Final = 2
+#: Seconds to the first test that may bring a GPU back, doubled for each one that fails, and the most.
+_FIRST_TEST_S: Final = 10.0
+_LAST_TEST_S: Final = 600.0
+_REASON_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """A GPU that some host's fleet uses.
+
+    Attributes:
+        uuid: ``GPU-...``.
+        host: the host's name.
+        index: NVML's number on that host.
+        name: the vendor's name.
+        state: ``serving``; ``drained`` by an operator; ``quarantined`` by the fleet.
+        reason: why it is in that state, or is being tested; None where nothing is to be said.
+        since: when it came into that state, UTC.
+        failures: tests failed one after another.
+        check_at: when it is tested next, UTC; while a serving GPU waits for that it is given nothing either.
+        due: whether that is now.
+        facts: what was last seen of it (:mod:`workers.gpu.facts`).
+        seen_at: when its supervisor last spoke of it, UTC.
+        running: the evaluations that its workers execute.
+    """
+
+    uuid: str
+    host: str
+    index: int
+    name: str
+    state: str
+    reason: str | None
+    since: datetime
+    failures: int
+    check_at: datetime | None
+    due: bool
+    facts: dict[str, Any]
+    seen_at: datetime
+    running: tuple[UUID, ...]
+
+    @property
+    def paused(self) -> str | None:
+        """Why its workers take no evaluations; None where they do."""
+        if self.state == "serving" and self.check_at is None:
+            return None
+        what = "is being tested" if self.state == "serving" else f"is {self.state}"
+        return f"GPU {self.index} {what}" + (f": {self.reason}" if self.reason else "")
+
+
+def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> None:
+    """Say that a host's fleet uses a GPU. What is known of it stays: drained is drained."""
+    row: dict[str, Any] = {"host": host, "index": index, "name": name}
+    with transaction(engine) as connection:
+        connection.execute(
+            insert(Gpu)
+            .values(uuid=uuid, **row)
+            .on_conflict_do_update(index_elements=[Gpu.uuid], set_=row | {"seen_at": func.now()})
+        )
+
+
+def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say that GPUs are seen, and what of them, by UUID."""
+    with transaction(engine) as connection:
+        for uuid, known in facts.items():
+            connection.execute(
+                update(Gpu)
+                .where(Gpu.uuid == uuid)
+                .values(seen_at=func.now(), facts=literal(clean.json(dict(known)), JSONB))
+            )
+
+
+def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | None = None) -> list[GpuStatus]:
+    """GPUs by host and index: all, or those named."""
+    with transaction(engine) as connection:
+        return _find(connection, uuids=uuids, host=host)
+
+
+def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
+    """The GPU that an operator means.
+
+    Args:
+        engine: the database.
+        named: its index on ``host``, or its UUID or the beginning of that.
+        host: whose index.
+
+    Raises:
+        InvalidRequest: none, or more than one.
+    """
+    known = find(engine)
+    if named.isdigit():
+        found = [gpu for gpu in known if gpu.host == host and gpu.index == int(named)]
+    else:
+        found = [gpu for gpu in known if gpu.uuid.lower().startswith(named.lower())]
+    if len(found) != 1:
+        listed = ", ".join(f"{gpu.index} on {gpu.host} ({gpu.uuid})" for gpu in found or known) or "none"
+        what = "more than one GPU" if found else f"no GPU of {host}" if named.isdigit() else "no GPU"
+        raise InvalidRequest(f"{what} is named by {named}; known are: {listed}")
+    return found[0]
+
+
+def drain(engine: Engine, uuid: str, *, reason: str | None) -> None:
+    """Give a GPU no more evaluations until it is resumed; what runs on it ends as itself."""
+    with transaction(engine) as connection:
+        _move(connection, uuid, "drained", reason, check_at=None)
+
+
+def resume(engine: Engine, uuid: str) -> None:
+    """Give a drained GPU evaluations again. One whose last test failed is tested first, at once."""
+    with transaction(engine) as connection:
+        healthy = connection.scalar(select(Gpu.failures == 0).where(Gpu.uuid == uuid))
+        if healthy:
+            _move(connection, uuid, "serving", None, check_at=None)
+        else:
+            reason = connection.scalar(select(Gpu.reason).where(Gpu.uuid == uuid))
+            _move(connection, uuid, "quarantined", reason, check_at=func.now())
+
+
+def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> None:
+    """Within the caller's transaction, ask the GPU's supervisor to test it now.
+
+    Args:
+        connection: the transaction.
+        uuid: the GPU; a device that is none is passed over.
+        reason: what happened, in one line.
+        failed: whether that was a failed test already, rather than a sign.
+    """
+    connection.execute(
+        update(Gpu)
+        .where(Gpu.uuid == uuid, Gpu.state == "serving")
+        .values(
+            check_at=func.now(),
+            reason=clean.text(reason)[:_REASON_CHARACTERS],
+            failures=func.greatest(Gpu.failures, int(failed)),
+        )
+    )
+
+
+def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False) -> None:
+    """:func:`suspect` in a transaction of its own."""
+    with transaction(engine) as connection:
+        suspect(connection, uuid, reason=reason, failed=failed)
+
+
+def record_pass(engine: Engine, uuid: str) -> None:
+    """A test was passed: the GPU serves, unless an operator has drained it."""
+    with transaction(engine) as connection:
+        state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
+        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=0))
+        if state != "drained":
+            _move(connection, uuid, "serving", None, check_at=None)
+
+
+def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | None:
+    """A test failed: the second in a row takes the GPU out of service, and it is tested again at growing intervals.
+
+    Returns:
+        the GPU as it is now; None if its row is gone.
+    """
+    with transaction(engine) as connection:
+        row = connection.execute(select(Gpu.state, Gpu.failures).where(Gpu.uuid == uuid).with_for_update()).first()
+        if row is None:
+            return None
+        failures = row.failures + 1
+        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures))
+        if row.state != "drained":
+            again_s = min(_FIRST_TEST_S * 2 ** max(failures - QUARANTINED_AFTER, 0), _LAST_TEST_S)
+            if row.state == "quarantined" or failures >= QUARANTINED_AFTER:
+                _move(connection, uuid, "quarantined", reason, check_at=func.now() + timedelta(seconds=again_s))
+            else:
+                _move(connection, uuid, "serving", reason, check_at=func.now())
+        [known] = _find(connection, uuids=[uuid], host=None)
+        return known
+
+
+def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
+    """A test could not be made: it is due again later, and until then nothing else changes."""
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Gpu)
+            .where(Gpu.uuid == uuid, Gpu.state != "drained")
+            .values(
+                reason=clean.text(reason)[:_REASON_CHARACTERS],
+                check_at=func.now() + timedelta(seconds=seconds),
+            )
+        )
+
+
+def _move(connection: Connection, uuid: str, state: str, reason: str | None, *, check_at: Any) -> None:
+    reason = None if reason is None else clean.text(reason)[:_REASON_CHARACTERS]
+    connection.execute(
+        update(Gpu)
+        .where(Gpu.uuid == uuid)
+        .values(
+            state=state,
+            reason=reason,
+            check_at=check_at,
+            since=case((Gpu.state == state, Gpu.since), else_=func.now()),
+        )
+    )
+    if state != "serving":
+        # At once: a claim that comes before its supervisor has looked is refused. It is the one to lift this.
+        [gpu] = _find(connection, uuids=[uuid], host=None)
+        connection.execute(
+            update(Worker).where(Worker.device == uuid, Worker.stopped_at.is_(None)).values(paused=gpu.paused)
+        )
+
+
+def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | None) -> list[GpuStatus]:
+    running = (
+        select(func.coalesce(func.array_agg(Attempt.evaluation_id), literal([], ARRAY(Uuid))))
+        .join(Worker, Worker.id == Attempt.worker_id)
+        .where(Worker.device == Gpu.uuid, Attempt.ended_at.is_(None))
+        .scalar_subquery()
+    )
+    due = and_(Gpu.check_at.is_not(None), Gpu.check_at <= func.now())
+    query = select(*Gpu.__table__.columns, due.label("due"), running.label("running"))
+    if uuids is not None:
+        query = query.where(Gpu.uuid == any_(literal(list(uuids), ARRAY(Text))))
+    if host is not None:
+        query = query.where(Gpu.host == host)
+    rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()
+    return [GpuStatus(**dict(row) | {"running": tuple(row["running"])}) for row in rows]

@@ -1,0 +1,168 @@
+"""The states of GPUs in the database: who sets them, what they forbid, what brings a GPU back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.errors import InvalidRequest
+from kqueue.store import evaluations, gpus, workers
+
+GPU = "GPU-11111111-aaaa"
+
+
+@pytest.fixture
+def gpu(engine: Engine) -> str:
+    """A GPU in service, and another of the same host."""
+    gpus.register(engine, host="here", index=0, uuid=GPU, name="NVIDIA H200")
+    gpus.register(engine, host="here", index=1, uuid="GPU-22222222-bbbb", name="NVIDIA H200")
+    return GPU
+
+
+@pytest.fixture
+def worker(engine: Engine, gpu: str) -> UUID:
+    """A worker of the GPU."""
+    identity = uuid4()
+    workers.register(engine, id=identity, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=gpu)
+    return identity
+
+
+def _state(engine: Engine, uuid: str = GPU) -> gpus.GpuStatus:
+    [known] = gpus.find(engine, uuids=[uuid])
+    return known
+
+
+def _paused(engine: Engine, worker: UUID) -> str | None:
+    return next(w.paused for w in workers.live(engine, within_s=30) if w.id == worker)
+
+
+def _seconds_to_test(engine: Engine) -> float:
+    with engine.connect() as connection:
+        return float(
+            connection.execute(
+                text("SELECT extract(epoch FROM check_at - now()) FROM gpus WHERE uuid = :u"), {"u": GPU}
+            )
+            .scalars()
+            .one()
+        )
+
+
+def test_a_drained_gpu_stays_drained_until_resumed(engine: Engine, gpu: str, worker: UUID) -> None:
+    """Also over a new start of its fleet; its workers may claim nothing from that moment on."""
+    gpus.drain(engine, gpu, reason="new thermal paste")
+    gpus.register(engine, host="here", index=0, uuid=gpu, name="NVIDIA H200")
+    known = _state(engine)
+    assert (known.state, known.reason) == ("drained", "new thermal paste")
+    assert known.paused == _paused(engine, worker) == "GPU 0 is drained: new thermal paste"
+    since = known.since
+    gpus.drain(engine, gpu, reason="still")
+    assert _state(engine).since == since
+    gpus.resume(engine, gpu)
+    assert (_state(engine).state, _state(engine).paused) == ("serving", None)
+    assert _state(engine, "GPU-22222222-bbbb").state == "serving"
+
+
+def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brings_it_back(
+    engine: Engine, gpu: str, worker: UUID
+) -> None:
+    """In between it is tested at growing intervals."""
+    gpus.ask_for_test(engine, gpu, reason="Xid 48")
+    known = _state(engine)
+    assert (known.state, known.due, known.paused) == ("serving", True, "GPU 0 is being tested: Xid 48")
+    first = gpus.record_failure(engine, gpu, reason="wrong sum")
+    assert first is not None
+    assert (first.state, first.due, first.failures) == ("serving", True, 1)
+    second = gpus.record_failure(engine, gpu, reason="wrong sum")
+    assert second is not None
+    assert (second.state, second.due) == ("quarantined", False)
+    assert _paused(engine, worker) == "GPU 0 is quarantined: wrong sum"
+    intervals = [_seconds_to_test(engine)]
+    for _ in range(9):
+        gpus.record_failure(engine, gpu, reason="wrong sum")
+        intervals.append(_seconds_to_test(engine))
+    assert intervals == pytest.approx([10, 20, 40, 80, 160, 320, 600, 600, 600, 600], abs=2)
+    gpus.record_pass(engine, gpu)
+    known = _state(engine)
+    assert (known.state, known.failures, known.check_at, known.paused) == ("serving", 0, None, None)
+
+
+def test_a_drained_gpu_is_not_healed_by_a_test(engine: Engine, gpu: str) -> None:
+    """What an operator took away only an operator gives back, and then it is tested before it serves."""
+    gpus.drain(engine, gpu, reason=None)
+    gpus.record_pass(engine, gpu)
+    gpus.record_failure(engine, gpu, reason="wrong sum")
+    assert (_state(engine).state, _state(engine).reason) == ("drained", None)
+    gpus.resume(engine, gpu)
+    known = _state(engine)
+    assert (known.state, known.due) == ("quarantined", True)
+
+
+def test_resuming_a_quarantined_gpu_tests_it_at_once(engine: Engine, gpu: str) -> None:
+    """It serves when it has passed, not when somebody says so."""
+    for _ in range(5):
+        gpus.record_failure(engine, gpu, reason="wrong sum")
+    assert not _state(engine).due
+    gpus.resume(engine, gpu)
+    known = _state(engine)
+    assert (known.state, known.reason, known.due) == ("quarantined", "wrong sum", True)
+
+
+def test_a_test_that_could_not_be_made_changes_nothing_but_its_time(engine: Engine, gpu: str) -> None:
+    """No memory to be had is no failure."""
+    gpus.ask_for_test(engine, gpu, reason="Xid 48")
+    gpus.postpone(engine, gpu, reason="no memory is free", seconds=7)
+    known = _state(engine)
+    assert (known.state, known.failures, known.due) == ("serving", 0, False)
+    assert known.paused == "GPU 0 is being tested: no memory is free"
+
+
+def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
+    engine: Engine, gpu: str, worker: UUID, fields: Callable[..., dict[str, object]]
+) -> None:
+    """Whoever records it; one failed test is then known already. Other outcomes do not."""
+    for category, due in ((Category.WORKER_LOST, False), (Category.GPU_UNHEALTHY, True)):
+        [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
+        claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
+        assert claim is not None
+        assert _state(engine).running == (submitted.evaluation_id,)
+        evaluations.finish(
+            engine,
+            submitted.evaluation_id,
+            claim.number,
+            Outcome(category=category, message="the canary answered 7"),
+            written_by="judge",
+            retry_delay_s=0,
+        )
+        assert _state(engine).due is due
+    known = _state(engine)
+    assert (known.failures, known.reason, known.running) == (1, "the canary answered 7", ())
+
+
+def test_gpus_are_named_by_index_and_host_or_by_uuid(engine: Engine, gpu: str) -> None:
+    """What names none, or several, is refused with a list of those that are known."""
+    gpus.register(engine, host="there", index=0, uuid="GPU-33333333-cccc", name="NVIDIA A100")
+
+    def named(name: str, host: str = "here") -> str:
+        return gpus.resolve(engine, name, host=host).uuid
+
+    assert named("0") == gpu
+    assert named("0", "there") == "GPU-33333333-cccc"
+    assert named("gpu-2222") == "GPU-22222222-bbbb"
+    for unknown in ("7", "GPU-4", "GPU-"):
+        with pytest.raises(InvalidRequest, match="GPU-11111111-aaaa"):
+            named(unknown)
+
+
+def test_facts_are_kept_as_they_were_last_seen(engine: Engine, gpu: str) -> None:
+    """Whatever text the driver gives."""
+    facts: dict[str, Any] = {"temperature_c": 41, "processes": [{"name": "a\x00b"}]}
+    gpus.see(engine, {gpu: facts})
+    known = _state(engine)
+    assert known.facts["temperature_c"] == 41
+    assert "\x00" not in known.facts["processes"][0]["name"]
