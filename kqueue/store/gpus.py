@@ -243,4 +243,8 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     if host is not None:
         query = query.where(Gpu.host == host)
     rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()
-    return [GpuStatus(**dict(row) | {"running": tuple(row["running"])}) for row in rows]
+    found: list[GpuStatus] = []
+    for row in rows:
+        fields: dict[str, Any] = dict(row) | {"running": tuple(row["running"])}
+        found.append(GpuStatus(**fields))
+    return found
