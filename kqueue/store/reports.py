@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, Uuid, and_, any_, false, func, literal, or_, select
+from sqlalchemy import ColumnElement, Engine, RowMapping, Uuid, and_, any_, false, func, literal, or_, select, true
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue import contract
@@ -394,19 +394,18 @@ class Earlier:
     stands: bool
 
 
-def earlier(engine: Engine, request: Request, *, family: str, within_s: float) -> Earlier | None:
+def earlier(engine: Engine, request: Request, *, family: str, within_s: float | None) -> Earlier | None:
     """The last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
 
     Args:
         engine: the database.
         request: names problem and kernel.
         family: what the keys begin with.
-        within_s: how many seconds an answer stands.
+        within_s: how many seconds an answer stands; None for ever.
     """
-    answered = and_(
-        Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value]),
-        Verdict.finished_at >= func.now() - timedelta(seconds=within_s),
-    )
+    answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
+    if within_s is not None:
+        answered = and_(answered, Verdict.finished_at >= func.now() - timedelta(seconds=within_s))
     with transaction(engine) as connection:
         row = connection.execute(
             select(Evaluation.id, or_(Evaluation.state != "done", func.coalesce(answered, false())).label("stands"))
@@ -420,3 +419,84 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float) -
             .limit(1)
         ).one_or_none()
     return None if row is None else Earlier(row.id, row.stands)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an evaluation is; moments in UTC.
+
+    Attributes:
+        evaluation_id: its id.
+        state: ``queued``, ``running`` or ``done``.
+        problem_label, kernel_label: as given.
+        device: that of its last attempt: a GPU's UUID, or ``cpu``; None before the first.
+        submitted_at: when it was accepted.
+        started_at: when its last attempt began.
+        finished_at: when it had its verdict.
+        blame: of its verdict.
+    """
+
+    evaluation_id: UUID
+    state: str
+    problem_label: str | None
+    kernel_label: str | None
+    device: str | None
+    submitted_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    blame: Blame | None
+
+
+def progress(engine: Engine, evaluation_id: UUID) -> Progress:
+    """How far an evaluation is.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        row = connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)).mappings().one_or_none()
+    if row is None:
+        raise UnknownEvaluation(evaluation_id)
+    return _progress(row)
+
+
+def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
+    """How far the evaluations of a batch are, the latest first: those that have their verdict, or the others."""
+    state = Evaluation.state == "done" if done else Evaluation.state != "done"
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            _PROGRESS.where(Evaluation.batch == batch, state)
+            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
+            .limit(limit)
+        ).mappings()
+        return [_progress(row) for row in rows]
+
+
+_LAST: Final = (
+    select(Attempt.started_at, Worker.device)
+    .join(Worker, Worker.id == Attempt.worker_id)
+    .where(Attempt.evaluation_id == Evaluation.id)
+    .order_by(Attempt.number.desc())
+    .limit(1)
+    .lateral()
+)
+_PROGRESS: Final = (
+    select(
+        Evaluation.id.label("evaluation_id"),
+        Evaluation.state,
+        Evaluation.problem_label,
+        Evaluation.kernel_label,
+        _LAST.c.device,
+        Evaluation.submitted_at,
+        _LAST.c.started_at,
+        Verdict.finished_at,
+        Verdict.blame,
+    )
+    .outerjoin(_LAST, true())
+    .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+)
+
+
+def _progress(row: RowMapping) -> Progress:
+    known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    return Progress(**known | {"blame": None if row["blame"] is None else Blame(row["blame"])})
