@@ -147,7 +147,7 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery
             "socket_keepalive": True,
             "health_check_interval": 25,
         },
-        # The worker's own structured logs (workers/logs.py).
+        # The worker's own structured logs (kqueue/logs.py).
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         enable_utc=True,

@@ -58,6 +58,17 @@ class Config(BaseSettings):
     flower_address: str = "127.0.0.1"
     flower_auth: SecretStr | None = None
     """``user:password`` for Flower; without it Flower answers only on loopback and offers no API."""
+    http_address: str = "127.0.0.1"
+    """Where `kqueue serve` listens; on loopback it answers without tokens too."""
+    http_port: int = Field(default=18188, ge=0, le=65535)
+    http_tokens: Literal["auto", "required"] = "auto"
+    """``required`` asks for a token on loopback too, as behind a proxy of the same host."""
+    http_max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
+    """The largest body of a request."""
+    http_max_batch: int = Field(default=1000, ge=1, le=100_000)
+    """The most evaluations in one request."""
+    http_max_queued: int = Field(default=10_000, ge=1)
+    """The most evaluations without a verdict that were submitted with one token."""
     retry_delay_s: float = Field(default=1.0, ge=0)
     """Delay before a second attempt after a fleet's failure, doubled for each further one."""
     log_level: str = "INFO"

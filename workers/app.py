@@ -27,7 +27,7 @@ from celery import Task, signals
 from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
 
-from kqueue import broker
+from kqueue import broker, logs
 from kqueue.categories import Category
 from kqueue.config import Config, load
 from kqueue.contract import Outcome
@@ -35,7 +35,7 @@ from kqueue.errors import ConfigError, DatabaseUnavailable
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
-from workers import delivery, logs
+from workers import delivery
 from workers.blackbox import BlackBox
 from workers.slot import READY_VARIABLE, VARIABLE, Slot
 

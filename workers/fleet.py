@@ -29,13 +29,12 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from kqueue import broker, sweeper
+from kqueue import broker, logs, sweeper
 from kqueue.config import Config, load
 from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
-from workers import logs
 from workers.gpu.devices import Device, choose, devices
 from workers.pool import describe, kill_group, sweep
 from workers.sandbox import cgroups, launch, linux, uids

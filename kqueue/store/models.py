@@ -89,6 +89,7 @@ class Evaluation(Base):
         Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
         Index("ix_evaluations_problem_hash", "problem_hash"),
         Index("ix_evaluations_kernel_hash", "kernel_hash"),
+        Index("ix_evaluations_token_open", "token_id", postgresql_where=text("state <> 'done'")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -112,6 +113,8 @@ class Evaluation(Base):
     """Ends as ``expired`` if it is still queued and was never started by then."""
     published_at: Mapped[datetime | None]
     """When its message was last given to Redis."""
+    token_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"))
+    """With which token it was submitted over HTTP."""
 
 
 class Worker(Base):

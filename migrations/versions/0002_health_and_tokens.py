@@ -47,10 +47,16 @@ def upgrade() -> None:
         sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
         comment="What lets somebody use the HTTP door, and for what.",
     )
+    op.add_column("evaluations", sa.Column("token_id", sa.Uuid(), nullable=True))
+    op.create_foreign_key(op.f("fk_evaluations_token_id_tokens"), "evaluations", "tokens", ["token_id"], ["id"])
+    op.create_index(
+        "ix_evaluations_token_open", "evaluations", ["token_id"], postgresql_where=sa.text("state <> 'done'")
+    )
 
 
 def downgrade() -> None:
     """Take it away again; which GPUs were drained, and all tokens, are forgotten."""
+    op.drop_column("evaluations", "token_id")
     op.drop_table("tokens")
     op.drop_column("attempts", "handed_back")
     op.drop_column("workers", "paused")

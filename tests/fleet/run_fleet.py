@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from kqueue import logs
 from kqueue.config import load
-from workers import logs
 from workers.fleet import Supervisor, plan
 
 config = load()

@@ -1,0 +1,95 @@
+"""The ASGI application: routes, tokens, limits and errors in one place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kqueue.config import Config
+from kqueue.http import problems, v1
+from kqueue.http.door import Door
+
+_log = logging.getLogger(__name__)
+
+#: Every door's routes.
+_ROUTERS: Final = (v1.router,)
+
+
+def create_app(config: Config) -> FastAPI:
+    """The application for a fleet; nothing is connected before it is started.
+
+    Raises:
+        ConfigError: no database is known.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        door = Door(config)
+        app.state.door = door
+        try:
+            await door.open()
+            yield
+        finally:
+            await door.close()
+
+    app = FastAPI(
+        title="kqueue",
+        summary="Judges GPU kernels on a fleet of workers.",
+        version=version("kqueue"),
+        lifespan=lifespan,
+        # Their pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        # A URL has one form.
+        redirect_slashes=False,
+    )
+    for router in _ROUTERS:
+        app.include_router(router)
+    problems.install(app)
+    app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes)
+    return app
+
+
+class _Guard:
+    """Refuses bodies that are too large, and has browsers take nothing for what it is not."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._most = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received = 0
+        headers = dict(scope["headers"])
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most:
+                raise HTTPException(413, self._refusal)
+            return message
+
+        async def plain(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._most:
+            await problems.problem(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)
+            return
+        await self._app(scope, bounded, plain)
+
+    @property
+    def _refusal(self) -> str:
+        return f"the body is larger than {self._most} bytes (KQUEUE_HTTP_MAX_BODY_BYTES): send less at once"

@@ -1,0 +1,200 @@
+"""What all routes share: one client, one engine, bounded threads for reading, and the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
+from uuid import UUID
+
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+from starlette.requests import ClientDisconnect
+
+from kqueue.client import AsyncClient
+from kqueue.config import Config
+from kqueue.contract import Verdict
+from kqueue.errors import DatabaseUnavailable
+from kqueue.http.problems import HttpError
+from kqueue.store import schema, tokens
+from kqueue.store.engine import connect
+from kqueue.store.listener import Listener
+
+_APPLICATION: Final = "kqueue-http"
+#: Threads that read from the database, each with a connection.
+_READERS: Final = 8
+#: Threads in which the client submits and cancels: as many as it has connections at most.
+_SUBMITTERS: Final = 7
+#: How long a look at the fleet's health may take.
+_LOOK_S: Final = 2.0
+#: Verdicts that come together are told together.
+_GATHER_S: Final = 0.02
+_SOON: Final = {"Retry-After": "1"}
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request.
+
+    Attributes:
+        token_id: the token's; None where none was needed.
+        name: the token's name, or ``loopback``.
+    """
+
+    token_id: UUID | None
+    name: str
+
+
+class Door:
+    """A fleet as the routes see it. :meth:`open` and :meth:`close` it in the server's event loop.
+
+    Attributes:
+        config: the fleet's settings.
+        client: submits and cancels.
+        stopping: set when the server was told to stop; who waits then answers at once.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.client = AsyncClient(config)
+        self.stopping = asyncio.Event()
+        url = config.require_database()
+        self._engine = connect(url, application=_APPLICATION, pool_size=_READERS)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
+        # A look at the fleet's health waits neither for readers nor for their connections.
+        self._health_engine = connect(url, application=f"{_APPLICATION}-health", pool_size=1)
+        self._health_reader = ThreadPoolExecutor(1, thread_name_prefix="health")
+        self._listener = Listener(url, self._engine, application=_APPLICATION)
+        self._submitting: Counter[UUID] = Counter()
+
+    async def open(self) -> None:
+        """Check the database's schema.
+
+        Raises:
+            DatabaseUnavailable, SchemaMismatch: it cannot be used.
+        """
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="submit"))
+        await self.read(schema.check)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        self.stopping.set()
+        await self.client.close()
+        await asyncio.to_thread(self._listener.close)
+        for pool in (self._readers, self._health_reader):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for engine in (self._engine, self._health_engine):
+            engine.dispose()
+
+    async def read(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """``query(engine, ...)``, a function of :mod:`kqueue.store`, in one of a few threads."""
+        call = partial(query, self._engine, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
+
+    async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """As :meth:`read`, for what says how the fleet is: on a thread and a connection of its own.
+
+        Raises:
+            DatabaseUnavailable: no answer within two seconds.
+        """
+        call = partial(query, self._health_engine, *args, **kwargs)
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await asyncio.get_running_loop().run_in_executor(self._health_reader, call)
+        except TimeoutError:
+            raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
+
+    @asynccontextmanager
+    async def admit(
+        self, caller: Caller, number: int = 1
+    ) -> AsyncGenerator[Callable[[Iterable[UUID]], Awaitable[None]]]:
+        """Room for ``number`` evaluations more of a caller's; what it gives is told which they were.
+
+        ::
+
+            async with door.admit(caller) as note:
+                ticket = await door.client.submit(request)
+                await note([ticket.evaluation_id])
+
+        Raises:
+            HttpError: 429, the caller has too many without a verdict; 413, no request may have so many.
+        """
+        if number > self.config.http_max_batch:
+            limit = self.config.http_max_batch
+            raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")
+        token_id = caller.token_id
+        if token_id is None:
+            yield _nothing
+            return
+
+        async def note(ids: Iterable[UUID]) -> None:
+            await self.read(tokens.attribute, token_id, list(ids))
+
+        # What others of the same token submit at this moment counts too.
+        self._submitting[token_id] += number
+        try:
+            open_now = await self.read(tokens.unfinished, token_id)
+            limit = self.config.http_max_queued
+            if open_now + self._submitting[token_id] > limit:
+                raise HttpError(
+                    429, f"{open_now} evaluations of this token have no verdict yet: at most {limit} may at once"
+                )
+            yield note
+        finally:
+            self._submitting[token_id] -= number
+
+    async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
+        """An evaluation's verdict; None where it does not come within ``timeout`` seconds.
+
+        Raises:
+            HttpError: 503, the server is being stopped; the evaluation goes on.
+            ClientDisconnect: nobody waits any more; the evaluation goes on.
+        """
+        return (await self.wait_any(request, [evaluation_id], timeout)).get(evaluation_id)
+
+    async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
+        """As :meth:`wait` for several: the first verdict that comes, with all that are there by then."""
+        futures = {asyncio.wrap_future(self._listener.watch(identity)): identity for identity in ids}
+        stopping = asyncio.create_task(self.stopping.wait())
+        gone = asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait({*futures, stopping, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if len(futures) > 1:
+                await asyncio.sleep(_GATHER_S)
+            found = {identity: future.result() for future, identity in futures.items() if future.done()}
+            if found:
+                return found
+            if gone.done():
+                raise ClientDisconnect
+            if stopping.done():
+                raise HttpError(503, "the server is being restarted: ask again", code="stopping", headers=_SOON)
+            return {}
+        finally:
+            for future in (*futures, stopping, gone):
+                future.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing(_: Iterable[UUID]) -> None:
+    """Evaluations that belong to no token."""
+
+
+def current(request: Request) -> Door:
+    """The dependency that gives routes the door."""
+    return request.app.state.door
+
+
+CurrentDoor = Annotated[Door, Depends(current)]

@@ -1,0 +1,181 @@
+"""Errors as ``application/problem+json`` (RFC 9457), and which of kqueue's exceptions is which status.
+
+Every body has ``type`` (``urn:kqueue:error:<code>``), ``title``, ``status``, ``detail``, ``instance`` and
+``code``, which is kqueue's own short name of the error and what a program decides on. Nothing of a
+request's content is repeated but the names of its fields.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from kqueue.errors import (
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    IdempotencyConflict,
+    InvalidRequest,
+    KqueueError,
+    LaneUnavailable,
+    SchemaMismatch,
+    UnknownEvaluation,
+    UnknownLane,
+    WaitTimeout,
+)
+
+_log = logging.getLogger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+#: Seconds after which something that the fleet lacks is worth asking for again.
+RETRY_AFTER_S: Final = 5
+
+#: Status and code of what kqueue raises; the first that fits counts.
+_STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
+    IdempotencyConflict: (422, "idempotency_conflict"),
+    LaneUnavailable: (409, "lane_unavailable"),
+    UnknownLane: (422, "unknown_lane"),
+    InvalidRequest: (422, "invalid_request"),
+    UnknownEvaluation: (404, "unknown_evaluation"),
+    WaitTimeout: (504, "wait_timeout"),
+    DatabaseUnavailable: (503, "database_unavailable"),
+    BrokerUnavailable: (503, "broker_unavailable"),
+    SchemaMismatch: (503, "schema_mismatch"),
+    KqueueError: (500, "internal_error"),
+}
+#: Codes of errors that no exception of kqueue stands for, by status.
+_CODES: Final = {
+    400: "malformed_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    429: "too_many_queued",
+}
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field of a request."""
+
+    field: str = Field(examples=["body.kernel"])
+    message: str = Field(examples=["Field required"])
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it, with kqueue's own fields."""
+
+    type: str = Field(examples=["urn:kqueue:error:invalid_request"])
+    title: str = Field(examples=["Unprocessable Content"])
+    status: int = Field(examples=[422])
+    detail: str = Field(examples=["kernel: is required"])
+    instance: str = Field(examples=["/v1/evaluations"])
+    code: str = Field(examples=["invalid_request"])
+    """kqueue's name of the error."""
+    errors: list[FieldError] | None = None
+    """Each wrong field, where fields are wrong."""
+    keys: list[str] | None = None
+    """The idempotency keys in question."""
+    evaluation_ids: list[str] | None = None
+    """The evaluations in question."""
+
+
+class HttpError(Exception):
+    """An error that only the door has: a status, a code and what to do about it."""
+
+    def __init__(self, status: int, detail: str, *, code: str | None = None, headers: Mapping[str, str] = {}) -> None:
+        self.status = status
+        self.code = code or _CODES[status]
+        self.detail = detail
+        self.headers = dict(headers)
+        super().__init__(detail)
+
+
+def problem(
+    instance: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] = {}, **more: Any
+) -> JSONResponse:
+    """An error's answer; ``more`` are fields of :class:`Problem`. 503 and 429 say when to ask again."""
+    known = dict(headers)
+    if status in {429, 503}:
+        known.setdefault("Retry-After", str(RETRY_AFTER_S))
+    body = Problem(
+        type=f"urn:kqueue:error:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance=instance,
+        code=code,
+        **more,
+    )
+    return JSONResponse(body.model_dump(exclude_none=True), status, headers=known, media_type=MEDIA_TYPE)
+
+
+def status_of(error: KqueueError) -> tuple[int, str]:
+    """The status and the code that stand for one of kqueue's exceptions."""
+    return next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
+
+
+def of(error: KqueueError, instance: str) -> JSONResponse:
+    """The answer that stands for one of kqueue's exceptions."""
+    status, code = status_of(error)
+    more: dict[str, Any] = {}
+    if isinstance(error, IdempotencyConflict):
+        more["keys"] = sorted(error.keys)
+    if isinstance(error, WaitTimeout):
+        more["evaluation_ids"] = [str(identity) for identity in error.evaluation_ids]
+    return problem(instance, status, code, str(error), **more)
+
+
+def install(app: FastAPI) -> None:
+    """Let ``app`` answer every error as a problem."""
+    app.add_exception_handler(KqueueError, _kqueue)
+    app.add_exception_handler(HttpError, _http)
+    app.add_exception_handler(HTTPException, _starlette)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _kqueue(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, KqueueError)
+    if status_of(error)[0] >= 500:
+        _log.warning("%s %s: %s", request.method, request.url.path, error)
+    return of(error, request.url.path)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HttpError)
+    return problem(request.url.path, error.status, error.code, error.detail, headers=error.headers)
+
+
+async def _starlette(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "internal_error" if error.status_code >= 500 else "invalid_request")
+    return problem(request.url.path, error.status_code, code, error.detail, headers=error.headers or {})
+
+
+async def _validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    if any(fault["type"] == "json_invalid" for fault in faults):
+        return problem(request.url.path, 400, _CODES[400], "the body is not JSON")
+    errors = [
+        FieldError(
+            field=".".join(str(part) for part in fault["loc"])[:200],
+            message=str(fault["msg"]).removeprefix("Value error, "),
+        )
+        for fault in faults[:20]
+    ]
+    detail = "; ".join(f"{fault.field}: {fault.message}" for fault in errors[:5])
+    return problem(request.url.path, 422, "invalid_request", detail, errors=errors)
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(request.url.path, 500, "internal_error", "the server failed; its log says how")

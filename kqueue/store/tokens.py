@@ -1,0 +1,172 @@
+"""Tokens of the HTTP door. A secret is shown once; the table holds its SHA-256 digest.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
+cannot be used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from sqlalchemy import Engine, Row, and_, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from kqueue.store.engine import transaction
+from kqueue.store.models import Evaluation, Token
+
+#: What a secret begins with, so that people and scanners of secrets know one.
+PREFIX: Final = "kq_"
+#: ``last_used_at`` is written at most so often.
+_NOTED_EVERY: Final = timedelta(minutes=1)
+
+
+class Scope(StrEnum):
+    """What a token lets its holder do; each holds those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+    def covers(self, other: Scope) -> bool:
+        """Whether who has this scope may do what needs ``other``."""
+        return _ORDER.index(self) >= _ORDER.index(other)
+
+
+_ORDER: Final = list(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A token, without its secret; moments in UTC."""
+
+    id: UUID
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether it is good for ``scope``."""
+        return any(own.covers(scope) for own in self.scopes)
+
+
+def create(
+    engine: Engine, name: str, scopes: Collection[Scope], *, expires_after: timedelta | None = None
+) -> tuple[Known, str]:
+    """Make a token; returns it and its secret, which cannot be had again.
+
+    Args:
+        engine: the database.
+        name: whose it is, for people.
+        scopes: what it is good for.
+        expires_after: how long; None for ever.
+    """
+    secret = PREFIX + secrets.token_urlsafe(32)
+    with transaction(engine) as connection:
+        row = connection.execute(
+            insert(Token)
+            .values(
+                id=uuid4(),
+                name=name,
+                digest=_digest(secret),
+                scopes=[scope.value for scope in scopes],
+                expires_at=None if expires_after is None else func.now() + expires_after,
+            )
+            .returning(*_COLUMNS)
+        ).one()
+    return _known(row), secret
+
+
+def find(engine: Engine, secret: str) -> Known | None:
+    """The valid token with this secret, and note that it was used; None where there is none.
+
+    The search is for the digest, so how long it takes says nothing about any secret.
+    """
+    digest = _digest(secret)
+    with transaction(engine) as connection:
+        row = connection.execute(
+            select(*_COLUMNS, Token.digest, func.now().label("now")).where(Token.digest == digest, _VALID)
+        ).one_or_none()
+        if row is None or not hmac.compare_digest(row.digest, digest):
+            return None
+        if row.last_used_at is None or row.now - row.last_used_at >= _NOTED_EVERY:
+            # Nobody waits for another's note of the same.
+            free = select(Token.id).where(Token.id == row.id).with_for_update(skip_locked=True)
+            connection.execute(update(Token).where(Token.id.in_(free)).values(last_used_at=func.now()))
+    return _known(row)
+
+
+def listing(engine: Engine) -> list[Known]:
+    """All tokens, also those that are no longer valid, in the order in which they were made."""
+    with transaction(engine) as connection:
+        return [_known(row) for row in connection.execute(select(*_COLUMNS).order_by(Token.created_at, Token.id))]
+
+
+def revoke(engine: Engine, which: str) -> list[Known]:
+    """End the tokens that have the id or name ``which`` and are not revoked; returns them."""
+    try:
+        matches = Token.id == UUID(which)
+    except ValueError:
+        matches = Token.name == which
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            update(Token).where(matches, Token.revoked_at.is_(None)).values(revoked_at=func.now()).returning(*_COLUMNS)
+        ).all()
+    return [_known(row) for row in rows]
+
+
+def unfinished(engine: Engine, token_id: UUID) -> int:
+    """How many evaluations that were submitted with a token have no verdict yet."""
+    with transaction(engine) as connection:
+        return connection.scalars(
+            select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, _OPEN)
+        ).one()
+
+
+def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) -> None:
+    """Note with which token evaluations were submitted."""
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Evaluation)
+            .where(Evaluation.id.in_(evaluation_ids), Evaluation.token_id.is_(None))
+            .values(token_id=token_id)
+        )
+
+
+_COLUMNS: Final = (
+    Token.id,
+    Token.name,
+    Token.scopes,
+    Token.created_at,
+    Token.expires_at,
+    Token.revoked_at,
+    Token.last_used_at,
+)
+_VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
+_OPEN: Final = Evaluation.state != "done"
+
+
+def _known(row: Row[*tuple[Any, ...]]) -> Known:
+    return Known(
+        id=row.id,
+        name=row.name,
+        scopes=tuple(Scope(scope) for scope in row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
