@@ -7,6 +7,7 @@ carry their unit in the name (``_s`` seconds, ``_ms`` milliseconds), sizes are b
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -37,6 +38,17 @@ class Backend(StrEnum):
 
 #: The backends that can be judged on the ``cpu`` lane (Triton through its interpreter).
 CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON})
+
+
+def gpu_model(name: str) -> str:
+    """The last part of a GPU's lane from its vendor's name: ``NVIDIA A100-SXM4-80GB`` is ``a100``."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\b(nvidia|geforce|tesla|quadro)\b", " ", name.lower()))
+    for before, word in zip(["", *words], words, strict=False):
+        if re.fullmatch(r"[a-z]+[0-9]+[a-z0-9]*", word):
+            return word[:31]
+        if word.isdigit() and before.isalpha():
+            return (before + word)[:31]
+    return "-".join(words)[:31] or "unknown"
 
 
 class Precision(StrEnum):

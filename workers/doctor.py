@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.config import Config, load
+from kqueue.contract import gpu_model
 from kqueue.doctor import Check, State, installed
-from workers.gpu.devices import devices, model
+from workers.gpu.devices import devices
 
 #: Names of the capabilities by bit.
 _CAPABILITIES: Final = """
@@ -77,7 +78,7 @@ def _device(nvml: Any, index: int) -> Check:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name = nvml.nvmlDeviceGetName(handle)
     detail = (
-        f"{name} {nvml.nvmlDeviceGetUUID(handle)}, lane gpu.{model(name)}, sm_{major}{minor}, "
+        f"{name} {nvml.nvmlDeviceGetUUID(handle)}, lane gpu.{gpu_model(name)}, sm_{major}{minor}, "
         f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
     )
     # The judge and the candidate each have a context; so has the next evaluation in preparation.

@@ -13,12 +13,12 @@ import pytest
 from celery.exceptions import Terminated, TimeLimitExceeded
 
 from kqueue.config import Config, load
-from kqueue.contract import Phase
+from kqueue.contract import Phase, gpu_model
 from kqueue.errors import ConfigError
 from workers.blackbox import Record
 from workers.delivery import outcome_of
 from workers.fleet import environment, plan
-from workers.gpu.devices import Device, choose, devices, model
+from workers.gpu.devices import Device, choose, devices
 from workers.pool import ChildDied
 
 GPUS = [
@@ -59,7 +59,7 @@ def test_a_gpu_name_becomes_a_lane(name: str, lane: str) -> None:
     """The vendor's names in use give short, valid lanes."""
     from kqueue.broker import check_lane
 
-    assert model(name) == lane
+    assert gpu_model(name) == lane
     check_lane(f"gpu.{lane}")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kqueue.contract import gpu_model
 from kqueue.errors import ConfigError
 
 
@@ -29,18 +29,7 @@ class Device:
     @property
     def model(self) -> str:
         """The last part of the lane ``gpu.<model>``: ``h200``, ``a100``, ``rtx4090``."""
-        return model(self.name)
-
-
-def model(name: str) -> str:
-    """A lane's model from a vendor's name: ``NVIDIA A100-SXM4-80GB`` is ``a100``."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"\b(nvidia|geforce|tesla|quadro)\b", " ", name.lower()))
-    for before, word in zip(["", *words], words, strict=False):
-        if re.fullmatch(r"[a-z]+[0-9]+[a-z0-9]*", word):
-            return word[:31]
-        if word.isdigit() and before.isalpha():
-            return (before + word)[:31]
-    return "-".join(words)[:31] or "unknown"
+        return gpu_model(self.name)
 
 
 def devices() -> list[Device]:
