@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kqueue.errors import BrokerUnavailable as BrokerUnavailable
     from kqueue.errors import ConfigError as ConfigError
     from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
+    from kqueue.errors import EvaluationFailed as EvaluationFailed
     from kqueue.errors import IdempotencyConflict as IdempotencyConflict
     from kqueue.errors import InvalidRequest as InvalidRequest
     from kqueue.errors import KqueueError as KqueueError
@@ -70,6 +71,7 @@ _HOMES: Final = {
         "BrokerUnavailable",
         "ConfigError",
         "DatabaseUnavailable",
+        "EvaluationFailed",
         "IdempotencyConflict",
         "InvalidRequest",
         "KqueueError",

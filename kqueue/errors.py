@@ -10,6 +10,7 @@
     │   └── IdempotencyConflict a known idempotency key, given for another problem or kernel
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in the time given
+    ├── EvaluationFailed        a verdict that tells nothing of the kernel, where only a result can be returned
     └── ServiceError            something the fleet stands on
         ├── DatabaseUnavailable Postgres cannot be reached or refused
         ├── BrokerUnavailable   Redis cannot be reached or refused
@@ -23,7 +24,11 @@ Each message says what to do about it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from kqueue.contract import Verdict
 
 
 class KqueueError(Exception):
@@ -76,6 +81,26 @@ class WaitTimeout(KqueueError, TimeoutError):
     def __init__(self, message: str, evaluation_ids: Iterable[UUID] = ()) -> None:
         self.evaluation_ids = tuple(evaluation_ids)
         super().__init__(message)
+
+
+class EvaluationFailed(KqueueError):
+    """A verdict that tells nothing of the kernel, where the caller's interface has no place for one.
+
+    The fleet or the problem failed, or the evaluation was cancelled or expired. Taking it for a bad kernel
+    would be wrong.
+
+    Attributes:
+        verdict: the verdict.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(
+            f"{verdict.category} (to blame: {verdict.blame}): {verdict.message}; evaluation {verdict.evaluation_id}"
+        )
+
+    def __reduce__(self) -> tuple[type[EvaluationFailed], tuple[Verdict]]:
+        return type(self), (self.verdict,)
 
 
 class ServiceError(KqueueError):

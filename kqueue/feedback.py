@@ -1,0 +1,161 @@
+"""Between verdicts and language models: a kernel out of an answer, and a verdict in words that help to mend it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Verdict
+
+_FENCE: Final = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE
+)
+#: A frame of the kernel's own file in a traceback.
+_FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
+#: What a compiler calls an error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc),
+#: ``at 6:43:`` (Triton).
+_COMPLAINT: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
+_FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+_CONTEXT_LINES: Final = 2
+_COMPILER_LINES: Final = 24
+_AFTER_COMPLAINT: Final = 4
+#: Up to this many times the floor, memory explains the time.
+_NEAR_FLOOR: Final = 1.5
+
+
+def kernel_in(answer: str) -> str:
+    """The kernel in a model's answer: its last fenced block that names ``ModelNew``, else the last one, else all of it."""
+    blocks = [match.group(3) for match in _FENCE.finditer(answer)]
+    named = [block for block in blocks if "ModelNew" in block]
+    return (named or blocks or [answer])[-1]
+
+
+def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
+    """What came of a kernel: what failed, where and how; for a right one its time and what limits it.
+
+    Args:
+        verdict: of ``kernel``.
+        kernel: its source, to quote from.
+        limit: characters at most; what is over is cut at the end.
+    """
+    if verdict.blame not in {Blame.NONE, Blame.CANDIDATE}:
+        lines = [
+            f"NOT JUDGED ({verdict.category}, to blame: {verdict.blame}): {verdict.message}",
+            "This says nothing about the kernel.",
+        ]
+    elif verdict.passed:
+        lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict.evidence, verdict)]
+    else:
+        lines = [*_failure(verdict), *_where(verdict, kernel), *_differences(verdict.facts)]
+    if verdict.blame is not Blame.FLEET:
+        lines += [f"Noticed: {finding['meaning']}{_line(finding)}" for finding in verdict.findings]
+    text = "\n".join(lines)
+    return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
+
+
+def _failure(verdict: Verdict) -> Iterator[str]:
+    phase = f" in the phase {verdict.phase}" if verdict.phase else ""
+    compiling = verdict.category is Category.COMPILE_ERROR
+    headline = verdict.message.partition("\n")[0]
+    yield f"FAILED: {verdict.category}{phase}: {_short(headline)}"
+    yield verdict.category.info.meaning
+    if compiling:
+        yield from _compiler_lines(verdict.message)
+    elif rest := verdict.message.partition("\n")[2].strip():
+        yield _short(rest)
+
+
+def _compiler_lines(message: str) -> Iterator[str]:
+    """What the compiler complained about, each with the lines below it."""
+    lines = message.splitlines()
+    wanted = sorted(
+        {
+            number
+            for i, line in enumerate(lines)
+            if _COMPLAINT.search(line)
+            for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))
+        }
+    )
+    shown = [lines[number] for number in wanted] or lines[1:]
+    if shown:
+        yield "The compiler said:"
+    yield from (f"  {_short(line)}" for line in shown[:_COMPILER_LINES])
+
+
+def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
+    """The lines of the kernel's own source that the last traceback in the log leads to."""
+    frames = list(_FRAME.finditer(verdict.log))
+    stated = verdict.facts.get("line")
+    if verdict.category is Category.SYNTAX_ERROR and isinstance(stated, int):
+        number, function = stated, None
+    elif frames:
+        number, function = int(frames[-1].group(1)), frames[-1].group(2)
+    else:
+        return
+    lines = kernel.splitlines()
+    if not 1 <= number <= len(lines):
+        return
+    yield f"At line {number}{f', in {function}' if function else ''}:"
+    for at in range(max(1, number - _CONTEXT_LINES), min(len(lines), number + _CONTEXT_LINES) + 1):
+        yield f"{'>' if at == number else ' '} {at:4d} | {lines[at - 1]}"
+
+
+def _differences(facts: Mapping[str, Any]) -> Iterator[str]:
+    first = facts.get("first")
+    if not first:
+        return
+    kind = facts.get("kind", "given")
+    on = "on the problem's own inputs" if kind == "given" else f"on {kind} inputs (the problem's shapes, other values)"
+    yield f"Output {facts.get('output', 0)}, {on}: {facts.get('wrong')} of {facts.get('of')} values are wrong. The first:"
+    yield from (f"  index {place['index']}: expected {place['expected']}, got {place['got']}" for place in first)
+    if facts.get("precision_downgrade"):
+        yield "The error is that of a lower precision than the reference's."
+    if facts.get("kernelbench_correct"):
+        yield "torch.allclose on the problem's own inputs would have let it pass."
+
+
+def _times(verdict: Verdict) -> Iterator[str]:
+    runtime = verdict.runtime
+    if runtime is None:
+        yield "It was not timed."
+        return
+    clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, launching and waiting included"
+    yield (
+        f"Runtime: {runtime.median_ms:.4g} ms (median of {runtime.count} calls; quartiles {runtime.q1_ms:.4g} and "
+        f"{runtime.q3_ms:.4g} ms; {clock})."
+    )
+    if verdict.baseline is not None:
+        speedup = "" if verdict.speedup is None else f": speedup {verdict.speedup:.3g}x"
+        yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
+
+
+def _limits(evidence: Mapping[str, Any], verdict: Verdict) -> Iterator[str]:
+    floor, runtime = evidence.get("floor"), verdict.runtime_ms
+    if floor and runtime and runtime > 0:
+        moved = floor["bytes_in"] + floor["bytes_out"]
+        share = floor["floor_ms"] / runtime
+        yield (
+            f"Memory: reading the inputs and writing the outputs once ({moved} bytes at {floor['bandwidth_gbs']} GB/s) "
+            f"takes {floor['floor_ms']:.4g} ms, {share:.0%} of the runtime."
+        )
+        yield (
+            "What limits it: memory bandwidth; less traffic is not possible without moving fewer bytes."
+            if share * _NEAR_FLOOR >= 1
+            else "What limits it: not the memory that it must touch. Look for passes over intermediate results, "
+            "uncoalesced access, arithmetic, and launches."
+        )
+    if provenance := verdict.provenance:
+        yield f"Where the GPU's time went: {provenance['why']}."
+    if evidence.get("comparison", {}).get("precision_downgrade"):
+        yield "It computes at a lower precision than the reference."
+
+
+def _line(finding: Mapping[str, Any]) -> str:
+    return "" if finding.get("line") is None else f" (line {finding['line']})"
+
+
+def _short(text: str) -> str:
+    """Without the folders of a worker, which mean nothing to a reader."""
+    return _FOLDER.sub("", text)
