@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -63,14 +65,9 @@ class Services:
     alive = staticmethod(alive)
 
     def config(self, **settings: Any) -> Config:
-        return load(
-            home=self.directory / "home",
-            database_url=self.postgres.url,
-            redis_url=self.valkey.url,
-            scratch=self.directory / "scratch",
-            gpus="none",
-            **settings,
-        )
+        places = {"database_url": self.postgres.url, "redis_url": self.valkey.url}
+        places |= {"home": self.directory / "home", "scratch": self.directory / "scratch"}
+        return load(**places | {"gpus": "none"} | settings)
 
     def submit(
         self, kernel: str, *, time_limit: float | None = None, send: bool = True, attempts: int = 1, **more: Any
@@ -144,23 +141,38 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         services.app.close()
 
 
-@pytest.fixture(scope="module")
-def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
-    """Start a supervisor of some slots and wait until they are let in."""
-    fleets: list[Fleet] = []
+@contextmanager
+def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
+    """Start supervisors of some slots and wait until these are let in; all end with the block.
 
-    def start(*, slots: int = 1, torch: bool = False, **settings: Any) -> Fleet:
-        config = services.config(cpu_slots=slots, retry_delay_s=0.1, lease_s=4, **settings)
-        environment = os.environ | config.environment() | {"PYTHONPATH": str(HERE), "JUDGES": str(services.directory)}
+    Their judges do as told (judges.py), or with `true` what workers do. `prefix` is a command that runs a command,
+    such as one that enters a namespace; `variables` are added to the environment.
+    """
+    started: list[Fleet] = []
+
+    def start(
+        *,
+        slots: int = 1,
+        torch: bool = False,
+        true: bool = False,
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,
+    ) -> Fleet:
+        config = services.config(**{"cpu_slots": slots, "retry_delay_s": 0.1, "lease_s": 4} | settings)
+        environment = os.environ | config.environment()
+        program = ["-P", "-m", "workers.fleet"]
+        if not true:
+            program = [str(HERE / "run_fleet.py")]
+            environment |= {"PYTHONPATH": str(HERE), "JUDGES": str(services.directory)}
         if torch:
             environment["JUDGES_TORCH"] = "1"
-        log = services.directory / f"fleet-{len(fleets)}.log"
+        environment |= variables
+        log = services.directory / f"fleet-{uuid4().hex[:8]}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / "run_fleet.py")], env=environment, stdout=out, stderr=out
-            )
+            process = subprocess.Popen([*prefix, sys.executable, *program], env=environment, stdout=out, stderr=out)
         fleet = Fleet(services, process, log, environment)
-        fleets.append(fleet)
+        started.append(fleet)
         try:
             until(lambda: len(fleet.live()) >= slots or process.poll() is not None, 60, "the fleet")
             assert process.poll() is None
@@ -169,9 +181,18 @@ def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
             raise AssertionError(log.read_text()) from None
         return fleet
 
-    yield start
-    for fleet in fleets:
-        fleet.stop()
+    try:
+        yield start
+    finally:
+        for fleet in started:
+            fleet.stop()
+
+
+@pytest.fixture(scope="module")
+def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
+    """What :func:`fleets` gives."""
+    with fleets(services) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
