@@ -164,7 +164,8 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
         program = ["-P", "-m", "workers.fleet"]
         if not true:
             program = [str(HERE / "run_fleet.py")]
-            environment |= {"PYTHONPATH": str(HERE), "JUDGES": str(services.directory)}
+            places = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment |= {"PYTHONPATH": os.pathsep.join(places), "JUDGES": str(services.directory)}
         if torch:
             environment["JUDGES_TORCH"] = "1"
         environment |= variables
