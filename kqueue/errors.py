@@ -16,6 +16,7 @@
         ├── BrokerUnavailable   Redis cannot be reached or refused
         ├── SchemaMismatch      the database's schema is not this version's
         └── LocalFleetError     the one-machine fleet or an embedded service failed
+            └── HomeInUse       another process has its home
 
 A kernel's failure is never an exception: it is a :class:`kqueue.Verdict`.
 Each message says what to do about it.
@@ -121,3 +122,7 @@ class SchemaMismatch(ServiceError):
 
 class LocalFleetError(ServiceError):
     """The one-machine fleet or one of its embedded services failed."""
+
+
+class HomeInUse(LocalFleetError):
+    """Another process has the home of the one-machine fleet or service: see which one, or use its fleet."""

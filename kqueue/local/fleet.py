@@ -58,7 +58,7 @@ class LocalFleet:
 
     Services whose URL the settings give are used as they are; the others are embedded, with their data below
     ``config.home``, where they last. One fleet at a time may use a home. All that was started is gone at the
-    end, whichever way this process ends. Start it from the main thread.
+    end, whichever way this process ends: it all ends with the thread that starts it.
     """
 
     def __init__(self, config: Config, *, flower: bool = False, durable: bool = True) -> None:
@@ -157,10 +157,9 @@ class LocalFleet:
         stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         try:
-            supervised = [_Supervised(name, part) for name, part in self._parts.items()]
+            look = self.supervisor(report)
             while (received := signal.sigtimedwait(stops, 0.5)) is None:
-                for one in supervised:
-                    one.look(report)
+                look()
             report("stopping; once more to stop at once" if received.si_signo == signal.SIGTERM else "stopping")
         finally:
             before = {signum: signal.signal(signum, signal.default_int_handler) for signum in stops}
@@ -171,8 +170,23 @@ class LocalFleet:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
-    def _start_services(self, home: Path) -> None:
+    def supervisor(self, report: Callable[[str], None]) -> Callable[[], None]:
+        """What starts parts again that died, for those who do not :meth:`run_forever`.
 
+        Call it about every half second, always from the thread that started the fleet: parts end with it.
+
+        Args:
+            report: is given one line for whatever happens.
+        """
+        supervised = [_Supervised(name, part) for name, part in self._parts.items()]
+
+        def look() -> None:
+            for one in supervised:
+                one.look(report)
+
+        return look
+
+    def _start_services(self, home: Path) -> None:
         addresses: dict[str, SecretStr] = {}
         if self.config.database_url is None:
             log = home / "logs" / "postgres.log"

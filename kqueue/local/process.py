@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from kqueue.errors import LocalFleetError
+from kqueue.errors import HomeInUse, LocalFleetError
 
 _PR_SET_PDEATHSIG: Final = 1
 #: A log larger than this many bytes is moved to ``<name>.1`` when its process starts.
@@ -181,7 +181,8 @@ class Lock:
         """Take the hold on ``directory``, which is made (0700) where it is missing.
 
         Raises:
-            LocalFleetError: another owner holds it.
+            HomeInUse: another owner holds it.
+            LocalFleetError: it cannot be used.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -208,7 +209,7 @@ class Lock:
                 text = os.pread(self.descriptor, 20, 0)
                 owner = int(text) if text.isdigit() else 0
                 if running(owner) or time.monotonic() > deadline:
-                    raise LocalFleetError(
+                    raise HomeInUse(
                         f"{what} in {directory} is in use by process {owner or 'unknown'}: "
                         "stop that one first, or choose another home with KQUEUE_HOME"
                     ) from None
