@@ -35,6 +35,7 @@ VISIBILITY_TIMEOUT_S: Final = 7 * 3600
 
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
+_LABEL_CHARACTERS: Final = 1000
 #: Messages read from a queue at once.
 _PAGE: Final = 1000
 
@@ -199,7 +200,7 @@ def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, 
             queue=queue(lane),
             time_limit=hard_limit_s(deadlines_s),
             argsrepr=f"('{evaluation_id}',)",
-            kwargsrepr=label,
+            kwargsrepr=printable(label),
             retry=False,
         )
 
@@ -232,6 +233,11 @@ def revoke(app: Celery, evaluation_id: UUID) -> None:
         app.control.revoke(str(evaluation_id), terminate=True, signal="SIGKILL")
 
 
+def printable(label: str) -> str:
+    """A label for Flower: one line, nothing in it that turns text around or controls anything."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in label[:_LABEL_CHARACTERS])
+
+
 def hard_limit_s(deadlines_s: float) -> float:
     """Celery's hard time limit in seconds for an evaluation whose deadlines sum to ``deadlines_s``."""
     return deadlines_s + GPU_WAIT_S + HARD_LIMIT_GRACE_S
@@ -241,7 +247,7 @@ def _identity(message: bytes) -> UUID | None:
     """The evaluation that a message in a queue names; None where it is not one of ours."""
     try:
         return UUID(json.loads(message)["headers"]["id"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

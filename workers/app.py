@@ -35,7 +35,7 @@ from kqueue.errors import ConfigError, DatabaseUnavailable
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
-from workers import delivery
+from workers import delivery, messages
 from workers.blackbox import BlackBox
 from workers.slot import READY_VARIABLE, VARIABLE, Slot
 
@@ -126,6 +126,10 @@ def evaluate(evaluation_id: str) -> dict[str, Any]:
         "attempt": claim.number,
         "recorded": recorded.value,
     }
+
+
+if VARIABLE in os.environ:
+    messages.guard(app)
 
 
 def _judge(worker: _Worker, claim: Claim) -> Outcome:

@@ -1,0 +1,397 @@
+"""Whoever can write to Redis: hand-made messages and orders, given to a real worker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+from celery.worker.control import Panel
+
+from kqueue import broker
+from workers import messages
+
+QUEUE = broker.queue("cpu").name
+
+
+@pytest.fixture(scope="module")
+def worker(start_fleet: Any) -> Iterator[Any]:
+    """One worker that clamps limits as every fleet's does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUDGES_TRUE_LIMITS", "1")
+        yield start_fleet()
+
+
+@pytest.fixture(scope="module")
+def writer(services: Any) -> Iterator[Any]:
+    """Somebody who can write anything to Redis."""
+    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+        yield client
+
+
+def message(identity: Any = None, **changes: Any) -> dict[str, Any]:
+    """A message as kombu writes it; a change of None takes the part away."""
+    identity = str(uuid4()) if identity is None else identity
+    body = changes.pop("content", [[identity], {}, {}])
+    parts = {
+        "body": base64.b64encode(json.dumps(body).encode()).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": broker.EVALUATE, "id": identity, "timelimit": [2000, None], "kwargsrepr": "label"},
+        "properties": {
+            "delivery_tag": str(uuid4()),
+            "body_encoding": "base64",
+            "delivery_info": {"exchange": "", "routing_key": QUEUE},
+        },
+    }
+    headers = changes.pop("in_headers", {})
+    parts["headers"] |= headers
+    return {name: value for name, value in (parts | changes).items() if value is not None}
+
+
+class Planted:
+    """What unpickles into a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return (os.system, (f"touch {self.file}",))
+
+
+SOMEBODY = str(UUID(int=7))
+#: Anything that is not one of our messages.
+JUNK: dict[str, Any] = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "text": b"no JSON",
+    "half": b'{"body": "',
+    "null": b"null",
+    "number": b"1e999",
+    "string": b'"x"',
+    "list": b"[]",
+    "object": b"{}",
+    "deep": b"[" * 100_000,
+    "deep and whole": b"[" * 60_000 + b"]" * 60_000,
+    "deep body": message(body=base64.b64encode(b"[" * 60_000 + b"]" * 60_000).decode()),
+    "long": json.dumps(message(in_headers={"x": "x" * 5_000_000})).encode(),
+    "typed": b'{"__type__": "Decimal", "__value__": "x"}',
+    "no headers": message(headers=None),
+    "headers are a list": message(headers=[]),
+    "no properties": message(properties=None),
+    "no body": message(body=None),
+    "body is no text": message(body=7),
+    "body is no Base64": message(body="***"),
+    "body is no JSON": message(body=base64.b64encode(b"\xff\xfe").decode()),
+    "body is an object": message(content={"args": [SOMEBODY]}),
+    "no task": message(in_headers={"task": None}),
+    "task is a list": message(in_headers={"task": []}),
+    "task is another": message(in_headers={"task": "os.system"}),
+    "task is built in": message(in_headers={"task": "celery.map"}, content=[[{"task": "x"}, [1]], {}, {}]),
+    "no id": message(in_headers={"id": None}),
+    "id is a number": message(in_headers={"id": 7}),
+    "id is no UUID": message("../../etc/passwd"),
+    "id is not canonical": message("{" + SOMEBODY + "}"),
+    "id is another's": message(in_headers={"id": SOMEBODY}),
+    "two arguments": message(SOMEBODY, content=[[SOMEBODY, SOMEBODY], {}, {}]),
+    "no argument": message(SOMEBODY, content=[[], {}, {}]),
+    "named argument": message(SOMEBODY, content=[[], {"evaluation_id": SOMEBODY}, {}]),
+    "more of a named one": message(SOMEBODY, content=[[SOMEBODY], {"bind": True}, {}]),
+    "argument is an object": message(SOMEBODY, content=[[{"__type__": "uuid"}], {}, {}]),
+    "YAML": message(**{"content-type": "application/x-yaml"}),
+    "another encoding": message(**{"content-encoding": "binary"}),
+    "protocol 1": {"task": broker.EVALUATE, "id": SOMEBODY, "args": [SOMEBODY], "kwargs": {}},
+}
+
+
+def raw(item: Any) -> bytes:
+    """What lies in Redis."""
+    return item if isinstance(item, bytes) else json.dumps(item).encode()
+
+
+def settled(services: Any, writer: Any) -> None:
+    """Nothing is left in the queue or under way."""
+    services.until(lambda: not writer.llen(QUEUE) and not writer.hlen("unacked"), 10, "an empty Redis")
+
+
+def judges(services: Any, worker: Any, pid: int) -> None:
+    """The same worker process as before still does its work."""
+    assert services.verdict(services.submit("ok")).category == "passed"
+    [live] = worker.live()
+    assert live.pid == pid
+
+
+def dropped(services: Any, worker: Any, send: Any, kinds: dict[str, Any]) -> None:
+    """Each of ``kinds`` leaves one line in the log, and the same worker judges on."""
+    [live] = worker.live()
+
+    def lines() -> int:
+        return worker.log.read_text().count("a message was dropped")
+
+    for kind, item in kinds.items():
+        before = lines()
+        send(raw(item))
+        services.until(lambda before=before: lines() > before, 10, f"the line about {kind!r}")
+        assert lines() == before + 1, kind
+    judges(services, worker, live.pid)
+    assert "Traceback" not in worker.log.read_text()
+
+
+def test_junk_is_dropped(services: Any, worker: Any, writer: Any) -> None:
+    """Whatever it is, it is logged, gone from Redis, and the same worker judges on."""
+    dropped(services, worker, lambda item: writer.lpush(QUEUE, item), JUNK)
+    settled(services, writer)
+
+
+def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path: Path) -> None:
+    """A pickle, named as one or hidden in what is taken for JSON, is not opened."""
+    tmp_path.chmod(0o777)
+    planted = pickle.dumps(Planted(tmp_path / "owned"))
+    encoded = base64.b64encode(planted).decode()
+    [live] = worker.live()
+    for item in (
+        planted,
+        message(body=encoded, **{"content-type": "application/x-python-serialize", "content-encoding": "binary"}),
+        message(body=encoded),
+        message(body=encoded, in_headers={"compression": "application/x-gzip"}),
+    ):
+        writer.lpush(QUEUE, raw(item))
+    judges(services, worker, live.pid)
+    settled(services, writer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flood_of_junk_does_not_stop_the_worker(services: Any, worker: Any, writer: Any) -> None:
+    """Two thousand pieces before an evaluation: it is reached, and nothing is left."""
+    [live] = worker.live()
+    kinds = [raw(item) for name, item in JUNK.items() if name != "long"]
+    writer.lpush(QUEUE, *(kinds[i % len(kinds)] for i in range(2000)))
+    judges(services, worker, live.pid)
+    settled(services, writer)
+
+
+def test_an_evaluation_that_does_not_exist(services: Any, worker: Any, writer: Any) -> None:
+    """An id may be named that nobody submitted; nothing comes of it."""
+    [live] = worker.live()
+    writer.lpush(QUEUE, raw(message(SOMEBODY)))
+    judges(services, worker, live.pid)
+    settled(services, writer)
+    assert services.rows("SELECT 1 FROM evaluations WHERE id = :id", id=SOMEBODY) == []
+
+
+WISHES: dict[str, dict[str, Any]] = {
+    "a short limit": {"in_headers": {"timelimit": [0.01, 0.005]}},
+    "a limit below zero": {"in_headers": {"timelimit": [-1, -1]}},
+    "a limit that is none": {"in_headers": {"timelimit": "soon"}},
+    "an endless limit": {"in_headers": {"timelimit": [1e300, None]}},
+    "later": {"in_headers": {"eta": "2999-01-01T00:00:00+00:00"}},
+    "a time that is none": {"in_headers": {"eta": {"x": 1}, "expires": []}},
+    "expired long ago": {"in_headers": {"expires": "1999-01-01T00:00:00+00:00"}},
+    "retried often": {"in_headers": {"retries": 10**6}},
+    "another name": {"in_headers": {"shadow": "kqueue.harmless"}},
+    "a group": {"in_headers": {"group": SOMEBODY, "stamps": {"a": 1}, "stamped_headers": ["a"]}},
+    "a bomb to unpack": {"in_headers": {"compression": "application/x-gzip"}},
+    "an answer elsewhere": {
+        "properties": {
+            "delivery_tag": [],
+            "reply_to": "x",
+            "body_encoding": "nonsense",
+            "delivery_info": {"exchange": {"no": "such"}},
+        }
+    },
+    "a label of markup": {"in_headers": {"kwargsrepr": "<script>alert(1)</script>\x1b]0;x\x07\u202e" + "x" * 5000}},
+    "a label that is none": {"in_headers": {"kwargsrepr": {"a": []}, "argsrepr": 7}},
+}
+
+
+def test_wishes_in_a_message_count_for_nothing(services: Any, worker: Any, writer: Any) -> None:
+    """Evaluations are judged whole and at once, whatever their messages ask for."""
+    [live] = worker.live()
+    made = {wish: services.submit("sleep 0.1", send=False) for wish in WISHES}
+    for wish, evaluation in made.items():
+        writer.lpush(QUEUE, raw(message(str(evaluation), **WISHES[wish])))
+    assert {wish: str(services.verdict(one).category) for wish, one in made.items()} == dict.fromkeys(made, "passed")
+    judges(services, worker, live.pid)
+    settled(services, writer)
+
+
+def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> None:
+    """What messages would have called after their evaluations is never sent."""
+    [live] = worker.live()
+    other = services.submit("ok", send=False)
+    call = {"task": broker.EVALUATE, "args": [str(other)], "kwargs": {}, "options": {"queue": QUEUE}}
+    for link in ("callbacks", "errbacks", "chain", "chord"):
+        evaluation = services.submit("ok", send=False)
+        embed = {link: call if link == "chord" else [call]}
+        writer.lpush(QUEUE, raw(message(str(evaluation), content=[[str(evaluation)], {}, embed])))
+        assert services.verdict(evaluation).category == "passed"
+    judges(services, worker, live.pid)
+    settled(services, writer)
+    assert services.attempts(other) == []
+
+
+def test_a_message_among_the_unacknowledged_cannot_stop_a_worker(services: Any, worker: Any, writer: Any) -> None:
+    """What somebody put there to be restored is no better than what lies in the queue."""
+    [live] = worker.live()
+    for i, item in enumerate(
+        (b"no JSON", b"[1, 2]", json.dumps([message(SOMEBODY, headers=None), "", QUEUE]).encode())
+    ):
+        writer.hset("unacked", f"planted-{i}", item)
+        writer.zadd("unacked_index", {f"planted-{i}": 1})
+    services.until(lambda: not writer.hexists("unacked", "planted-2"), 30, "the restoring")
+    judges(services, worker, live.pid)
+    writer.delete("unacked", "unacked_index")
+
+
+# Orders ------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "shutdown": {},
+    "pool_grow": {"n": 3},
+    "pool_shrink": {"n": 1},
+    "pool_restart": {"modules": ["os"], "reload": True},
+    "autoscale": {"max": 9, "min": 9},
+    "rate_limit": {"task_name": broker.EVALUATE, "rate_limit": "1/h"},
+    "time_limit": {"task_name": broker.EVALUATE, "hard": 0.01},
+    "add_consumer": {"queue": "elsewhere"},
+    "cancel_consumer": {"queue": QUEUE},
+    "election": {"id": "1", "topic": "x"},
+    "disable_events": {},
+    "terminate": {"signal": "SIGTERM", "task_id": SOMEBODY},
+    "revoke_by_stamped_headers": {"headers": {"a": "b"}, "terminate": True},
+    "hello": {"from_node": "x", "revoked": {SOMEBODY: 1}},
+    "heartbeat": {},
+    "report": {},
+    "objgraph": {"type": "Request"},
+    "memsample": {},
+    "memdump": {},
+    "clock": {},
+}
+
+
+def test_orders_that_workers_do_not_obey(services: Any, worker: Any) -> None:
+    """Nobody answers, the log says so, and the worker judges as before."""
+    [live] = worker.live()
+
+    def refused() -> int:
+        return worker.log.read_text().count("it orders what workers do not do")
+
+    for method, arguments in REFUSED.items():
+        before = refused()
+        assert services.app.control.broadcast(method, arguments=arguments, reply=True, timeout=0.3) == [], method
+        services.until(lambda before=before: refused() > before, 10, f"the line about {method}")
+    judges(services, worker, live.pid)
+
+
+def test_every_other_order_of_celery_is_refused_too() -> None:
+    """The list above is complete: what Celery offers is either there or among the few that are taken."""
+    assert set(Panel.data) - {"probe"} == set(REFUSED) | set(messages._ORDERS) | set(messages._ALIASES)
+
+
+ORDERS: dict[str, Any] = {
+    "no order": [],
+    "a text": "revoke",
+    "a method that is none": {"method": ["ping"]},
+    "arguments that are none": {"method": "ping", "arguments": [1]},
+    "an argument too much": {"method": "ping", "arguments": {"msg": "x"}},
+    "by a pattern": {"method": "ping", "pattern": "(((a*)*)*)*b", "matcher": "pcre"},
+    "for nobody": {"method": "ping", "destination": 7},
+    "an answer elsewhere": {"method": "ping", "reply_to": {"exchange": "", "routing_key": QUEUE}},
+    "an answer to nowhere": {"method": "ping", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "\x06"}},
+    "revoking nothing": {"method": "revoke", "arguments": {"task_id": []}},
+    "revoking no id": {"method": "revoke", "arguments": {"task_id": ["x"]}},
+    "revoking too much": {"method": "revoke", "arguments": {"task_id": [SOMEBODY] * 1001}},
+    "revoking with more": {"method": "revoke", "arguments": {"task_id": SOMEBODY, "reason": "x"}},
+}
+
+
+def test_junk_among_orders(services: Any, worker: Any, writer: Any) -> None:
+    """What is no order, or not even a message, breaks nothing either."""
+    orders = {
+        kind: message(body=base64.b64encode(json.dumps(order).encode()).decode(), headers={"clock": "late"})
+        for kind, order in ORDERS.items()
+    }
+    # Nobody is told of an empty one.
+    junk = {kind: item for kind, item in JUNK.items() if kind != "empty"}
+    dropped(services, worker, lambda item: writer.publish("/0.celery.pidbox", item), orders | junk)
+
+
+def test_a_clock_from_the_future_is_no_reason_to_stop(services: Any, worker: Any, writer: Any) -> None:
+    """An order may carry any clock."""
+    [live] = worker.live()
+    body = base64.b64encode(json.dumps({"method": "ping"}).encode()).decode()
+    for clock in ("late", [], -1, 10**400, None):
+        writer.publish("/0.celery.pidbox", raw(message(body=body, headers={"clock": clock})))
+    judges(services, worker, live.pid)
+
+
+def test_what_flower_asks_is_answered(services: Any, worker: Any) -> None:
+    """The questions behind Flower's pages, from a worker whose orders are cut down."""
+    inspect = services.app.control.inspect(timeout=5)
+    for method in (
+        "ping",
+        "stats",
+        "active_queues",
+        "registered",
+        "scheduled",
+        "active",
+        "reserved",
+        "revoked",
+        "conf",
+    ):
+        [answer] = getattr(inspect, method)().values()
+        assert answer is not None, method
+    assert inspect.registered().popitem()[1] == [broker.EVALUATE]
+
+
+def test_only_our_task_is_left(services: Any, worker: Any) -> None:
+    """None of Celery's own tasks can be named."""
+    answer = services.app.control.broadcast("registered", arguments={"builtins": True}, reply=True, timeout=5, limit=1)
+    assert [tasks for one in answer for tasks in one.values()] == [[broker.EVALUATE]]
+
+
+def test_a_running_evaluation_can_be_revoked_by_its_id(services: Any, worker: Any) -> None:
+    """What a client's cancel sends; a signal is the worker's to choose."""
+    evaluation = services.submit("sleep 60")
+    services.started(evaluation)
+    services.app.control.revoke(str(evaluation), terminate=True, signal="SIGHUP")
+    assert services.verdict(evaluation).category == "cancelled"
+    [live] = worker.live()
+    judges(services, worker, live.pid)
+
+
+def test_limits_are_kept_within_their_bounds() -> None:
+    """A message's hard limit counts where it lies between the least and the most."""
+
+    def limit(value: Any) -> Any:
+        made = messages.task(message(SOMEBODY, in_headers={"timelimit": value}), QUEUE)
+        return made["headers"]["timelimit"]
+
+    least, most = messages.SHORTEST_LIMIT_S, messages.LONGEST_LIMIT_S
+    assert (least, most) == (broker.hard_limit_s(0), broker.VISIBILITY_TIMEOUT_S)
+    assert limit([least + 1, 5]) == [least + 1, None]
+    for short in (0, -1, 0.5, True, -(10**400)):
+        assert limit([short, None]) == [least, None]
+    for long in (None, [], [None, None], ["x"], [float("nan")], [10**400], [float("inf")], most + 1, {"0": 1}):
+        assert limit(long) == [most, None]
+
+
+def test_a_message_of_ours_is_read_as_it_was_meant(services: Any, writer: Any) -> None:
+    """What the broker publishes passes, with its id, limit and label, and nothing added."""
+    evaluation = uuid4()
+    broker.publish(services.app, evaluation, "gpu", deadlines_s=100.0, label="problem=p kernel=k\u202e\x1b[1m")
+    name = broker.queue("gpu").name
+    [lying] = writer.lrange(name, 0, -1)
+    writer.delete(name)
+    made = messages.task(json.loads(lying), name)
+    assert made["headers"]["id"] == str(evaluation)
+    assert made["headers"]["timelimit"] == [broker.hard_limit_s(100.0), None]
+    assert made["headers"]["kwargsrepr"] == "problem=p kernel=k\ufffd\ufffd[1m"
+    assert json.loads(base64.b64decode(made["body"]))[0] == [str(evaluation)]
