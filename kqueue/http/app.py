@@ -13,13 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.http import problems, v1
+from kqueue.http import eval_server, jobs, problems, v1
+from kqueue.http.devices import Fleet
 from kqueue.http.door import Door
 
 _log = logging.getLogger(__name__)
 
 #: Every door's routes.
-_ROUTERS: Final = (v1.router,)
+_ROUTERS: Final = (v1.router, eval_server.router, jobs.router)
 
 
 def create_app(config: Config) -> FastAPI:
@@ -33,6 +34,7 @@ def create_app(config: Config) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         door = Door(config)
         app.state.door = door
+        app.state.fleet = Fleet(door)
         try:
             await door.open()
             yield

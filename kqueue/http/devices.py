@@ -1,0 +1,234 @@
+"""The fleet's GPUs by number, as clients of a one-machine server know them, and how the fleet is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+
+from kqueue.contract import CPU_BACKENDS, Backend, gpu_model
+from kqueue.errors import ServiceError
+from kqueue.http.door import Door
+from kqueue.http.problems import HttpError
+from kqueue.store import gpus, reports, workers
+from kqueue.store.gpus import GpuStatus
+from kqueue.store.workers import LiveWorker
+
+#: A GPU that no supervisor has spoken of for so long is no longer counted.
+_GONE_AFTER: Final = timedelta(days=1)
+#: A view of the fleet is read anew after so many seconds, and given out until that is done.
+_FRESH_S: Final = 1.0
+#: How long somebody waits for a view where the last one is older than `_STALE_S`.
+_PATIENCE_S: Final = 2.0
+_STALE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU of the fleet.
+
+    Attributes:
+        id: its number in the fleet: by host, then by index there.
+        gpu: what the fleet knows of it.
+        lanes: those that its live workers serve.
+        slots: its live workers.
+        idle: those of them that would take an evaluation now.
+    """
+
+    id: int
+    gpu: GpuStatus
+    lanes: tuple[str, ...]
+    slots: int
+    idle: int
+
+    @property
+    def error(self) -> str | None:
+        """Why it is given nothing; None where it serves."""
+        if not self.slots:
+            return f"no worker of it lives on {self.gpu.host}"
+        return self.gpu.paused
+
+    @property
+    def available(self) -> bool:
+        """Whether an evaluation would begin on it at once."""
+        return self.error is None and self.idle > 0
+
+    def summary(self) -> dict[str, Any]:
+        """What is shown of it in a list."""
+        known = {
+            "device_id": self.id,
+            "name": self.gpu.name,
+            "available": self.available,
+            "status": "healthy" if self.error is None else "error",
+            "slots": self.slots,
+            "busy_slots": len(self.gpu.running),
+        }
+        return known | ({"error": self.error} if self.error else {})
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The fleet at one moment.
+
+    Attributes:
+        devices: its GPUs, by number.
+        workers: the live ones.
+        backlog: by lane, how many evaluations are ``queued`` and ``running``.
+    """
+
+    devices: tuple[Device, ...]
+    workers: tuple[LiveWorker, ...]
+    backlog: dict[str, dict[str, int]]
+
+    @property
+    def lanes(self) -> Counter[str]:
+        """How many live workers serve each lane."""
+        return Counter(lane for worker in self.workers for lane in worker.lanes)
+
+    @property
+    def backends(self) -> list[str]:
+        """What some live worker can be given."""
+        if "gpu" in self.lanes:
+            return [backend.value for backend in Backend]
+        return sorted(backend.value for backend in CPU_BACKENDS) if "cpu" in self.lanes else []
+
+    def total(self, state: str) -> int:
+        """Evaluations that are ``queued`` or ``running``, on all lanes."""
+        return sum(counts[state] for counts in self.backlog.values())
+
+    def device(self, number: int) -> Device:
+        """The GPU with this number.
+
+        Raises:
+            HttpError: 400, there is none.
+        """
+        for device in self.devices:
+            if device.id == number:
+                return device
+        there = ", ".join(f"{d.id} ({d.gpu.name}, {d.gpu.host})" for d in self.devices)
+        what = f"its devices are {there}" if there else "it has no GPU: leave the device out"
+        raise HttpError(400, f"this fleet has no device {number}; {what}", code="unknown_device")
+
+    def lane_towards(self, number: int) -> str:
+        """The lane on which an evaluation is most likely to meet a GPU: that of its model while it serves, else any.
+
+        Raises:
+            HttpError: 400, there is no GPU with this number.
+        """
+        device = self.device(number)
+        return "auto" if device.error else f"gpu.{gpu_model(device.gpu.name)}"
+
+    def numbered(self, uuid: str) -> int | None:
+        """The number of a GPU; None for what is none."""
+        return next((device.id for device in self.devices if device.gpu.uuid == uuid), None)
+
+    def name_of(self, uuid: str) -> str:
+        """A device as torch names it, by the fleet's number: ``cuda:0``, ``cpu``; one that is gone by its UUID."""
+        number = self.numbered(uuid)
+        return uuid if number is None else f"cuda:{number}"
+
+    @property
+    def device_status(self) -> dict[str, str]:
+        """Of each device, ``cpu`` too where it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
+        states = {
+            f"cuda:{device.id}": "error" if device.error else "idle" if device.idle else "busy"
+            for device in self.devices
+        }
+        cpu = [worker for worker in self.workers if worker.device == "cpu"]
+        if cpu:
+            serving = [worker for worker in cpu if worker.paused is None]
+            idle = any(worker.busy_with is None for worker in serving)
+            states["cpu"] = "error" if not serving else "idle" if idle else "busy"
+        return states
+
+    @property
+    def architectures(self) -> str:
+        """The GPUs' compute capabilities as ``TORCH_CUDA_ARCH_LIST`` has them: ``8.0;9.0``, or ``not set``."""
+        known = {device.gpu.facts.get("compute_capability") for device in self.devices}
+        return ";".join(sorted(str(one) for one in known if one)) or "not set"
+
+
+def view(engine: Engine, *, within_s: float) -> View:
+    """Read how the fleet is; workers count as alive for ``within_s`` seconds after a sign of life."""
+    live = workers.live(engine, within_s=within_s)
+    newest = datetime.now(UTC) - _GONE_AFTER
+    known = [gpu for gpu in gpus.find(engine) if gpu.seen_at >= newest]
+    return View(
+        devices=tuple(_device(number, gpu, live) for number, gpu in enumerate(known)),
+        workers=tuple(live),
+        backlog=reports.backlog(engine),
+    )
+
+
+def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
+    mine = [worker for worker in live if worker.device == gpu.uuid]
+    return Device(
+        id=number,
+        gpu=gpu,
+        lanes=tuple(sorted({lane for worker in mine for lane in worker.lanes})),
+        slots=len(mine),
+        idle=sum(worker.paused is None and worker.busy_with is None for worker in mine),
+    )
+
+
+class Fleet:
+    """The last view of the fleet, renewed behind the back of those who ask: nobody waits for the database."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._last: View | None = None
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._error: ServiceError | None = None
+
+    async def get(self) -> View:
+        """A view, a second old as a rule.
+
+        Raises:
+            ServiceError: the database cannot be used, or has not answered for ten seconds.
+        """
+        if self._reading is None and time.monotonic() - self._read_at > _FRESH_S:
+            self._reading = asyncio.create_task(self._read())
+        if self._reading is not None and time.monotonic() - self._read_at > _STALE_S:
+            await asyncio.wait([self._reading], timeout=_PATIENCE_S)
+        if self._error is not None:
+            raise self._error
+        if self._last is None or time.monotonic() - self._read_at > _STALE_S + _PATIENCE_S:
+            raise HttpError(503, "the database has not answered for a while", code="database_unavailable")
+        return self._last
+
+    async def renewed(self) -> View:
+        """A view that is read now.
+
+        Raises:
+            ServiceError: the database cannot be used.
+        """
+        self._last = await self._door.look(view, within_s=self._door.config.lease_s)
+        self._read_at = time.monotonic()
+        return self._last
+
+    async def _read(self) -> None:
+        try:
+            await self.renewed()
+        except ServiceError as error:
+            self._error = error
+            self._read_at = time.monotonic()
+        else:
+            self._error = None
+        finally:
+            self._reading = None
+
+
+def current(request: Request) -> Fleet:
+    """The dependency that gives routes the fleet."""
+    return request.app.state.fleet
+
+
+CurrentFleet = Annotated[Fleet, Depends(current)]

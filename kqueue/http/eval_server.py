@@ -1,0 +1,262 @@
+"""The drop-in for KernelBench's ``simple_eval_server``: its routes, its fields, its result."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from kqueue import kernelbench
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Verdict
+from kqueue.http import joining
+from kqueue.http.auth import Reader, Submitter
+from kqueue.http.devices import CurrentFleet, Device, View
+from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.joining import RESPONSES, IdempotencyKey
+from kqueue.http.problems import Problem
+from kqueue.store import gpus, reports
+
+router: Final = APIRouter(tags=["simple_eval_server"])
+
+_SERVICE: Final = "kqueue"
+#: What `/fault_statistics` counts.
+_FAULTS_OF: Final = timedelta(days=1)
+_DESCRIPTIONS: Final = {
+    Backend.CUDA: "CUDA C++ through torch's extension builder",
+    Backend.TRITON: "Triton kernels",
+    Backend.TORCH: "PyTorch's own operators",
+    Backend.CPP: "C++ through torch's extension builder",
+    Backend.CUPY: "CuPy's raw kernels",
+}
+
+
+class EvalRequest(BaseModel):
+    """One kernel to judge. Unknown fields are passed over, and named in the result's metadata."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "original_model_src": "import torch\nclass Model(torch.nn.Module): ...",
+                "custom_model_src": "import torch\nclass ModelNew(torch.nn.Module): ...",
+                "backend": "triton",
+            }
+        },
+    )
+
+    original_model_src: str = Field(description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`.")
+    custom_model_src: str = Field(description="Source of the candidate: `ModelNew`.")
+    seed_num: int = Field(42, ge=0, lt=2**63, description="Set before both constructors.")
+    num_correct_trials: int = Field(5, ge=1, le=100, description="Input sets to check on.")
+    num_perf_trials: int = Field(100, ge=0, le=10_000, description="The most timed calls.")
+    verbose: bool = Field(False, description="Put the candidate's output into `metadata.log`.")
+    measure_performance: bool = True
+    preferred_device: int | None = Field(None, description="A `device_id` of `/health`: its model's lane is used.")
+    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
+
+
+class KernelExecResult(BaseModel):
+    """KernelBench's result. Times in milliseconds, -1.0 where none was taken."""
+
+    compiled: bool
+    correctness: bool
+    metadata: dict[str, Any] = Field(
+        description="`category`, `blame`, `evaluation_id`, `message`, `device_id` and what KernelBench puts there."
+    )
+    runtime: float
+    runtime_stats: dict[str, Any]
+    ref_runtime: float
+    ref_runtime_stats: dict[str, Any]
+
+
+@router.post(
+    "/eval",
+    response_model=KernelExecResult,
+    responses=RESPONSES | {400: {"model": Problem, "description": "There is no such device, or the body is no JSON."}},
+)
+async def evaluate(
+    body: EvalRequest,
+    request: Request,
+    door: CurrentDoor,
+    fleet: CurrentFleet,
+    caller: Submitter,
+    key: IdempotencyKey = None,
+) -> dict[str, Any] | JSONResponse:
+    """Judge a kernel and answer with KernelBench's result.
+
+    Every outcome of the kernel's or the problem's own is a 200. A client that goes away ends its wait, not the
+    evaluation: the same request again is given its answer.
+    """
+    lane = "auto"
+    if body.preferred_device is not None:
+        lane = (await fleet.get()).lane_towards(body.preferred_device)
+    wanted = kernelbench.request_of(
+        body.original_model_src,
+        body.custom_model_src,
+        backend=body.backend,
+        seed_num=body.seed_num,
+        num_correct_trials=body.num_correct_trials,
+        num_perf_trials=body.num_perf_trials,
+        measure_performance=body.measure_performance,
+        lane=lane,
+    )
+    evaluation_id, joined = await joining.accept(door, caller, wanted, key)
+    verdict = await joining.settle(door, request, evaluation_id)
+    if isinstance(verdict, JSONResponse):
+        return verdict
+    result = await result_of(door, await fleet.get(), verdict)
+    more: dict[str, Any] = {"joined": joined}
+    if body.preferred_device is not None:
+        more["preferred_device"] = body.preferred_device
+    if body.model_extra:
+        more["ignored_fields"] = sorted(body.model_extra)
+    if body.verbose:
+        more["log"] = verdict.log
+    result["metadata"] |= more
+    return result
+
+
+async def result_of(door: Door, view: View, verdict: Verdict) -> dict[str, Any]:
+    """:func:`kqueue.kernelbench.result_of` with the fleet's number of the GPU that it ran on, where it ran on one."""
+    result = kernelbench.result_of(verdict)
+    uuid = (await door.read(reports.placed, [verdict.evaluation_id])).get(verdict.evaluation_id, "cpu")
+    number = view.numbered(uuid)
+    result["metadata"]["device_id"] = number
+    if number is not None:
+        for where in (result["metadata"], result["runtime_stats"], result["ref_runtime_stats"]):
+            if "device" in where:
+                where["device"] = f"cuda:{number}"
+    return result
+
+
+@router.get("/")
+async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """What this server is."""
+    view = await fleet.get()
+    return {
+        "service": _SERVICE,
+        "message": "kqueue is running",
+        "version": version("kqueue"),
+        "status": "running",
+        "cuda_available": bool(view.devices),
+        "num_gpus": len(view.devices),
+        "backends": view.backends,
+        "features": [
+            "a sealed process and a CUDA context of its own for each kernel",
+            "the clock and the verdict outside that process",
+            "one verdict for every accepted evaluation, whatever fails",
+        ],
+    }
+
+
+@router.get("/health", responses={503: {"model": Problem, "description": "The database cannot be used."}})
+async def health(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """How the fleet is, as of a second ago; never waits for an evaluation.
+
+    `status` is `healthy`, or `degraded` where no worker would take an evaluation or a GPU is out of service.
+    """
+    view = await fleet.get()
+    available = [device.id for device in view.devices if device.available]
+    failing = [device for device in view.devices if device.error]
+    serving = [worker for worker in view.workers if worker.paused is None]
+    return {
+        "status": "healthy" if serving and not failing else "degraded",
+        "cuda_available": bool(view.devices),
+        "supported_backends": view.backends,
+        "total_gpu_devices": len(view.devices),
+        "available_gpu_devices": len(available),
+        "busy_gpu_devices": len(view.devices) - len(available) - len(failing),
+        "failing_gpu_devices": len(failing),
+        "available_device_ids": available,
+        "cuda_arch_list": view.architectures,
+        "devices": [device.summary() for device in view.devices],
+        "isolation": "process",
+        "queued": view.total("queued"),
+        "running": view.total("running"),
+        "queue": view.backlog,
+        "workers": [
+            {
+                "name": worker.name,
+                "host": worker.host,
+                "lanes": worker.lanes,
+                "device_id": view.numbered(worker.device),
+                "state": "paused" if worker.paused else "idle" if worker.busy_with is None else "busy",
+                "paused": worker.paused,
+            }
+            for worker in view.workers
+        ],
+        "version": version("kqueue"),
+    }
+
+
+@router.get("/gpu_status")
+async def gpu_status(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """Every GPU with what its host last saw of it (`facts`); memory in bytes, used by anybody."""
+    view = await fleet.get()
+    shown = {
+        "total_devices": len(view.devices),
+        "devices": [_in_full(device) for device in view.devices],
+        "semaphore_permits": sum(device.idle for device in view.devices if device.error is None),
+    }
+    return shown if view.devices else {"error": "this fleet has no GPU", **shown}
+
+
+def _in_full(device: Device) -> dict[str, Any]:
+    used = device.gpu.facts.get("memory_used_bytes")
+    return device.summary() | {
+        "memory_allocated": used,
+        "memory_cached": used,
+        "compute_capability": device.gpu.facts.get("compute_capability"),
+        "uuid": device.gpu.uuid,
+        "host": device.gpu.host,
+        "index": device.gpu.index,
+        "lanes": device.lanes,
+        "state": device.gpu.state,
+        "since": device.gpu.since,
+        "facts": device.gpu.facts,
+    }
+
+
+@router.get("/backend_info")
+async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """What kernels may be written in here."""
+    view = await fleet.get()
+    return {
+        "supported_backends": view.backends,
+        "default_backend": Backend.CUDA,
+        "backend_descriptions": {name: _DESCRIPTIONS[Backend(name)] for name in view.backends},
+        "cuda_available": bool(view.devices),
+        "triton_available": Backend.TRITON in view.backends,
+        "process_isolation": True,
+        "cuda_arch_list": view.architectures,
+    }
+
+
+@router.get("/fault_statistics")
+async def fault_statistics(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """Attempts of the last 24 hours that failed, by GPU.
+
+    `per_device_faults` counts what was the fleet's failure, `outcomes` everything by category. No number of faults
+    takes a GPU out of service, only failed tests do: `max_faults_threshold` counts those in a row.
+    """
+    view = await fleet.get()
+    counted = await door.read(reports.attempts_by_device, since=datetime.now(UTC) - _FAULTS_OF)
+    outcomes = {device.id: counted.get(device.gpu.uuid, {}) for device in view.devices}
+    faults = {number: sum(_faults(found)) for number, found in outcomes.items()}
+    return {
+        "per_device_faults": faults,
+        "total_faults": sum(sum(_faults(found)) for found in counted.values()),
+        "max_faults_threshold": gpus.QUARANTINED_AFTER,
+        "devices_near_limit": [device.id for device in view.devices if device.gpu.failures or device.error],
+        "outcomes": outcomes,
+        "since": datetime.now(UTC) - _FAULTS_OF,
+    }
+
+
+def _faults(found: dict[Category, int]) -> list[int]:
+    return [number for category, number in found.items() if category.blame is Blame.FLEET]

@@ -1,0 +1,214 @@
+"""The asynchronous form that some of KernelBench's clients use: a job is an evaluation."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from kqueue import kernelbench
+from kqueue.categories import Blame
+from kqueue.errors import UnknownEvaluation
+from kqueue.http import joining
+from kqueue.http.auth import Caller, Reader, Submitter
+from kqueue.http.devices import CurrentFleet, View
+from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.eval_server import KernelExecResult, result_of
+from kqueue.http.joining import RESPONSES, IdempotencyKey
+from kqueue.http.problems import Problem
+from kqueue.store import reports
+from kqueue.store.reports import Progress
+
+router: Final = APIRouter(tags=["jobs"])
+
+#: The batch that all jobs belong to, by which they are listed.
+BATCH: Final = "jobs"
+#: The most that a list shows of each kind.
+_SHOWN: Final = 100
+#: Names of problems and samples: numbers as a rule.
+_Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
+
+
+class EvaluationRequest(BaseModel):
+    """One kernel to judge. Unknown fields are passed over."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "problem_id": 19,
+                "sample_id": 0,
+                "level": 1,
+                "custom_cuda": "import torch\nclass ModelNew(torch.nn.Module): ...",
+                "ref_arch_src": "import torch\nclass Model(torch.nn.Module): ...",
+            }
+        }
+    )
+
+    problem_id: _Name
+    sample_id: _Name
+    custom_cuda: str = Field(description="Source of the candidate: `ModelNew`, in any backend.")
+    ref_arch_src: str = Field(description="Source of the reference.")
+    level: _Name | None = None
+    timeout: float | None = Field(
+        300, gt=0, le=3600, description="Seconds that no phase of the execution may exceed; queueing does not count."
+    )
+    num_correct_trials: int = Field(5, ge=1, le=100)
+    num_perf_trials: int = Field(100, ge=0, le=10_000)
+    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
+
+
+class Accepted(BaseModel):
+    """A job."""
+
+    job_id: UUID
+    status: str = Field(examples=["queued"])
+
+
+class Job(Accepted):
+    """A job, and what came of it; moments in seconds since 1970."""
+
+    result: KernelExecResult | None = Field(None, description="Of a completed job.")
+    error: str | None = Field(None, description="Why a failed one, which says nothing of the kernel, has no result.")
+    device: str | None = Field(None, examples=["cuda:0"])
+    queued_at: float
+    started_at: float | None = None
+    completed_at: float | None = None
+
+
+_UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {404: {"model": Problem, "description": "There is no such job."}}
+
+
+@router.post("/evaluate", response_model=Accepted, responses=RESPONSES)
+async def submit(body: EvaluationRequest, door: CurrentDoor, caller: Submitter, key: IdempotencyKey = None) -> Accepted:
+    """Accept a job. Its id is the evaluation's."""
+    job_id = await _accept(door, caller, body, key)
+    return Accepted(job_id=job_id, status=_status(await door.read(reports.progress, job_id)))
+
+
+@router.post("/evaluate_sync", responses=RESPONSES)
+async def evaluate_sync(
+    body: EvaluationRequest,
+    request: Request,
+    door: CurrentDoor,
+    fleet: CurrentFleet,
+    caller: Submitter,
+    key: IdempotencyKey = None,
+) -> Job | JSONResponse:
+    """Accept a job and wait until it is completed."""
+    job_id = await _accept(door, caller, body, key)
+    verdict = await joining.settle(door, request, job_id)
+    if isinstance(verdict, JSONResponse):
+        return verdict
+    return await _job(door, await fleet.get(), job_id)
+
+
+@router.get("/job/{job_id}", responses=_UNKNOWN)
+async def job(job_id: str, door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> Job:
+    """How far a job is, and its result."""
+    try:
+        identity = UUID(job_id)
+    except ValueError:
+        raise UnknownEvaluation(job_id) from None
+    return await _job(door, await fleet.get(), identity)
+
+
+@router.get("/jobs")
+async def jobs(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """The last hundred jobs without an answer, and with one."""
+    view = await fleet.get()
+
+    async def listed(done: bool) -> list[dict[str, Any]]:
+        found = await door.read(reports.progress_of_batch, BATCH, done=done, limit=_SHOWN)
+        return [_line(view, progress) for progress in found]
+
+    return {"active_jobs": await listed(False), "completed_jobs": await listed(True)}
+
+
+@router.get("/status")
+async def status(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+    """The devices, and how many evaluations there are; completed ones are those of the last hour."""
+    view = await fleet.get()
+    completed = await door.read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
+    return {
+        "server_status": "running",
+        "device_status": view.device_status,
+        "queue_info": {
+            "queued_jobs": view.total("queued"),
+            "active_jobs": view.total("queued") + view.total("running"),
+            "completed_jobs": sum(completed.values()),
+            "available_devices": sum(state == "idle" for state in view.device_status.values()),
+        },
+    }
+
+
+async def _accept(door: Door, caller: Caller, body: EvaluationRequest, key: str | None) -> UUID:
+    level = "" if body.level is None else f"level_{body.level}_"
+    request = kernelbench.request_of(
+        body.ref_arch_src,
+        body.custom_cuda,
+        backend=body.backend,
+        num_correct_trials=body.num_correct_trials,
+        num_perf_trials=body.num_perf_trials,
+        timeout_s=body.timeout,
+        problem_label=f"{level}problem_{body.problem_id}",
+        kernel_label=f"sample_{body.sample_id}",
+        batch=BATCH,
+    )
+    return (await joining.accept(door, caller, request, key))[0]
+
+
+async def _job(door: Door, view: View, job_id: UUID) -> Job:
+    progress = await door.read(reports.progress, job_id)
+    verdict = await door.client.verdict(job_id) if progress.state == "done" else None
+    told = _status(progress)
+    return Job(
+        job_id=job_id,
+        status=told,
+        result=None
+        if verdict is None or told == "failed"
+        else KernelExecResult(**await result_of(door, view, verdict)),
+        error=None if verdict is None or told != "failed" else f"{verdict.category}: {verdict.message}",
+        **_moments(view, progress),
+    )
+
+
+def _status(progress: Progress) -> str:
+    """``queued``, ``running``, ``completed``, or ``failed`` where the fleet failed or nobody is to blame."""
+    if progress.state != "done":
+        return progress.state
+    return "failed" if progress.blame in (Blame.FLEET, Blame.NOBODY) else "completed"
+
+
+def _moments(view: View, progress: Progress) -> dict[str, Any]:
+    def seconds(moment: datetime | None) -> float | None:
+        return None if moment is None else moment.timestamp()
+
+    return {
+        "device": None if progress.device is None else view.name_of(progress.device),
+        "queued_at": progress.submitted_at.timestamp(),
+        "started_at": seconds(progress.started_at),
+        "completed_at": seconds(progress.finished_at),
+    }
+
+
+def _line(view: View, progress: Progress) -> dict[str, Any]:
+    return {
+        "job_id": progress.evaluation_id,
+        "status": _status(progress),
+        "problem_id": _given(progress.problem_label, "problem_"),
+        "sample_id": _given(progress.kernel_label, "sample_"),
+        **_moments(view, progress),
+    }
+
+
+def _given(label: str | None, prefix: str) -> int | str | None:
+    """What a job's label was made of."""
+    found = re.search(rf"{prefix}(.+)$", label or "")
+    if found is None:
+        return None
+    return int(found[1]) if found[1].isdecimal() else found[1]
