@@ -90,7 +90,7 @@ async def submit(body: EvaluationRequest, door: CurrentDoor, caller: Submitter, 
     return Accepted(job_id=job_id, status=_status(await door.read(reports.progress, job_id)))
 
 
-@router.post("/evaluate_sync", responses=RESPONSES)
+@router.post("/evaluate_sync", response_model=Job, responses=RESPONSES)
 async def evaluate_sync(
     body: EvaluationRequest,
     request: Request,
