@@ -85,6 +85,12 @@ class Evaluation(Base):
         CheckConstraint("state IN ('queued', 'running', 'done')", name="state"),
         UniqueConstraint("idempotency_key"),
         Index("ix_evaluations_open", "state", "available_at", postgresql_where=text("state <> 'done'")),
+        Index(
+            "ix_evaluations_unpublished",
+            "available_at",
+            postgresql_where=text("state = 'queued' AND published_at IS NULL"),
+        ),
+        Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text("state = 'queued'")),
         Index("ix_evaluations_submitted_at", "submitted_at"),
         Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
         Index("ix_evaluations_problem_hash", "problem_hash"),
@@ -217,6 +223,8 @@ class Verdict(Base):
     __table_args__ = (
         Index("ix_verdicts_category_finished_at", "category", "finished_at"),
         Index("ix_verdicts_finished_at", "finished_at"),
+        Index("ix_verdicts_whole", "finished_at", postgresql_where=text("NOT (evidence ? 'emptied_at')")),
+        Index("ix_verdicts_attempt_id", "attempt_id"),
     )
 
     evaluation_id: Mapped[UUID] = mapped_column(ForeignKey("evaluations.id", ondelete="CASCADE"), primary_key=True)

@@ -52,10 +52,31 @@ def upgrade() -> None:
     op.create_index(
         "ix_evaluations_token_open", "evaluations", ["token_id"], postgresql_where=sa.text("state <> 'done'")
     )
+    # What a sweeper asks every second, however long the queue is, and what removing old evaluations needs.
+    op.create_index(
+        "ix_evaluations_unpublished",
+        "evaluations",
+        ["available_at"],
+        postgresql_where=sa.text("state = 'queued' AND published_at IS NULL"),
+    )
+    op.create_index(
+        "ix_evaluations_expires_at", "evaluations", ["expires_at"], postgresql_where=sa.text("state = 'queued'")
+    )
+    op.create_index(
+        "ix_verdicts_whole",
+        "verdicts",
+        ["finished_at"],
+        postgresql_where=sa.text("NOT (evidence ? 'emptied_at')"),
+    )
+    op.create_index("ix_verdicts_attempt_id", "verdicts", ["attempt_id"])
 
 
 def downgrade() -> None:
     """Take it away again; which GPUs were drained, and all tokens, are forgotten."""
+    for name in ("ix_verdicts_attempt_id", "ix_verdicts_whole"):
+        op.drop_index(name, table_name="verdicts")
+    for name in ("ix_evaluations_expires_at", "ix_evaluations_unpublished"):
+        op.drop_index(name, table_name="evaluations")
     op.drop_column("evaluations", "token_id")
     op.drop_table("tokens")
     op.drop_column("attempts", "handed_back")
