@@ -24,13 +24,22 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
-from workers.sandbox import linux
+from workers.sandbox import cgroups, linux
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
 
 
 def sleep_holding_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def use_up_the_memory() -> None:
+    """Of a control group of its own, so that the kernel strikes this process and no other."""
+    group = cgroups.Groups().group(64 << 20, 512)
+    group.join()
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1 << 20)))
 
 
 def end(how: str, *argument: str) -> None:
@@ -45,6 +54,8 @@ def end(how: str, *argument: str) -> None:
         sys.exit(int(argument[0]))
     elif how == "gil":
         sleep_holding_the_gil(30)
+    elif how == "hog":
+        use_up_the_memory()
     elif how == "closefds":
         # Hostile: what the parent watches is closed, the process lives on and listens to nothing.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
