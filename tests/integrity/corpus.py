@@ -131,8 +131,8 @@ class Program:
         lanes: where it can be judged: ``cpu``, ``gpu`` or both.
         expected: the categories that are right.
         honest: where it may pass: the program whose time a cheat may not undercut and a control must keep, and
-            whose baseline must be its own. It is for the same problem, or for one that computes the same. Times
-            are compared on a GPU only.
+            whose baseline, if it is by the same clock, must be its own. It is for the same problem, or for one that
+            computes the same. Times are compared on a GPU only.
         tolerance: by how much, as a share of the honest time.
         least_ms: where it may pass: the least honest time in milliseconds, on any lane.
         basis: whose clock must have taken the time of a program that passed on a GPU; None for either.
@@ -339,6 +339,7 @@ def _judge_time(program: Program, facts: Facts, lane: str, honest: Facts | None)
         return Judgement.CHANGED_TIME if program.is_control else Judgement.DISHONEST_TIME
     if program.is_control and took > honest.median_ms * (1 + program.tolerance) + _SLACK_MS:
         return Judgement.CHANGED_TIME
-    if facts.baseline_ms and honest.baseline_ms and facts.baseline_ms > _SABOTAGED * honest.baseline_ms:
+    both = facts.baseline_ms and honest.baseline_ms and facts.basis == honest.basis
+    if both and facts.baseline_ms > _SABOTAGED * honest.baseline_ms:
         return Judgement.DISHONEST_TIME
     return Judgement.OK

@@ -32,7 +32,7 @@ def _clocks() -> Iterator[Program]:
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
-    yield _matmul("takeover_settle", "taking over the loop", WRONG)
+    yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
 
 
 def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
@@ -42,11 +42,12 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 
 def _streams_and_threads() -> Iterator[Program]:
-    yield _matmul("side_stream_unjoined", "side streams unjoined", WHEN_TIMED)
-    yield _matmul("side_stream_in_thread", "side streams unjoined", WHEN_TIMED)
-    yield _matmul("side_stream_joined_by_thread", "side streams unjoined", WHEN_TIMED)
+    yield _matmul("side_stream_unjoined", "side streams unjoined", HONEST | WHEN_TIMED)
+    yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
+    yield _matmul("side_stream_in_thread", "side streams unjoined", HONEST | WHEN_TIMED)
+    yield _matmul("side_stream_joined_by_thread", "side streams unjoined", HONEST | WHEN_TIMED)
     yield _matmul("half_the_work_cpu_clock", "side streams unjoined", HONEST | WHEN_TIMED)
-    yield _matmul("side_stream_joined_late", "side streams joined late", WHEN_TIMED)
+    yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_early", "work before GO", WHEN_TIMED)
     yield program("timing/thread_after_return", "threads", WRONG)
     yield program("timing/jit_fork", "torch.jit.fork", WRONG, problem="chain")
@@ -73,7 +74,7 @@ def _streams_and_threads() -> Iterator[Program]:
         timing=Timing(calls=20, warmup=1),
     )
     yield program("timing/done_forged", "work after DONE", HONEST | WRONG, **SLOW)
-    yield _matmul("done_enqueued_early", "work after DONE", WHEN_TIMED)
+    yield _matmul("done_enqueued_early", "work after DONE", HONEST | WHEN_TIMED)
 
 
 def _outputs() -> Iterator[Program]:
@@ -187,6 +188,8 @@ def _controls() -> Iterator[Program]:
     yield control("controls/view_of_the_input", problem="transposed")
     yield control("controls/single_element", problem="single")
     yield control("controls/very_slow", least_ms=45.0, timing=Timing(calls=6, warmup=1))
+    yield control("controls/through_the_host", problem="identity", lanes=GPU, basis="gpu_clock", least_ms=0.01)
+    yield control("controls/on_the_cpu", lanes=GPU, basis="cpu_clock", least_ms=0.1)
     yield control("controls/waits_by_item", lanes=GPU, basis="cpu_clock")
     yield control("controls/waits_by_synchronize", lanes=GPU, basis="cpu_clock")
     yield control("controls/prepared_weights", problem="linear_relu")

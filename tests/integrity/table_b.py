@@ -124,6 +124,7 @@ def _values() -> Iterator[Program]:
         FORM | {_C.PASSED},
         problem="mean_everywhere",
         honest=v + "torch_mean_everywhere",
+        tolerance=0.2,
     )
     yield control(v + "torch_mean_everywhere", problem="mean_everywhere")
     yield program(v + "view_transposed", "identity outputs", FORM, problem="transpose")
@@ -182,7 +183,7 @@ def _decoy(
 
 def _process(name: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Program:
     """A program whose time says nothing: it is not timed unless it may pass."""
-    if "timing" not in more and expected is not _C.PASSED:
+    if "timing" not in more and _C.PASSED not in ({expected} if isinstance(expected, _C) else set(expected)):
         more["timing"] = _UNTIMED
     return program(f"processes/{name}", family, expected, **more)
 

@@ -98,6 +98,12 @@ CONTROL_GELU = ALL["controls/torch_gelu"]
         (_cheat(PASSED), Facts(PASSED, 9.0), Facts(PASSED, 1.0), Judgement.OK),
         (_cheat(PASSED), Facts(PASSED, 0.5), Facts(PASSED, 1.0), Judgement.DISHONEST_TIME),
         (_cheat(PASSED), Facts(PASSED, 1.0, None, 9.0), Facts(PASSED, 1.0, None, 1.0), Judgement.DISHONEST_TIME),
+        (
+            _cheat(PASSED),
+            Facts(PASSED, 1.0, "cpu_clock", 9.0),
+            Facts(PASSED, 1.0, "gpu_clock", 1.0),
+            Judgement.OK,
+        ),
         (_cheat(PASSED, least_ms=18), Facts(PASSED, 17.0), None, Judgement.DISHONEST_TIME),
         (_cheat(PASSED, basis="cpu_clock"), Facts(PASSED, 1.0, "gpu_clock"), None, Judgement.WRONG_BASIS),
         (CONTROL_GELU, Facts(WRONG), None, Judgement.FALSE_ACCUSATION),

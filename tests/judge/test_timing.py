@@ -38,6 +38,16 @@ def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
     assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
 
 
+def test_calls_that_wait_for_no_turn_show() -> None:
+    """Behind an empty kernel they take longer by far more than that does; others, and long ones, do not."""
+    assert not series().takes_no_turn
+    assert not series(in_turn=[1_012_000] * 5).takes_no_turn
+    assert series(in_turn=[1_290_000] * 5).takes_no_turn
+    assert not series(in_turn=[1_012_000] * 3 + [1_290_000] * 2).takes_no_turn
+    assert not series(calls=[10**9] * 5, in_turn=[10**9 + 280_000]).takes_no_turn
+    assert not series(calls=[], in_turn=[1_290_000] * 5).takes_no_turn
+
+
 def test_a_measurement_says_how_it_was_taken() -> None:
     """Basis, count, discarded calls, precision and the judge's own work stand beside the time."""
     taken = measured(discarded=7)
@@ -110,6 +120,10 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
 
 
 def test_a_tiny_output_accuses_nobody() -> None:
-    """Where the floor is below what a clock can tell, any time will do."""
+    """Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is."""
     known = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
     physics.enforce(known, measured().model_copy(update={"median_ms": -0.0005}))
+    nothing = known | {"bytes_out": 0, "floor_out_ms": 0.0}
+    physics.enforce(nothing, measured().model_copy(update={"median_ms": -0.005}))
+    with pytest.raises(EvaluationEnded):
+        physics.enforce(known, measured().model_copy(update={"median_ms": -0.005}))

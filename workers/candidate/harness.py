@@ -139,6 +139,7 @@ class Candidate:
             Order.TIME_NULL: self._time,
             Order.AHEAD: self._run_ahead,
             Order.AHEAD_NULL: self._run_ahead,
+            Order.AHEAD_IN_TURN: self._run_ahead,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
         }
@@ -153,7 +154,7 @@ class Candidate:
 
     def settle_after(self, command: Command) -> Reply | None:
         """Wait for a call that was answered ahead of its end; the answer if it fails after all."""
-        if command.order not in (Order.AHEAD, Order.AHEAD_NULL):
+        if command.order not in (Order.AHEAD, Order.AHEAD_NULL, Order.AHEAD_IN_TURN):
             return None
         try:
             self._settle()
@@ -302,13 +303,14 @@ class Candidate:
         """What a timed call runs: the model, or for a null all that a call costs but its forward.
 
         Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
-        turn. So a null launches an empty kernel.
+        turn. So a null launches an empty kernel, and where it is asked for a call does so too.
         """
-        if command.order in (Order.TIME, Order.AHEAD):
-            model, arguments = self._model, self._arguments
-            return lambda: model(*arguments)
-        last = self._last
-        return lambda: (self._empty.zero_(), last)[1] if self._on_gpu else last
+        model, arguments, last = self._model, self._arguments, self._last
+        null = command.order in (Order.TIME_NULL, Order.AHEAD_NULL)
+        forward = (lambda: last) if null else (lambda: model(*arguments))
+        if command.order is Order.AHEAD or not self._on_gpu:
+            return forward
+        return lambda: (self._empty.zero_(), forward())[1]
 
     def _deliver(self, command: Command, output: Any) -> Reply:
         """Hand outputs of the reference's form over; describe any others."""

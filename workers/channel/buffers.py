@@ -127,9 +127,7 @@ class SharedTensor:
             # with a neighbour that would be exposed with it.
             pointer = ctypes.c_void_p()
             call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(-(-nbytes // (2 << 20)) * (2 << 20)))
-            ipc = _IpcHandle()
-            call("cudaIpcGetMemHandle", ctypes.byref(ipc), pointer)
-            handle = bytes(ipc)
+            handle = _handle_of(pointer.value or 0)
             flat = torch.as_tensor(_DeviceMemory(pointer.value or 0, nbytes), device=like.device)
         else:
             self.descriptor = memory("kqueue-buffer", nbytes)
@@ -157,9 +155,7 @@ def form_of(tensor: torch.Tensor) -> BufferSpec:
 def open_buffer(spec: BufferSpec, descriptor: int | None) -> torch.Tensor:
     """Open a buffer that the other side allocated, as the tensor that lives in it."""
     if spec.handle is not None:
-        pointer = ctypes.c_void_p()
-        call("cudaIpcOpenMemHandle", ctypes.byref(pointer), _IpcHandle.from_buffer_copy(spec.handle), _PEER_ACCESS)
-        flat = torch.as_tensor(_DeviceMemory(pointer.value or 0, spec.nbytes), device="cuda")
+        flat = torch.as_tensor(_DeviceMemory(_address_of(spec.handle), spec.nbytes), device="cuda")
     else:
         assert descriptor is not None
         flat = _map(descriptor, spec.nbytes)
@@ -183,9 +179,7 @@ class Exports:
         driver("cuPointerGetAttribute", ctypes.byref(serial), _BUFFER_ID, ctypes.c_uint64(base))
         key = (base, serial.value)
         if key not in self._handles:
-            ipc = _IpcHandle()
-            call("cudaIpcGetMemHandle", ctypes.byref(ipc), ctypes.c_void_p(base))
-            self._handles[key] = bytes(ipc)
+            self._handles[key] = _handle_of(base)
         return Place(
             Where.EXPORTED,
             handle=self._handles[key],
@@ -229,11 +223,8 @@ class Imports:
         self._opened.clear()
 
     def _open(self, handle: bytes) -> torch.Tensor:
-        pointer = ctypes.c_void_p()
         try:
-            ipc = _IpcHandle.from_buffer_copy(handle)
-            call("cudaIpcOpenMemHandle", ctypes.byref(pointer), ipc, _PEER_ACCESS)
-            base, size = _allocation(pointer.value or 0)
+            base, size = _allocation(_address_of(handle))
         except CudaCallError as error:
             raise PlaceError(f"the memory of an output cannot be opened: {error}") from None
         return torch.as_tensor(_DeviceMemory(base, size), device="cuda")
@@ -265,6 +256,20 @@ def is_apart(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         extent += step * (size - 1)
     return True
+
+
+def _handle_of(base: int) -> bytes:
+    """What opens one of this process's allocations in another."""
+    handle = _IpcHandle()
+    call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(base))
+    return bytes(handle)
+
+
+def _address_of(handle: bytes) -> int:
+    """Where another process's allocation begins in this one, now that it is open here."""
+    pointer = ctypes.c_void_p()
+    call("cudaIpcOpenMemHandle", ctypes.byref(pointer), _IpcHandle.from_buffer_copy(handle), _PEER_ACCESS)
+    return pointer.value or 0
 
 
 def _map(descriptor: int, nbytes: int) -> torch.Tensor:

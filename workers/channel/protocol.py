@@ -79,7 +79,8 @@ class Order(IntEnum):
     """One call: forward on the shared inputs. On a CPU outputs are copied to the shared ones; on a GPU the reply
     says where they lie."""
     TIME = 7
-    """One timed call: get ready, wait for the go-ahead in the shared flags, then as RUN."""
+    """One timed call: get ready, wait for the go-ahead in the shared flags, then as RUN; on a GPU with an empty kernel
+    before the forward."""
     TIME_NULL = 8
     """As TIME without a forward: delivers the last outputs again."""
     AHEAD = 10
@@ -87,6 +88,8 @@ class Order(IntEnum):
     the reply comes as soon as all is enqueued."""
     AHEAD_NULL = 11
     """As AHEAD with an empty kernel instead of a forward."""
+    AHEAD_IN_TURN = 14
+    """As AHEAD with an empty kernel before the forward."""
     PROFILE = 12
     """One call, profiled: the names of what ran on the GPU go to the memory beside the order."""
     BUILD = 13

@@ -9,7 +9,8 @@ The candidate enqueues its part first, then the judge its own, and only then HOL
 the host's is in the span. Inputs appear within the timed span, so that nothing
 can be worked on before it, and outputs are copied within it, so that DONE said too early gains nothing. Two
 processes take turns on a GPU's processors and never run side by side there: work that a candidate does before
-GO delays the judge's own, in the span too.
+GO delays the judge's own, in the span too. A forward that needs no processors (copies, callbacks) waits for no
+turn, while a null has to: such a forward is timed behind an empty kernel, which waits for it.
 
 A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. That is
 seen by an answer that does not come, and such calls, and all on a CPU, are timed by :class:`CpuClock`: the
@@ -99,7 +100,7 @@ class GpuClock:
         """One timed call.
 
         Args:
-            order: ``AHEAD`` or ``AHEAD_NULL``.
+            order: ``AHEAD``, ``AHEAD_IN_TURN`` or ``AHEAD_NULL``.
             case: its inputs.
             into: memory for its outputs.
 

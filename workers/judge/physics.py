@@ -45,7 +45,8 @@ def enforce(known: dict[str, Any], runtime: Measurement) -> None:
     Raises:
         EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time.
     """
-    if runtime.median_ms + _SLACK_MS < _SHARE * known["floor_out_ms"]:
+    # What writes nothing may take no time, which can be measured as less than none.
+    if known["bytes_out"] and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_out_ms"]:
         raise EvaluationEnded(
             Category.REWARD_HACK,
             f"{runtime.median_ms:.4f} ms is too short to write {known['bytes_out']} bytes at"

@@ -9,6 +9,10 @@ From each time the *null* is taken away: the same call with an empty kernel inst
 that slowed its null would make itself look fast. So the null is also taken from a process that runs the
 reference, with the baseline, and a candidate's own counts only where it is the smaller of the two: it then
 tells of a device that has become quieter since.
+
+A null takes its turn on a GPU's processors; a forward that launches nothing there takes none, and would look
+faster by what a turn costs. So some calls are made behind an empty kernel, at random: if they take longer by more
+than it does, all are.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from workers.slot import Slot
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "3"
+METHOD: Final = "4"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random.
@@ -47,6 +51,13 @@ _ENOUGH: Final = 15
 _MORE: Final = 8
 #: The share of the time phase's deadline after which no further call is begun.
 _BUDGET: Final = 0.6
+#: Calls behind an empty kernel for each that is not; how many of them there are at least, where a turn on the GPU's
+#: processors would show in a call; and in which it would not, in nanoseconds.
+_IN_TURN_SHARE: Final = 0.25
+_FEWEST_IN_TURN: Final = 5
+_LONG_NS: Final = 30e6
+#: What they may take longer, in nanoseconds and as a share: an empty kernel takes about 2 us, a turn 280.
+_IN_TURN_SLACK: Final = (10e3, 0.02)
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
 _RESOLUTION_NS: Final = 500.0
 #: Calls between two looks at the device's clocks.
@@ -68,7 +79,9 @@ class Series:
     nulls: list[int] = field(default_factory=list[int])
     yardsticks: list[int] = field(default_factory=list[int])
     discarded: int = 0
-    #: What one empty kernel takes: it is in the null and must not be taken from the calls.
+    #: Calls behind an empty kernel, beside those that are not.
+    in_turn: list[int] = field(default_factory=list[int])
+    #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
     empty_ns: float = 0.0
     clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
 
@@ -76,6 +89,14 @@ class Series:
     def yardstick_ms(self) -> float | None:
         """Median of the judge's own work inside the calls; None by the CPU's clock."""
         return statistics.median(self.yardsticks) / 1e6 if self.basis == "gpu_clock" else None
+
+    @property
+    def takes_no_turn(self) -> bool:
+        """Whether the calls did not wait for the GPU's processors."""
+        if not (self.in_turn and self.calls):
+            return False
+        call = statistics.median(self.calls)
+        return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
 
 
 class Stopwatch:
@@ -136,13 +157,17 @@ class Stopwatch:
         flusher = self._flusher if timing.cold_l2 else None
         with _no_collections():
             self._session.process.start_clock()
-            series = None
+            enough_at = time.monotonic() + self._seconds * _BUDGET
+            series, call = None, Order.AHEAD
             if basis == "gpu_clock":
                 with contextlib.closing(GpuClock(self._session, flusher)) as clock:
-                    series = self._take(clock, timing, null_share)
+                    series = self._take(clock, timing, null_share, enough_at, call)
+                    if series is not None and series.takes_no_turn:
+                        call = Order.AHEAD_IN_TURN
+                        series = self._take(clock, timing, null_share, enough_at, call)
             if series is None:
-                clock = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu)
-                series = self._take(clock, timing, null_share)
+                clock, call = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu), Order.TIME
+                series = self._take(clock, timing, null_share, enough_at, call)
             assert series is not None
             self._session.process.stop_clock()
         series.clocks = self._watch.clocks()
@@ -153,7 +178,7 @@ class Stopwatch:
                 Phase.TIME,
                 clocks=series.clocks,
             )
-        if self._slot.on_gpu:
+        if call is Order.AHEAD:
             series.empty_ns = empty_kernel_ns()
         return series
 
@@ -174,15 +199,16 @@ class Stopwatch:
             case.outputs.clear()
         return len(kept)
 
-    def _take(self, clock: GpuClock | CpuClock, timing: Timing, null_share: float) -> Series | None:
-        """A series by one clock; None if the candidate's forward waits for the GPU."""
-        ahead = isinstance(clock, GpuClock)
-        call, null = (Order.AHEAD, Order.AHEAD_NULL) if ahead else (Order.TIME, Order.TIME_NULL)
+    def _take(
+        self, clock: GpuClock | CpuClock, timing: Timing, null_share: float, enough_at: float, call: Order
+    ) -> Series | None:
+        """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
+        null = Order.AHEAD_NULL if isinstance(clock, GpuClock) else Order.TIME_NULL
         series = Series(clock.basis)
         blanks = self._session.blanks()
         enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
         warming, counted, misses, missed, since = timing.warmup, 0, 0, 0, 0
-        begun = time.monotonic()
+        looks = call is Order.AHEAD
         while True:
             if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
                 sample = clock.time(null, self._fresh(), blanks)
@@ -190,6 +216,8 @@ class Stopwatch:
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
                     series.yardsticks.append(sample[1])
+            if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
+                looks = self._take_in_turn(clock, series, blanks)
             case = self._fresh()
             place = self._place(counted) if warming == 0 else None
             into = blanks if place is None else self._session.blanks()
@@ -209,7 +237,7 @@ class Stopwatch:
             series.calls.append(sample[0])
             series.yardsticks.append(sample[1])
             since += 1
-            late = time.monotonic() - begun > self._seconds * _BUDGET
+            late = time.monotonic() > enough_at
             done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
             if not done and len(series.calls) >= enough and len(series.nulls) >= _FEWEST:
                 done = _is_precise(series, timing.precision)
@@ -220,7 +248,16 @@ class Stopwatch:
                     done = late or series.discarded >= timing.calls
                 since = 0
             if done and len(series.nulls) >= _FEWEST:
+                for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
+                    looks = looks and self._take_in_turn(clock, series, blanks)
                 return series
+
+    def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series, into: list[torch.Tensor]) -> bool:
+        """One call behind an empty kernel; returns whether more of them can tell anything."""
+        sample = clock.time(Order.AHEAD_IN_TURN, self._fresh(), into)
+        if sample is not None:
+            series.in_turn.append(sample[0])
+        return sample is None or sample[0] < _LONG_NS
 
     def _fresh(self) -> Case:
         """Inputs that were never used. Where they take long to make, the candidate's time stands still."""

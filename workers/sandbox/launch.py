@@ -46,6 +46,8 @@ _SET: Final = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # A pool of compiler processes would outlive the forward that started it.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    # A uid of its own is in no list of users, and torch's compiler asks for the user's name.
+    "USER": "candidate",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }

