@@ -71,6 +71,10 @@ class Config(BaseSettings):
     """The most evaluations without a verdict that were submitted with one token."""
     retry_delay_s: float = Field(default=1.0, ge=0)
     """Delay before a second attempt after a fleet's failure, doubled for each further one."""
+    retention_days: float | None = Field(default=None, gt=0)
+    """Finished evaluations are removed after so many days, with all that belongs to them; where unset never."""
+    log_retention_days: float | None = Field(default=None, gt=0)
+    """Logs and long evidence of finished evaluations are emptied after so many days; where unset never."""
     log_level: str = "INFO"
     log_json: bool = False
 
