@@ -339,6 +339,11 @@ class Outcome(_Model):
         return self.category is Category.PASSED
 
     @property
+    def judged(self) -> bool:
+        """Whether it tells anything of the kernel: it was right, or failed by its own fault."""
+        return self.blame in {Blame.NONE, Blame.CANDIDATE}
+
+    @property
     def compiled(self) -> bool | None:
         """KernelBench's ``compiled``; None where it is unknown."""
         return self.category.info.compiled

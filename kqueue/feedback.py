@@ -26,7 +26,7 @@ _NEAR_FLOOR: Final = 1.5
 
 
 def kernel_in(answer: str) -> str:
-    """The kernel in a model's answer: its last fenced block that names ``ModelNew``, else the last one, else all of it."""
+    """The kernel in a model's answer: its last fenced block, of those that name ``ModelNew`` if any does, else all."""
     blocks = [match.group(3) for match in _FENCE.finditer(answer)]
     named = [block for block in blocks if "ModelNew" in block]
     return (named or blocks or [answer])[-1]
@@ -40,7 +40,7 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
         kernel: its source, to quote from.
         limit: characters at most; what is over is cut at the end.
     """
-    if verdict.blame not in {Blame.NONE, Blame.CANDIDATE}:
+    if not verdict.judged:
         lines = [
             f"NOT JUDGED ({verdict.category}, to blame: {verdict.blame}): {verdict.message}",
             "This says nothing about the kernel.",
@@ -57,31 +57,24 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
 
 def _failure(verdict: Verdict) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
-    compiling = verdict.category is Category.COMPILE_ERROR
-    headline = verdict.message.partition("\n")[0]
-    yield f"FAILED: {verdict.category}{phase}: {_short(headline)}"
+    headline, _, rest = verdict.message.partition("\n")
+    said = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
+    # The first line of what a build says is its command.
+    yield f"FAILED: {verdict.category}{phase}" + ("" if said else f": {_short(headline)}")
     yield verdict.category.info.meaning
-    if compiling:
-        yield from _compiler_lines(verdict.message)
-    elif rest := verdict.message.partition("\n")[2].strip():
-        yield _short(rest)
-
-
-def _compiler_lines(message: str) -> Iterator[str]:
-    """What the compiler complained about, each with the lines below it."""
-    lines = message.splitlines()
-    wanted = sorted(
-        {
-            number
-            for i, line in enumerate(lines)
-            if _COMPLAINT.search(line)
-            for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))
-        }
-    )
-    shown = [lines[number] for number in wanted] or lines[1:]
-    if shown:
+    if said:
         yield "The compiler said:"
-    yield from (f"  {_short(line)}" for line in shown[:_COMPILER_LINES])
+        yield from (f"  {_short(line)}" for line in said)
+    elif rest.strip():
+        yield _short(rest.strip())
+
+
+def _complaints(message: str) -> list[str]:
+    """What a compiler called errors, each with the lines below it."""
+    lines = message.splitlines()
+    found = [i for i, line in enumerate(lines) if _COMPLAINT.search(line)]
+    wanted = sorted({number for i in found for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
+    return [lines[number] for number in wanted[:_COMPILER_LINES]]
 
 
 def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
@@ -108,7 +101,7 @@ def _differences(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     kind = facts.get("kind", "given")
     on = "on the problem's own inputs" if kind == "given" else f"on {kind} inputs (the problem's shapes, other values)"
-    yield f"Output {facts.get('output', 0)}, {on}: {facts.get('wrong')} of {facts.get('of')} values are wrong. The first:"
+    yield f"Output {facts['output']}, {on}: {facts['wrong']} of {facts['of']} values are wrong. The first:"
     yield from (f"  index {place['index']}: expected {place['expected']}, got {place['got']}" for place in first)
     if facts.get("precision_downgrade"):
         yield "The error is that of a lower precision than the reference's."

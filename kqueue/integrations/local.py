@@ -1,0 +1,262 @@
+"""An evaluator that needs no fleet to be up: it starts one on this machine, keeps it warm, and lets it go.
+
+::
+
+    with LocalKernelEvaluator(gpu="L40S", idle_timeout=600) as evaluator:
+        result = evaluator.evaluate(reference, kernel)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from kqueue.client import Client
+from kqueue.config import Config, load
+from kqueue.contract import Request, Verdict
+from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
+from kqueue.feedback import describe
+from kqueue.integrations.modal_like import lane_of
+from kqueue.kernelbench import request_of, result_of
+from kqueue.local.fleet import LocalFleet
+
+_log = logging.getLogger(__name__)
+
+#: How long another process may take to bring its fleet up.
+_OTHERS_START_S: Final = 180.0
+_LOOK_S: Final = 0.5
+
+
+class LocalKernelEvaluator:
+    """Evaluates kernels on this machine's fleet, in KernelBench's form. Threads may share it.
+
+    A fleet that is up already, or that the settings name, is used and left alone. Else one is started when it is
+    first needed (seconds) and let go when it was idle for ``idle_timeout`` seconds, after the ``with`` block too;
+    the next evaluation starts it again. It ends with the process in any case. What it judged stays under
+    ``KQUEUE_HOME``. Processes on one machine share the fleet of the first; it lasts as long as that one does.
+    """
+
+    def __init__(
+        self,
+        gpu: str = "any",
+        idle_timeout: float = 600.0,
+        *,
+        config: Config | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Name the settings; nothing is started yet.
+
+        Args:
+            gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
+            idle_timeout: seconds without an evaluation after which the fleet is let go.
+            config: the fleet's settings; by default the environment's.
+            arguments: of :func:`~kqueue.kernelbench.request_of`, for all evaluations: ``backend``,
+                ``num_correct_trials``, ``num_perf_trials``, ``precision`` and others.
+
+        Raises:
+            InvalidRequest: ``gpu`` cannot be a lane.
+        """
+        self._arguments: dict[str, Any] = {"lane": lane_of(gpu), **arguments}
+        self._idle_s = idle_timeout
+        self._config = config
+
+    def __enter__(self) -> Self:
+        """Bring the fleet up where none is.
+
+        Raises:
+            LocalFleetError: it does not come up; the message says why.
+        """
+        with self._client():
+            return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave it warm."""
+
+    def evaluate(self, ref_arch_src: str, custom_cuda: str, verbose: bool = False, **arguments: Any) -> dict[str, Any]:
+        """Evaluate one kernel.
+
+        Args:
+            ref_arch_src: source of the reference.
+            custom_cuda: source of the candidate, in whatever it is written.
+            verbose: write to stderr what came of it.
+            arguments: of :func:`~kqueue.kernelbench.request_of`, for this evaluation.
+
+        Returns:
+            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`.
+
+        Raises:
+            InvalidRequest: an argument is wrong.
+            LaneUnavailable: this machine has no such GPU.
+            EvaluationFailed: the fleet or the problem failed: nothing is known of the kernel.
+            LocalFleetError: the fleet does not come up.
+        """
+        [verdict] = self.judge([request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)])
+        if isinstance(verdict, InvalidRequest):
+            raise verdict
+        if verbose:
+            sys.stderr.write(describe(verdict, custom_cuda) + "\n")
+        if not verdict.judged:
+            raise EvaluationFailed(verdict)
+        return result_of(verdict)
+
+    def judge(
+        self, requests: Sequence[Request], *, allow_idle_lane: bool = False
+    ) -> Sequence[Verdict | InvalidRequest]:
+        """As :meth:`kqueue.Client.evaluate_batch`, on this machine's fleet."""
+        with self._client() as client:
+            return client.evaluate_batch(requests, allow_idle_lane=allow_idle_lane)
+
+    def close(self) -> None:
+        """Let the fleet go as soon as it is idle, if this process started it; the next evaluation starts it again."""
+        _warm_fleet(self._settings().home_path).let_go()
+
+    @contextlib.contextmanager
+    def _client(self) -> Generator[Client]:
+        with _warm_fleet(self._settings().home_path).client(self._settings, self._idle_s) as client:
+            yield client
+
+    def _settings(self) -> Config:
+        """The settings, with the addresses of a fleet that runs now."""
+        return load(**({} if self._config is None else self._config.model_dump(exclude_unset=True)))
+
+
+class _WarmFleet:
+    """A home's fleet, as this process uses it: its own, or another's.
+
+    A thread starts it, looks after it and ends it: the fleet's processes end with the thread that started them.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users = 0
+        self._idle_s = 0.0
+        self._used = time.monotonic()
+        self._keeper: threading.Thread | None = None
+        #: The client, and whether the fleet behind it is this process's.
+        self._client: Client | None = None
+        self._own = False
+        self._others_url: str | None = None
+        self._failure: BaseException | None = None
+
+    @contextlib.contextmanager
+    def client(self, read: Callable[[], Config], idle_s: float) -> Generator[Client]:
+        """A client of a fleet that is up and, if it is this process's, stays so meanwhile.
+
+        Args:
+            read: gives the settings, with the addresses of a fleet that runs now.
+            idle_s: how long an own fleet is kept after its last use.
+        """
+        with self._changed:
+            self._users += 1
+            self._idle_s = idle_s
+        try:
+            with self._changed:
+                found = self._find(read)
+            yield found
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._used = time.monotonic()
+
+    def let_go(self) -> None:
+        """End an own fleet that is idle, and wait until it has ended."""
+        with self._changed:
+            self._idle_s = 0.0
+            self._changed.notify_all()
+            if self._users == 0 and self._keeper is not None:
+                self._changed.wait_for(lambda: self._keeper is None)
+
+    def _find(self, read: Callable[[], Config]) -> Client:
+        deadline = time.monotonic() + _OTHERS_START_S
+        while not self._own:
+            if self._keeper is None:
+                settings = read()
+                if settings.database_url is not None:
+                    return self._others(settings)
+                self._failure = None
+                self._keeper = threading.Thread(target=self._keep, args=(settings,), name="kqueue-fleet", daemon=True)
+                self._keeper.start()
+            # Another thread may have started it, or it may be ending a fleet that was idle.
+            self._changed.wait_for(lambda: self._own or self._keeper is None)
+            if isinstance(self._failure, HomeInUse) and time.monotonic() < deadline:
+                # Another process starts one there, or ends one.
+                self._changed.wait(_LOOK_S)
+            elif self._failure is not None:
+                raise self._failure
+        assert self._client is not None
+        return self._client
+
+    def _others(self, settings: Config) -> Client:
+        url = settings.require_database()
+        if self._client is None or url != self._others_url:
+            if self._client is not None:
+                self._client.close()
+            self._client, self._others_url = Client(settings), url
+        return self._client
+
+    def _keep(self, settings: Config) -> None:
+        """The keeper's life: that of one fleet."""
+        try:
+            with LocalFleet(settings) as fleet, fleet.client() as client:
+                with self._changed:
+                    if self._client is not None:
+                        self._client.close()
+                    self._client, self._own, self._others_url = client, True, None
+                    self._used = time.monotonic()
+                    self._changed.notify_all()
+                self._watch(fleet)
+        except Exception as error:  # noqa: BLE001 whoever waits for the fleet gets it
+            self._failure = error
+        finally:
+            with self._changed:
+                if self._own:
+                    self._client, self._own = None, False
+                self._keeper = None
+                self._changed.notify_all()
+
+    def _watch(self, fleet: LocalFleet) -> None:
+        """Return, with the client taken away, when the fleet is idle."""
+        look = fleet.supervisor(_log.warning)
+        while True:
+            look()
+            with self._changed:
+                self._changed.wait_for(self._is_idle, timeout=_LOOK_S)
+                if self._is_idle() and not _serves_others(fleet):
+                    self._client, self._own = None, False
+                    return
+
+    def _is_idle(self) -> bool:
+        return self._users == 0 and time.monotonic() - self._used >= self._idle_s
+
+
+def _serves_others(fleet: LocalFleet) -> bool:
+    """Whether another process's evaluation runs."""
+    try:
+        return any(slot.busy_with is not None for slot in fleet.slots())
+    except KqueueError:
+        return False
+
+
+_warm: Final[dict[tuple[int, Path], _WarmFleet]] = {}
+_warm_lock: Final = threading.Lock()
+
+
+def _warm_fleet(home: Path) -> _WarmFleet:
+    with _warm_lock:
+        # A fork has neither the threads nor the connections of what it came from.
+        return _warm.setdefault((os.getpid(), home), _WarmFleet())
+
+
+@atexit.register
+def _let_all_go() -> None:
+    for (pid, _), fleet in [*_warm.items()]:
+        if pid == os.getpid():
+            fleet.let_go()

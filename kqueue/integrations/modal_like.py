@@ -1,0 +1,390 @@
+"""An evaluator with the interface of those that run kernels on Modal, in front of a kqueue fleet.
+
+::
+
+    set_modal_evaluator(ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="H200")))
+    results = await get_modal_evaluator().evaluate_batch([{"ref_code": ..., "kernel_code": ...}, ...])
+
+What each argument means here stands in ``docs/evaluator.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kqueue.categories import Category
+from kqueue.contract import Request, Verdict, gpu_model
+from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.kernelbench import request_of, result_of
+
+if TYPE_CHECKING:
+    from kqueue.client import AsyncClient
+    from kqueue.integrations.local import LocalKernelEvaluator
+    from kqueue.remote import AsyncRemoteClient
+
+_log = logging.getLogger(__name__)
+
+#: KernelBench's ways to take a time. All are accepted, and the judge takes its own.
+TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
+#: The source cannot be a kernel, whatever it would do.
+_NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
+
+
+def lane_of(gpu_type: str) -> str:
+    """The lane of a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` are ``gpu.a100``.
+
+    ``any`` is the lane ``gpu``, ``auto`` leaves it to the client, and ``cpu`` is the lane without GPUs. Variants
+    by memory share a lane; Modal's ``!`` (no upgrade) changes nothing, as another model is never used.
+
+    Raises:
+        InvalidRequest: more than one GPU is asked for (``H100:8``), or none is named.
+    """
+    name, _, count = gpu_type.strip().rstrip("!").partition(":")
+    if count not in {"", "1"}:
+        raise InvalidRequest(
+            f"gpu_type: {gpu_type!r} asks for {count} GPUs; an evaluation has one, so leave :{count} out"
+        )
+    kind = name.lower()
+    if not any(char.isalnum() for char in kind):
+        raise InvalidRequest(f"gpu_type: {gpu_type!r} names no GPU; use a model such as A100, or any, auto or cpu")
+    if kind in {"auto", "cpu"}:
+        return kind
+    return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
+
+
+@dataclass
+class ModalEvaluatorConfig:
+    """How :class:`ModalKernelEvaluator` evaluates.
+
+    Attributes:
+        enabled: False makes every evaluation a :class:`~kqueue.errors.ConfigError`.
+        gpu_type: the GPU's model, such as ``A100`` or ``L40S``; see :func:`lane_of`.
+        timeout: seconds that no phase of an evaluation may exceed; the wait for a GPU does not count.
+        max_batch_size: calls of ``evaluate_single_batched`` that go out together at most.
+        return_exceptions: whether ``evaluate_batch`` puts an exception into its entry's place or raises the first.
+        batch_single: whether ``evaluate_single_batched`` waits for others to go out with.
+        batch_window_s: for how long it waits, in seconds.
+        deployment_mode: ``deployed`` uses the fleet that the settings name or that runs on this machine;
+            ``ephemeral`` starts one on this machine where none runs, and ends it after ten idle minutes.
+        wait_for_gpu: accept a GPU type that no worker has now, and wait for one.
+        max_queue_wait_s: seconds that an evaluation waits for a worker at most; None for ever.
+    """
+
+    enabled: bool = True
+    gpu_type: str = "A100"
+    timeout: float = 120
+    max_batch_size: int = 32
+    return_exceptions: bool = True
+    batch_single: bool = True
+    batch_window_s: float = 0.15
+    deployment_mode: Literal["deployed", "ephemeral"] = "deployed"
+    wait_for_gpu: bool = False
+    max_queue_wait_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: a field is wrong; the message names it.
+        """
+        if self.deployment_mode not in ("deployed", "ephemeral"):
+            raise ConfigError(f"deployment_mode: {self.deployment_mode!r} is neither deployed nor ephemeral")
+        if self.max_batch_size < 1:
+            raise ConfigError(f"max_batch_size: at least 1 is needed, not {self.max_batch_size}")
+        if self.batch_window_s < 0:
+            raise ConfigError(f"batch_window_s: 0 or more seconds are needed, not {self.batch_window_s}")
+
+
+class ModalKernelEvaluator:
+    """Evaluates kernels on a fleet. It may be shared by threads and by event loops, one after another or at once."""
+
+    def __init__(
+        self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | AsyncRemoteClient | None = None
+    ) -> None:
+        """Name the settings; nothing is connected before the first evaluation.
+
+        Args:
+            config: how to evaluate.
+            client: whom to ask, for fleets behind HTTP an :class:`~kqueue.AsyncRemoteClient`; the caller closes
+                it. By default an :class:`~kqueue.AsyncClient` by the environment's settings.
+        """
+        self.config = config or ModalEvaluatorConfig()
+        self._given = client
+        self._own: AsyncClient | None = None
+        self._local: LocalKernelEvaluator | None = None
+        self._lock = threading.Lock()
+        self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Batcher]()
+
+    async def evaluate_single(
+        self,
+        ref_code: str,
+        kernel_code: str,
+        backend: str = "triton",
+        num_correct_trials: int = 5,
+        measure_performance: bool = False,
+        num_perf_trials: int = 100,
+        precision: str = "fp32",
+        timing_method: str = "cuda_event",
+        check_for_excessive_speedup: bool = True,
+        excessive_speedup_threshold: float = 10.0,
+    ) -> dict[str, Any]:
+        """Evaluate one kernel.
+
+        Args:
+            ref_code: source of the reference.
+            kernel_code: source of the candidate.
+            backend: what it is written in.
+            num_correct_trials: input sets to check on.
+            measure_performance: whether it is timed.
+            num_perf_trials: timed calls at most.
+            precision: ``fp32``, ``fp16`` or ``bf16``.
+            timing_method: one of :data:`TIMING_METHODS`. Times are the judge's own in any case, which
+                ``metadata["timing_basis"]`` names.
+            check_for_excessive_speedup: flag a speedup that is hard to believe in ``metadata["excessive_speedup"]``.
+            excessive_speedup_threshold: what is above this is.
+
+        Returns:
+            ``format_ok`` (the source is Python and names ``ModelNew``), ``compiled``, ``correctness``,
+            ``tests_passed`` (all or, as the judge stops at the first that fails, 0), ``tests_total``, ``speedup``,
+            ``runtime_ms``, ``baseline_runtime_ms`` (medians in milliseconds), ``error_message``, ``code_length``
+            (characters), ``metadata`` (:func:`~kqueue.kernelbench.result_of`'s). None where there is none.
+
+        Raises:
+            InvalidRequest: an argument is wrong.
+            LaneUnavailable: no worker has such a GPU, unless ``wait_for_gpu``.
+            EvaluationFailed: the fleet or the problem failed: nothing is known of the kernel.
+            ConfigError, ServiceError: evaluation is disabled, or there is no fleet to ask.
+        """
+        slots = await self._evaluate(
+            [
+                {
+                    "ref_code": ref_code,
+                    "kernel_code": kernel_code,
+                    "backend": backend,
+                    "num_correct_trials": num_correct_trials,
+                    "measure_performance": measure_performance,
+                    "num_perf_trials": num_perf_trials,
+                    "precision": precision,
+                    "timing_method": timing_method,
+                    "check_for_excessive_speedup": check_for_excessive_speedup,
+                    "excessive_speedup_threshold": excessive_speedup_threshold,
+                }
+            ]
+        )
+        return _raised(slots)[0]
+
+    async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
+        """Evaluate all at once, and return the results in order.
+
+        Args:
+            evaluations: arguments of :meth:`evaluate_single` by name.
+
+        Returns:
+            a result each; in the place of one that has none the exception that :meth:`evaluate_single` would
+            have raised (not raised), if ``return_exceptions``.
+
+        Raises:
+            ConfigError, ServiceError: as :meth:`evaluate_single`; nothing was evaluated.
+        """
+        slots = await self._evaluate(evaluations)
+        return slots if self.config.return_exceptions else [*_raised(slots)]
+
+    async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As :meth:`evaluate_single`, going out together with other calls of the next ``batch_window_s`` seconds."""
+        arguments = _SIGNATURE.bind(self, *args, **kwargs)
+        arguments.apply_defaults()
+        if not self.config.batch_single:
+            return await self.evaluate_single(*arguments.args[1:], **arguments.kwargs)
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            batcher = self._batchers.setdefault(loop, _Batcher(self))
+        return await batcher.submit({name: value for name, value in arguments.arguments.items() if name != "self"})
+
+    async def close(self) -> None:
+        """Let go of the connections and of the fleet that this evaluator made."""
+        with self._lock:
+            own, self._own = self._own, None
+            local, self._local = self._local, None
+        if own is not None:
+            await own.close()
+        if local is not None:
+            await asyncio.to_thread(local.close)
+
+    async def _evaluate(self, evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
+        if not self.config.enabled:
+            raise ConfigError("evaluation is disabled: set enabled=True in ModalEvaluatorConfig")
+        slots = [self._order(each) for each in evaluations]
+        requests = [slot.request for slot in slots if isinstance(slot, _Order)]
+        found = iter(await self._judge(requests) if requests else [])
+        return [_result(slot, next(found)) if isinstance(slot, _Order) else slot for slot in slots]
+
+    async def _judge(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
+        if self._given is None and self.config.deployment_mode == "ephemeral":
+            return await asyncio.to_thread(
+                self._local_evaluator().judge, requests, allow_idle_lane=self.config.wait_for_gpu
+            )
+        return await self._client().evaluate_batch(requests, allow_idle_lane=self.config.wait_for_gpu)
+
+    def _client(self) -> AsyncClient | AsyncRemoteClient:
+        from kqueue.client import AsyncClient
+
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self._own is None:
+                self._own = AsyncClient()
+            return self._own
+
+    def _local_evaluator(self) -> LocalKernelEvaluator:
+        from kqueue.integrations.local import LocalKernelEvaluator
+
+        with self._lock:
+            if self._local is None:
+                self._local = LocalKernelEvaluator(gpu=self.config.gpu_type)
+            return self._local
+
+    def _order(self, evaluation: Mapping[str, Any]) -> _Order | Exception:
+        try:
+            arguments = _SIGNATURE.bind(self, **evaluation)
+        except TypeError as error:
+            return InvalidRequest(f"evaluation: {error}; the arguments are those of evaluate_single")
+        arguments.apply_defaults()
+        given = arguments.arguments
+        try:
+            if given["timing_method"] not in TIMING_METHODS:
+                known = ", ".join(TIMING_METHODS)
+                raise InvalidRequest(f"timing_method: {given['timing_method']!r} is not known; use one of {known}")
+            request = request_of(
+                given["ref_code"],
+                given["kernel_code"],
+                backend=given["backend"],
+                num_correct_trials=given["num_correct_trials"],
+                num_perf_trials=given["num_perf_trials"],
+                measure_performance=given["measure_performance"],
+                precision=given["precision"],
+                timeout_s=self.config.timeout,
+                lane=lane_of(self.config.gpu_type),
+                queue_wait_s=self.config.max_queue_wait_s,
+            )
+        except InvalidRequest as error:
+            return error
+        return _Order(request, given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A request, with the arguments that it was made of."""
+
+    request: Request
+    arguments: Mapping[str, Any]
+
+
+class _Batcher:
+    """Gathers the calls of one event loop. Nothing here is awaited between a look and its use."""
+
+    def __init__(self, evaluator: ModalKernelEvaluator) -> None:
+        self._evaluator = evaluator
+        self._pending: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def submit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._pending.append((arguments, future))
+        if len(self._pending) >= self._evaluator.config.max_batch_size:
+            self._flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(self._evaluator.config.batch_window_s, self._flush)
+        return await future
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._pending = self._pending, []
+        # The loop itself keeps no task alive.
+        task = asyncio.get_running_loop().create_task(self._run(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]]) -> None:
+        slots: Sequence[dict[str, Any] | Exception]
+        try:
+            slots = await self._evaluator._evaluate([arguments for arguments, _ in batch])  # pyright: ignore[reportPrivateUsage]
+        except Exception as error:  # noqa: BLE001 each caller gets it
+            slots = [error] * len(batch)
+        for slot, (_, future) in zip(slots, batch, strict=True):
+            if future.done():
+                continue  # its caller was cancelled
+            if isinstance(slot, Exception):
+                future.set_exception(slot)
+            else:
+                future.set_result(slot)
+
+
+def _raised(slots: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    for slot in slots:
+        if isinstance(slot, Exception):
+            raise slot
+        results.append(slot)
+    return results
+
+
+def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] | Exception:
+    if isinstance(verdict, InvalidRequest):
+        return verdict
+    if not verdict.judged:
+        return EvaluationFailed(verdict)
+    asked = order.arguments
+    metadata = result_of(verdict)["metadata"] | {"timing_method": asked["timing_method"]}
+    threshold = asked["excessive_speedup_threshold"]
+    if asked["check_for_excessive_speedup"] and verdict.speedup is not None and verdict.speedup > threshold:
+        _log.warning(
+            "a speedup of %.3g is above %.3g: evaluation %s", verdict.speedup, threshold, verdict.evaluation_id
+        )
+        metadata["excessive_speedup"] = True
+    return {
+        "format_ok": verdict.category not in _NO_KERNEL,
+        "compiled": bool(verdict.compiled),
+        "correctness": verdict.passed,
+        "tests_passed": asked["num_correct_trials"] if verdict.passed else 0,
+        "tests_total": asked["num_correct_trials"],
+        "speedup": verdict.speedup,
+        "runtime_ms": verdict.runtime_ms,
+        "baseline_runtime_ms": verdict.baseline_ms,
+        "error_message": None if verdict.passed else f"{verdict.category}: {verdict.message}",
+        "code_length": len(order.request.kernel),
+        "metadata": metadata,
+    }
+
+
+_SIGNATURE: Final = inspect.signature(ModalKernelEvaluator.evaluate_single)
+_global_lock: Final = threading.Lock()
+_global: ModalKernelEvaluator | None = None
+
+
+def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKernelEvaluator:
+    """The process's evaluator, made when first asked for; with ``config`` it evaluates by that from now on."""
+    global _global
+    with _global_lock:
+        if _global is None:
+            _global = ModalKernelEvaluator(config)
+        elif config is not None:
+            _global.config = config
+        return _global
+
+
+def set_modal_evaluator(evaluator: ModalKernelEvaluator | None) -> None:
+    """Make ``evaluator`` the process's; None to have a new one made."""
+    global _global
+    with _global_lock:
+        _global = evaluator
