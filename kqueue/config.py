@@ -54,6 +54,13 @@ class Config(BaseSettings):
     """The least isolation of candidates with which a worker starts; ``kqueue doctor`` tells what this host gives."""
     lease_s: float = Field(default=30.0, ge=1)
     """How long a worker may be silent before its evaluation is taken to be lost."""
+    gpu_shared: Literal["wait", "refuse", "label"] = "wait"
+    """Before a kernel is timed while a stranger computes on its GPU: wait a minute for it to stop, have the
+    evaluation tried again at once, or only say so in the verdict."""
+    min_free_memory: float = Field(default=0.05, ge=0, lt=1)
+    """The share of the host's memory, or of its control group's, below which no evaluation is taken; 0 for none."""
+    min_free_disk: float = Field(default=0.02, ge=0, lt=1)
+    """The share of the disks of ``scratch`` and ``home`` below which no evaluation is taken; 0 for none."""
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_address: str = "127.0.0.1"
     flower_auth: SecretStr | None = None

@@ -90,6 +90,8 @@ class Phase(StrEnum):
     CHECK = "check"
     TIME = "time"
     CLEANUP = "cleanup"
+    CANARY = "canary"
+    """The GPU is tested, when the candidate is gone."""
 
 
 class _Model(BaseModel):

@@ -30,25 +30,27 @@ from sqlalchemy import Engine
 from kqueue import broker, logs
 from kqueue.categories import Category
 from kqueue.config import Config, load
-from kqueue.contract import Outcome
-from kqueue.errors import ConfigError, DatabaseUnavailable
+from kqueue.contract import Outcome, Phase
+from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 from workers import delivery, messages
+from workers.alone import NoRoom, room
 from workers.blackbox import BlackBox
-from workers.slot import READY_VARIABLE, VARIABLE, Slot
+from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 if TYPE_CHECKING:
     from workers.sandbox.launch import ForkServer
 
 _log: Any = structlog.get_logger(__name__)
 
-#: How long a judge tries to record its outcome while Postgres is away, in seconds.
-_FINISH_PATIENCE_S: Final = 30.0
-_FINISH_RETRY_S: Final = 0.5
-#: Seconds between looks at the fork server.
-_FORK_SERVER_CHECK_S: Final = 0.5
+#: How long a judge tries to claim its evaluation, and to record its outcome, while Postgres is away or has another
+#: version's schema, in seconds. One that did not wait would use up all messages in Redis meanwhile.
+_PATIENCE_S: Final = 30.0
+_RETRY_S: Final = 0.5
+#: Seconds between looks at what may have happened to the worker.
+_LOOK_S: Final = 0.2
 _TRACEBACK_CHARACTERS: Final = 8000
 
 
@@ -73,7 +75,7 @@ class _Evaluate(Task):
 
 def _make_app() -> Any:
     lanes = Slot.from_environment().lanes if VARIABLE in os.environ else ("cpu", "gpu")
-    return broker.make_app(load(), lanes=lanes)
+    return broker.make_app(load(), lanes=lanes, patience_s=broker.CONSUMER_PATIENCE_S)
 
 
 app = _make_app()
@@ -107,12 +109,11 @@ def evaluate(evaluation_id: str) -> dict[str, Any]:
     """Execute one evaluation; what is returned is what Flower shows.
 
     Raises:
-        DatabaseUnavailable: Postgres was away. The worker's parent sees to the attempt.
+        DatabaseUnavailable, SchemaMismatch: Postgres was away for long, or has another version's schema. The
+            worker's parent sees to the attempt.
     """
     worker = _require()
-    claim = evaluations.claim(
-        worker.engine, UUID(evaluation_id), worker_id=worker.slot.worker_id, lease_s=worker.config.lease_s
-    )
+    claim = _claim(worker, UUID(evaluation_id))
     if claim is None:
         return {"evaluation": evaluation_id, "category": None, "note": "not claimed"}
     worker.blackbox.open(claim.evaluation_id, claim.number)
@@ -132,9 +133,41 @@ if VARIABLE in os.environ:
     messages.guard(app)
 
 
+def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
+    """Begin an attempt; None where somebody else did, or it is not to begin now."""
+    deadline = time.monotonic() + _PATIENCE_S
+    failed = False
+    while True:
+        try:
+            claim = evaluations.claim(
+                worker.engine, evaluation_id, worker_id=worker.slot.worker_id, lease_s=worker.config.lease_s
+            )
+            if claim is None and failed:
+                # A connection that broke at the end may have kept the answer: then this worker has it.
+                evaluations.lose_worker(
+                    worker.engine,
+                    worker.slot.worker_id,
+                    retry_delay_s=worker.config.retry_delay_s,
+                    message="the answer to the claim was lost: nothing was begun",
+                    handed_back=True,
+                )
+            return claim
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not failed:
+                _log.warning("an evaluation waits for Postgres", evaluation=str(evaluation_id), reason=str(error))
+            failed = True
+            time.sleep(_RETRY_S)
+
+
 def _judge(worker: _Worker, claim: Claim) -> Outcome:
     try:
-        return run_evaluation(claim, worker.slot, worker.blackbox, worker.forkserver, worker.engine)
+        with room(worker.slot.lock, alone=claim.alone):
+            outcome = run_evaluation(claim, worker.slot, worker.blackbox, worker.forkserver, worker.engine)
+        return outcome.model_copy(update={"evidence": {**outcome.evidence, "alone": True}}) if claim.alone else outcome
+    except NoRoom as error:
+        return Outcome(category=Category.JUDGE_ERROR, message=str(error))
     except Exception as error:  # noqa: BLE001
         # Faults of candidates and problems come back as outcomes: this one is ours.
         _log.exception("the judge failed", evaluation=str(claim.evaluation_id), attempt=claim.number)
@@ -147,7 +180,7 @@ def _judge(worker: _Worker, claim: Claim) -> Outcome:
 
 
 def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
-    deadline = time.monotonic() + _FINISH_PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             return evaluations.finish(
@@ -158,7 +191,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
                 written_by="judge",
                 retry_delay_s=worker.config.retry_delay_s,
             )
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, SchemaMismatch) as error:
             if time.monotonic() >= deadline:
                 _log.error(
                     "an outcome is lost, as Postgres stayed away: the evaluation will be judged again",
@@ -167,7 +200,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
                     reason=str(error),
                 )
                 raise
-            time.sleep(_FINISH_RETRY_S)
+            time.sleep(_RETRY_S)
 
 
 def _require() -> _Worker:
@@ -221,17 +254,54 @@ def _database(config: Config, slot: Slot) -> Engine:
 def _report_ready(sender: Any, **_: Any) -> None:
     """In the parent, when it would take its first message: the worker's row must exist before."""
     worker = _require()
-    with socket.socket(fileno=int(os.environ[READY_VARIABLE])) as supervisor:
-        supervisor.sendall(b"r")
-        if not supervisor.recv(1):
-            raise SystemExit("the supervisor did not let this worker in")
-    sender.timer.call_repeatedly(_FORK_SERVER_CHECK_S, _check_fork_server, (worker,))
+    door = socket.socket(fileno=int(os.environ[READY_VARIABLE]))
+    door.set_inheritable(False)
+    door.sendall(READY)
+    word = door.recv(1)
+    if not word:
+        raise SystemExit("the supervisor did not let this worker in")
+    door.setblocking(False)
+    keeper = _Keeper(worker, sender, door)
+    keeper.obey(word)
+    # By the timer: the event loop forgets the sockets that it watches whenever Redis is away.
+    sender.timer.call_repeatedly(_LOOK_S, keeper.look)
 
 
-def _check_fork_server(worker: _Worker) -> None:
-    if not worker.forkserver.alive():
-        _log.error("the fork server is gone: this worker ends, and the supervisor starts another")
-        os.kill(os.getpid(), signal.SIGTERM)
+class _Keeper:
+    """Looks after a worker's own affairs, in its event loop: the door to the supervisor, fork server and judge."""
+
+    def __init__(self, worker: _Worker, consumer: Any, door: socket.socket) -> None:
+        self._worker = worker
+        self._consumer = consumer
+        self._door = door
+        self._stuck = False
+
+    def look(self) -> None:
+        """Do what is due."""
+        with suppress(BlockingIOError, ConnectionResetError):
+            # Told to stop, it hears nothing more.
+            if words := self._door.recv(64):
+                self.obey(words)
+        if not self._worker.forkserver.alive():
+            _log.error("the fork server is gone: this worker ends, and the supervisor starts another")
+            os.kill(os.getpid(), signal.SIGTERM)
+        record = self._worker.blackbox.read()
+        if record is not None and record.phase is Phase.CANARY and record.overdue:
+            _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
+            self._consumer.pool.abort()
+        if (stuck := self._consumer.pool.stuck()) is not self._stuck:
+            self._stuck = stuck
+            with suppress(OSError):
+                self._door.sendall(STUCK if stuck else FREE)
+
+    def obey(self, words: bytes) -> None:
+        """Take messages, or take none: the last word counts."""
+        for lane in self._worker.slot.lanes:
+            name = broker.queue(lane).name
+            if words[-1:] == GO:
+                self._consumer.add_task_queue(name)
+            else:
+                self._consumer.cancel_task_queue(name)
 
 
 @signals.worker_shutdown.connect

@@ -4,6 +4,10 @@ The supervisor judges nothing. It finds the GPUs, starts a Celery worker for eac
 UUID, lets it in once its row is in the database, keeps its leases, hands back what it held when it dies,
 and starts another. It also sweeps: overdue leases, waits that ended, messages that Redis lost.
 
+It has workers pause while their GPU may not be used (:mod:`workers.gpu.monitor`), while the host is short of
+room (:mod:`workers.pressure`), and while something that was killed in their slot does not die. A paused worker
+ends what it runs, and its row says why it takes no more.
+
 SIGTERM: workers finish what they run, then all end. SIGTERM again, or SIGINT: workers are killed and what
 they ran is queued again. Without the supervisor no worker lives on.
 """
@@ -21,8 +25,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -36,9 +40,11 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
 from workers.gpu.devices import Device, choose, devices
-from workers.pool import describe, kill_group, sweep
+from workers.gpu.monitor import Monitor
+from workers.pool import STUCK_S, describe, kill_group, sweep
+from workers.pressure import Pressure
 from workers.sandbox import cgroups, launch, linux, uids
-from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, VARIABLE, Slot
+from workers.slot import GO, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -47,12 +53,16 @@ _MOST_CPU_SLOTS: Final = 8
 _SWEEP_EVERY_S: Final = 1.0
 #: After a service was found away.
 _SWEEP_AGAIN_S: Final = 3.0
+#: Between looks at the host's room, and at rows of workers that somebody else may have paused.
+_LOOK_EVERY_S: Final = 1.0
 _FIRST_BACKOFF_S: Final = 1.0
 _LAST_BACKOFF_S: Final = 30.0
 #: A worker that lived as long starts again without delay.
 _HEALTHY_S: Final = 60.0
 #: How long a quick stop tries to hand evaluations back.
 _HAND_BACK_S: Final = 5.0
+#: How directories are named that are only to be removed.
+_TRASH: Final = "trash-"
 #: How long services may take to answer at the start.
 _SERVICES_S: Final = 10.0
 
@@ -116,10 +126,22 @@ class _Life:
 
     slot: Slot
     process: subprocess.Popen[bytes] | None = None
-    #: Ours of the pair on which the worker waits to be let in; None once it is.
+    #: Ours of the pair on which the worker knocks, is let in and told to pause and to go on, and tells whether a
+    #: process of it does not die; None when it has ended, or was told to.
     door: socket.socket | None = None
     knocked: bool = False
     registered: bool = False
+    #: The last word said to it.
+    said: bytes = b""
+    #: When it was killed; 0 if it was not.
+    killed_at: float = 0.0
+    #: Processes that its last life left and that do not die, and since when.
+    survivors: set[int] = field(default_factory=set[int])
+    survived_at: float = 0.0
+    #: The process, also of a worker that has ended.
+    pid: int = 0
+    #: What of it does not die; its row says so.
+    stuck: str | None = None
     started_at: float = 0.0
     start_at: float = 0.0
     backoff_s: float = _FIRST_BACKOFF_S
@@ -131,6 +153,7 @@ class _Debt:
 
     worker_id: UUID
     message: str
+    handed_back: bool
 
 
 @dataclass(slots=True)
@@ -163,13 +186,23 @@ class _Stop:
 class Supervisor:
     """A host's workers. :meth:`run` returns when all of them have ended."""
 
-    def __init__(self, config: Config, slots: list[Slot], *, program: str = "workers.start") -> None:
+    def __init__(
+        self,
+        config: Config,
+        slots: list[Slot],
+        gpus: Sequence[Device] = (),
+        *,
+        program: str = "workers.start",
+        canary: str = "workers.gpu.canary",
+    ) -> None:
         """Make ready; nothing is started yet.
 
         Args:
             config: the fleet's settings.
             slots: from :func:`plan`.
+            gpus: those that the slots are on.
             program: the module that a worker process runs.
+            canary: the module that tests a GPU.
         """
         self._config = config
         self._program = program
@@ -180,6 +213,14 @@ class Supervisor:
         # A Redis that hangs must not keep the supervisor from its heartbeats.
         self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
         self._lives = [_Life(slot) for slot in slots]
+        locks = {slot.device: slot.lock for slot in slots}
+        self._monitor = Monitor(self._engine, self._host, gpus, locks, canary=canary)
+        self._pressure = Pressure(config)
+        self._look = _Clock(_LOOK_EVERY_S)
+        #: Why workers pause, as it was last written.
+        self._written: dict[UUID, str | None] = {}
+        #: Directories that are being removed.
+        self._removals: list[subprocess.Popen[bytes]] = []
         self._debts: list[_Debt] = []
         #: Descriptors whose locks say that a directory and uids are this fleet's.
         self._held: list[int] = []
@@ -245,23 +286,32 @@ class Supervisor:
     def _pause_s(self) -> float:
         """Until the next thing is due; signals, deaths and knocks cut it short."""
         now = time.monotonic()
-        due = [self._heartbeat.due_at, self._sweep.due_at]
+        due = [self._heartbeat.due_at, self._sweep.due_at, self._look.due_at]
         due += [life.start_at for life in self._lives if life.process is None and not self._stop.warm]
         return min(1.0, max(0.01, min(due) - now))
 
     def _step(self) -> None:
         now = time.monotonic()
+        self._removals = [removal for removal in self._removals if removal.poll() is None]
         for life in self._lives:
             if life.process is not None and life.process.poll() is not None:
                 self._bury(life, life.process.returncode)
+            elif life.process is not None and life.killed_at and now - life.killed_at > STUCK_S:
+                self._bury(life, -signal.SIGKILL)
+            self._look_after_survivors(life, now)
         if self._stop.warm:
             self._end_workers()
         else:
             for life in self._lives:
-                if life.process is None and now >= life.start_at:
+                if life.process is None and not life.survivors and now >= life.start_at:
                     self._start(life)
         self._pay_debts()
+        looking = self._look.due(now)
+        if looking:
+            self._pressure.look()
+            self._monitor.step(self._in_database)
         self._let_in()
+        self._write_pauses(anew=looking)
         if self._heartbeat.due(now):
             self._beat()
         # No lease is called overdue by one who could not renew its own.
@@ -270,7 +320,7 @@ class Supervisor:
 
     def _start(self, life: _Life) -> None:
         life.slot = slot = replace(life.slot, worker_id=uuid4())
-        _empty(slot.scratch)
+        self._empty(slot.scratch)
         ours, theirs = socket.socketpair()
         node = f"{slot.name}@{self._host}"
         command = [sys.executable, "-P", "-m", self._program, "worker"]
@@ -285,13 +335,6 @@ class Supervisor:
             READY_VARIABLE: str(theirs.fileno()),
             SETTINGS_VARIABLE: str(settings),
         }
-        supervisor = os.getpid()
-
-        def die_with_supervisor() -> None:
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:
-                os._exit(1)
-
         with theirs:
             # Its own session: a terminal's Ctrl-C is for the supervisor to act on. One thread only runs here.
             life.process = subprocess.Popen(
@@ -302,44 +345,85 @@ class Supervisor:
                 pass_fds=[theirs.fileno(), settings],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=die_with_supervisor,
+                preexec_fn=linux.die_with(os.getpid()),
             )
         os.close(settings)
-        life.door, life.knocked, life.registered = ours, False, False
+        ours.setblocking(False)
+        life.door, life.knocked, life.registered, life.said = ours, False, False, b""
+        life.killed_at, life.stuck = 0.0, None
         life.started_at = time.monotonic()
         self._selector.register(ours, selectors.EVENT_READ, life)
-        _log.info("worker started", slot=slot.name, device=slot.device, pid=life.process.pid)
+        life.pid = life.process.pid
+        _log.info("worker started", slot=slot.name, device=slot.device, pid=life.pid)
 
     def _hear(self, life: _Life) -> None:
-        if life.door is not None:
-            # Either it is ready, or it died and its end is noticed elsewhere.
+        if life.door is None:
+            return
+        words = b""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            words = life.door.recv(64)
+        if not words:
+            # It died, and its end is noticed elsewhere.
             self._selector.unregister(life.door)
-            life.knocked = bool(life.door.recv(1))
+        for word in words:
+            if word == READY[0]:
+                life.knocked = True
+            else:
+                life.stuck = "a process that it killed does not die" if word == STUCK[0] else None
+                _log.warning("a slot is stuck" if life.stuck else "a slot is free again", slot=life.slot.name)
+
+    def _reason(self, life: _Life) -> str | None:
+        """Why a slot is given nothing; None if it may be."""
+        return life.stuck or self._pressure.reason or self._monitor.pauses(life.slot.device)
 
     def _let_in(self) -> None:
-        """Register the workers that are ready, then let them take messages."""
+        """Register the workers that are ready, then let them take messages, or have them wait for that."""
         for life in self._lives:
             if not life.knocked or life.registered or life.process is None or life.door is None:
                 continue
-            slot = life.slot
-
-            def register(slot: Slot = slot, pid: int = life.process.pid) -> None:
-                registry.register(
-                    self._engine,
-                    id=slot.worker_id,
-                    name=f"{slot.name}@{self._host}",
-                    host=self._host,
-                    pid=pid,
-                    lanes=slot.lanes,
-                    device=slot.device,
-                )
-
-            if self._in_database(register):
+            reason = self._reason(life)
+            if self._in_database(lambda life=life, reason=reason: self._register(life, reason)):
                 life.registered = True
-                with contextlib.suppress(OSError):  # it has died since: that is noticed elsewhere
-                    life.door.sendall(b"g")
-                self._close_door(life)
-                _log.info("worker ready", slot=slot.name, lanes=",".join(slot.lanes))
+                self._say(life, reason)
+                _log.info("worker ready", slot=life.slot.name, lanes=",".join(life.slot.lanes), paused=reason)
+
+    def _register(self, life: _Life, reason: str | None) -> None:
+        slot = life.slot
+        registry.register(
+            self._engine,
+            id=slot.worker_id,
+            name=f"{slot.name}@{self._host}",
+            host=self._host,
+            pid=life.pid,
+            lanes=slot.lanes,
+            device=slot.device,
+            paused=reason,
+        )
+
+    def _write_pauses(self, *, anew: bool) -> None:
+        """Write why workers pause, where that has changed or ``anew``; then tell them.
+
+        In this order: a message that a worker still takes before it has heard is refused by its claim.
+        """
+        present = [life for life in self._lives if life.registered or (life.stuck and life.process is None)]
+        wanted = {life.slot.worker_id: self._reason(life) for life in present}
+        if not wanted or (wanted == self._written and not anew):
+            return
+        if not self._in_database(lambda: registry.pause(self._engine, wanted)):
+            return
+        for life in present:
+            was, reason = self._written.get(life.slot.worker_id), wanted[life.slot.worker_id]
+            if was != reason and life.process is not None:
+                _log.info("worker pauses" if reason else "worker goes on", slot=life.slot.name, reason=reason or was)
+            self._say(life, reason)
+        self._written = wanted
+
+    def _say(self, life: _Life, reason: str | None) -> None:
+        word = GO if reason is None else PAUSE
+        if life.door is not None and life.said != word:
+            life.said = word
+            with contextlib.suppress(OSError):  # it has died since: that is noticed elsewhere
+                life.door.sendall(word)
 
     def _close_door(self, life: _Life) -> None:
         if life.door is not None:
@@ -355,13 +439,37 @@ class Supervisor:
         (_log.info if self._stop.warm else _log.warning)("worker ended", slot=life.slot.name, how=how)
         self._close_door(life)
         if life.registered:
-            self._debts.append(_Debt(life.slot.worker_id, f"the worker {life.slot.name} {how}"))
-        life.process, life.registered = None, False
-        sweep({other.process.pid for other in self._lives if other.process is not None})
+            message = f"the worker {life.slot.name} {how}"
+            self._debts.append(_Debt(life.slot.worker_id, message, handed_back=life.killed_at > 0))
+        life.process, life.registered, life.stuck = None, False, None
+        spared = self._spared()
+        if not sweep(spared):
+            life.survivors, life.survived_at = {*linux.children(os.getpid())} - spared, time.monotonic()
         if lived >= _HEALTHY_S:
             life.backoff_s = _FIRST_BACKOFF_S
         life.start_at = time.monotonic() + life.backoff_s
         life.backoff_s = min(2 * life.backoff_s, _LAST_BACKOFF_S)
+
+    def _spared(self) -> set[int]:
+        """The children that are somebody's: no sweep may end them, or wait for those that do not die."""
+        known = {life.process.pid for life in self._lives if life.process is not None}
+        known |= {removal.pid for removal in self._removals} | self._monitor.pids()
+        return known.union(*(life.survivors for life in self._lives))
+
+    def _look_after_survivors(self, life: _Life, now: float) -> None:
+        """A slot is not used again while what was killed in it is there: it may hold its GPU, and has its uid."""
+        if not life.survivors:
+            return
+        life.survivors = {pid for pid in life.survivors if not _reaped(pid)}
+        if not life.survivors and life.stuck:
+            _log.info("a slot is free again", slot=life.slot.name)
+            self._debts.append(_Debt(life.slot.worker_id, "the slot is free again", handed_back=False))
+            life.stuck, life.start_at = None, now
+        elif life.survivors and not life.stuck and now - life.survived_at > STUCK_S:
+            reason = f"killed processes do not die: {', '.join(map(str, sorted(life.survivors)))}"
+            if self._in_database(lambda: self._register(life, reason)):
+                life.stuck = reason
+                _log.error("a slot is stuck", slot=life.slot.name, reason=reason)
 
     def _pay_debts(self) -> None:
         while self._debts:
@@ -369,7 +477,11 @@ class Supervisor:
 
             def settle(debt: _Debt = debt) -> None:
                 evaluations.lose_worker(
-                    self._engine, debt.worker_id, retry_delay_s=self._config.retry_delay_s, message=debt.message
+                    self._engine,
+                    debt.worker_id,
+                    retry_delay_s=self._config.retry_delay_s,
+                    message=debt.message,
+                    handed_back=debt.handed_back,
                 )
                 registry.stop(self._engine, debt.worker_id)
 
@@ -381,7 +493,7 @@ class Supervisor:
             self._debts.pop(0)
 
     def _beat(self) -> None:
-        ids = [life.slot.worker_id for life in self._lives if life.registered]
+        ids = [life.slot.worker_id for life in self._lives if life.registered or life.stuck]
         self._in_database(lambda: registry.heartbeat(self._engine, ids, lease_s=self._config.lease_s))
 
     def _clean(self) -> None:
@@ -418,6 +530,7 @@ class Supervisor:
             if life.process is None:
                 continue
             if self._stop.quick:
+                life.killed_at = life.killed_at or time.monotonic()
                 kill_group(life.process.pid)
             elif not self._stop.told:
                 _log.info("worker told to finish and end", slot=life.slot.name)
@@ -426,11 +539,22 @@ class Supervisor:
         self._stop.told = True
 
     def _kill_all(self) -> None:
+        """Kill what is left, and wait for it, but not for what does not die."""
+        self._monitor.stop()
         for life in self._lives:
             if life.process is not None:
                 kill_group(life.process.pid)
-                life.process.wait()
-        sweep(set())
+        deadline = time.monotonic() + STUCK_S
+        while not sweep(set()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if left := linux.children(os.getpid()):
+            _log.error("processes do not die and are left behind", pids=left)
+
+    def _empty(self, scratch: Path) -> None:
+        """Make a slot's directory, as a worker's life begins: nothing is in it. What was goes in its own time."""
+        with contextlib.suppress(FileNotFoundError):
+            self._removals.append(linux.start_removal(scratch.rename(scratch.with_name(_TRASH + uuid4().hex))))
+        scratch.mkdir(mode=0o711, parents=True)
 
     def _prepare_scratch(self) -> None:
         """Make the directories that all slots share; others may traverse them and no more.
@@ -446,6 +570,7 @@ class Supervisor:
         root.chmod(0o711)
         (root / "locks").chmod(0o700)
         place = _hold_place(root, self._held)
+        self._removals += [linux.start_removal(old) for old in place.glob(_TRASH + "*")]
         for life in self._lives:
             slot = life.slot
             uid = None
@@ -481,10 +606,11 @@ def _hold_place(root: Path, held: list[int]) -> Path:
     raise AssertionError("counting does not end")
 
 
-def _empty(scratch: Path) -> None:
-    """A slot's directory as a worker's life begins: nothing in it."""
-    linux.start_removal(scratch).wait()
-    scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+def _reaped(pid: int) -> bool:
+    """Whether a child is gone, which may not have been ours any more."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return True
 
 
 def _wake_up(_number: int, _frame: object) -> None:
@@ -497,8 +623,9 @@ def main() -> int:
         config = load()
         logs.configure(config)
         found = devices()
-        slots = plan(config, choose(config.gpus, found, os.environ.get("CUDA_VISIBLE_DEVICES")), _cores())
-        supervisor = Supervisor(config, slots)
+        gpus = choose(config.gpus, found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        slots = plan(config, gpus, _cores())
+        supervisor = Supervisor(config, slots, gpus)
         supervisor.check_services()
         _log.info("fleet starts", slots=[slot.name for slot in slots], gpus=[gpu.name for gpu in found])
         supervisor.run()

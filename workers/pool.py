@@ -48,6 +48,9 @@ _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
 #: The longest that the event loop is held up by killing what a child left behind.
 _SWEEP_S: Final = 0.02
+#: How long a killed process may take to go before its slot counts as stuck. Giving back a GPU takes a moment; one
+#: that hangs in the kernel or a driver takes for ever.
+STUCK_S: Final = 5.0
 
 
 class ChildDied(WorkerLostError):
@@ -170,6 +173,19 @@ class TaskPool(prefork.TaskPool):
     """The setting ``worker_pool`` names this class."""
 
     Pool = _Pool
+    _doomed_since: float | None = None
+
+    def stuck(self) -> bool:
+        """Whether a process that was killed has not died for a while. To be asked every so often."""
+        doomed = any(linux.is_doomed(pid) for pid in linux.children(os.getpid()))
+        self._doomed_since = (self._doomed_since or time.monotonic()) if doomed else None
+        return self._doomed_since is not None and time.monotonic() - self._doomed_since > STUCK_S
+
+    def abort(self) -> None:
+        """End the running task as its hard limit would."""
+        pool: Any = self._pool
+        for job in [job for job in pool._cache.values() if job._time_accepted]:
+            pool.on_hard_timeout(job)
 
     def on_start(self) -> None:
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_INTERVAL = _ANSWER_READ_POLL_S

@@ -11,8 +11,16 @@ from uuid import UUID
 
 #: The supervisor tells a worker process its slot through this variable, as JSON. Holds no secret.
 VARIABLE: Final = "KQUEUE_SLOT"
-#: The number of the socket on which a worker process says that it is ready, and waits to be let in.
+#: The number of the socket between a worker process and its supervisor, for the words below.
 READY_VARIABLE: Final = "KQUEUE_READY"
+#: Words of one byte. The worker is ready, and waits for the first of the two words that it is told; something that
+#: it killed does not die; nothing such is left.
+READY: Final = b"r"
+STUCK: Final = b"s"
+FREE: Final = b"f"
+#: What it is told: take messages; take none.
+GO: Final = b"g"
+PAUSE: Final = b"p"
 #: The number of the descriptor from which a worker process reads the fleet's settings, secrets among them.
 SETTINGS_VARIABLE: Final = "KQUEUE_SETTINGS"
 

@@ -46,6 +46,14 @@ _RENEW: Final = text("""
 """)
 
 
+_PAUSE: Final = text("""
+    UPDATE workers AS w
+    SET paused = said.reason
+    FROM unnest(CAST(:ids AS uuid[]), CAST(:reasons AS text[])) AS said (id, reason)
+    WHERE w.id = said.id AND w.paused IS DISTINCT FROM said.reason
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
     """A worker that lives.
@@ -114,8 +122,7 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
 def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
     """Say why workers take no evaluations; None: they do. A claim by a worker with a reason is refused."""
     with transaction(engine) as connection:
-        for identity, reason in reasons.items():
-            connection.execute(update(Worker).where(Worker.id == identity).values(paused=reason))
+        connection.execute(_PAUSE, {"ids": list(reasons), "reasons": list(reasons.values())})
 
 
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002

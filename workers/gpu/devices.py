@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,23 @@ def devices() -> list[Device]:
             Device(i, nvml.nvmlDeviceGetUUID(h), nvml.nvmlDeviceGetName(h), nvml.nvmlDeviceGetMemoryInfo(h).total)
             for i, h in enumerate(handles)
         ]
+    finally:
+        nvml.nvmlShutdown()
+
+
+@contextlib.contextmanager
+def opened(uuid: str) -> Generator[Any]:
+    """NVML's handle on a GPU.
+
+    Raises:
+        pynvml.NVMLError: there is no such GPU, or it is lost.
+    """
+    import pynvml
+
+    nvml: Any = pynvml
+    nvml.nvmlInit()
+    try:
+        yield nvml.nvmlDeviceGetHandleByUUID(uuid)
     finally:
         nvml.nvmlShutdown()
 

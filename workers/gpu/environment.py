@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from workers.gpu.devices import opened
 from workers.slot import Slot
 
 
@@ -46,7 +47,7 @@ class Watch:
         if self._slot.on_gpu:
             import pynvml
 
-            self._handle = self._nvml.enter_context(_nvml(self._slot.device))
+            self._handle = self._nvml.enter_context(opened(self._slot.device))
             for name in self._PROTECTS:
                 self._slow |= getattr(pynvml, f"nvmlClocksEventReason{name}")
         return self
@@ -86,21 +87,10 @@ class Watch:
             return None
 
 
-@contextlib.contextmanager
-def _nvml(uuid: str) -> Any:
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        yield pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _gpu(uuid: str) -> dict[str, Any]:
     import pynvml
 
-    with _nvml(uuid) as handle:
+    with opened(uuid) as handle:
         return {
             "device": str(pynvml.nvmlDeviceGetName(handle)),
             "driver": str(pynvml.nvmlSystemGetDriverVersion()),

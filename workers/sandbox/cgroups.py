@@ -25,6 +25,7 @@ _DIGITS: Final = 12
 _V1: Final = ("memory", "pids")
 #: How long a group may take to empty once all in it were killed, in seconds.
 _EMPTY_S: Final = 1.0
+_UNLIMITED: Final = 1 << 60
 MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
 
 
@@ -166,6 +167,28 @@ def clean() -> None:
     """End and remove what killed fork servers left. For the supervisor, at its end."""
     for place in _own():
         _remove_stale(place.top)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes that this process's groups still allow, caches that can be dropped counted as free, and their limit.
+
+    Of nested limits the one that is nearest counts; (0, 0) where there is none.
+    """
+    found: list[tuple[int, int]] = []
+    for place in _own():
+        limit, usage, cache = {
+            "v2": ("memory.max", "memory.current", "inactive_file"),
+            "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        }.get(place.kind, ("", "", ""))
+        for group in (place.directory, *place.directory.parents):
+            if not limit or not group.is_relative_to(place.top):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                most = int((group / limit).read_text())
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                found.append((most - int((group / usage).read_text()) + int(stat[cache]), most))
+    # Version 1 writes "no limit" as the largest number that it has.
+    return min((room for room in found if room[1] < _UNLIMITED), default=(0, 0))
 
 
 def _remove_stale(top: Path) -> None:

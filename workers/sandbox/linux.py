@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +51,17 @@ def syscall(number: int, *arguments: Any) -> int:
 def prctl(option: int, value: int) -> None:
     """``prctl(option, value)``."""
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def die_with(parent: int) -> Callable[[], None]:
+    """What a child of ``parent`` does between fork and exec so as not to outlive the thread that forked it."""
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
 
 
 def set_name(name: str) -> None:
@@ -95,6 +108,17 @@ def is_zombie(pid: int) -> bool:
     except OSError:
         return True
     return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def is_doomed(pid: int) -> bool:
+    """Whether the process was killed, and is still there: it has not noticed, or was not reaped."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    pending = int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1) or fields["State"].split()[0] in "ZX"
 
 
 def owner(pid: int) -> int | None:

@@ -1,0 +1,76 @@
+"""Whether the host has room for more: memory, and the disks that evaluations write to.
+
+Below a share that is kept free no evaluation is taken; those that run go on. Work is taken again when half as much
+again is free, so that a host at the limit does not change its mind every second.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from kqueue.config import Config
+from workers.sandbox import cgroups
+
+_log: Any = structlog.get_logger(__name__)
+
+#: How much more than the least must be free again.
+_HYSTERESIS: Final = 1.5
+_GIB: Final = 1 << 30
+
+
+class Pressure:
+    """One host's room. :attr:`reason` says what is short; None while nothing is."""
+
+    def __init__(self, config: Config) -> None:
+        self.reason: str | None = None
+        self._memory = config.min_free_memory
+        self._disk = config.min_free_disk
+        self._places = (config.scratch.absolute(), config.home_path)
+
+    def look(self) -> None:
+        """Look at the host anew; what changes is logged."""
+        factor = 1.0 if self.reason is None else _HYSTERESIS
+        short = _short_memory(self._memory * factor) or _short_disk(self._places, self._disk * factor)
+        if short and self.reason is None:
+            _log.error("no evaluations are taken", reason=short)
+            self.reason = short
+        elif self.reason is not None and not short:
+            _log.info("evaluations are taken again", was=self.reason)
+            self.reason = None
+
+
+def _short_memory(least: float) -> str | None:
+    for whose, (free, total) in {"the host's": _host_memory(), "the fleet's group's": cgroups.memory()}.items():
+        if total and free < least * total:
+            return f"less than {least:.1%} of {whose} {total / _GIB:.1f} GiB of memory is free"
+    return None
+
+
+def _short_disk(places: tuple[Path, ...], least: float) -> str | None:
+    for place in places:
+        there = next(part for part in (place, *place.parents) if part.exists())
+        try:
+            disk = os.statvfs(there)
+        except OSError:
+            continue
+        if disk.f_bavail < least * disk.f_blocks:
+            size = disk.f_blocks * disk.f_frsize / _GIB
+            return f"less than {least:.1%} of the {size:.1f} GiB of the disk of {place} is free"
+        # Some file systems have no fixed number of files and say 0.
+        if disk.f_favail < least * disk.f_files:
+            return f"less than {least:.1%} of the {disk.f_files} files that the disk of {place} may hold can be made"
+    return None
+
+
+def _host_memory() -> tuple[int, int]:
+    """Bytes of memory that can be had without swapping, and all."""
+    known = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in known:
+            known[name] = int(rest.split()[0]) << 10
+    return known["MemAvailable"], known["MemTotal"]
