@@ -4,13 +4,14 @@ BOOTSTRAP_PYTHON ?= python3
 PYTHON ?= 3.12
 PY := .venv/bin/python
 
-.PHONY: help venv demo test check wheelhouse compose-test gpu-shown clock integrity clean
+.PHONY: help venv demo test check wheelhouse env compose-test gpu-shown clock integrity clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
 	@echo 'make test           run the tests'
 	@echo 'make check          formatting, lint and types'
 	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
+	@echo 'make env            the secrets of the compose stack, where .env lacks them'
 	@echo 'make compose-test   bring the compose stack up and judge kernels with it (needs Docker)'
 	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
 	@echo 'make clock          the judge'\''s clock beside CUPTI, events, graphs and do_bench on this GPU'
@@ -33,6 +34,9 @@ check: venv
 
 wheelhouse: venv
 	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
+
+env:
+	@$(BOOTSTRAP_PYTHON) scripts/env.py
 
 compose-test: venv
 	$(PY) -m pytest -m compose tests/compose $(ARGS)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
+
+
+class Role(StrEnum):
+    """What a login may be for; each stands for the group role ``kqueue_<name>``."""
+
+    PRODUCER = "producer"
+    WORKER = "worker"
+    GATEWAY = "gateway"
+    READER = "reader"
 
 
 def register(app: typer.Typer) -> None:
@@ -52,3 +63,29 @@ def check() -> None:
     finally:
         engine.dispose()
     typer.echo(f"schema {schema.head()} ok")
+
+
+@_group.command()
+def login(
+    name: Annotated[str, typer.Argument(help="The login's name.")],
+    role: Annotated[Role, typer.Option(help="What it is for: nothing more is allowed to it.")],
+) -> None:
+    """Make a login for a role, or change its password, as the owner of the tables.
+
+    The password is read from stdin, or asked for: neither arguments nor the server's log have it.
+    """
+    from kqueue.config import load
+    from kqueue.store import roles, schema
+    from kqueue.store.engine import connect
+
+    if sys.stdin.isatty():
+        password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    engine = connect(load().require_database(), application="kqueue db login", pool_size=1)
+    try:
+        schema.check(engine)
+        roles.login(engine, name, f"kqueue_{role}", password)
+    finally:
+        engine.dispose()
+    typer.echo(f"{name} may do what a {role} needs")

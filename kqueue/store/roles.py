@@ -1,4 +1,4 @@
-"""Who may do what in the database: three group roles with the rights that each needs, and no more.
+"""Who may do what in the database: group roles with the rights that each needs, and no more.
 
 They belong to the cluster and cannot log in; logins are made members (:func:`login`, ``kqueue db login``).
 Several databases of one cluster share them, so they are made where they are missing and never dropped.
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 PRODUCER: Final = "kqueue_producer"
 #: Claims, renews, ends and sweeps; changes no source and no verdict's outcome.
 WORKER: Final = "kqueue_worker"
+#: Serves HTTP: a producer that also looks tokens up.
+GATEWAY: Final = "kqueue_gateway"
 #: Reads.
 READER: Final = "kqueue_reader"
 
 _ALL: Final = ("",)
-#: Digests of tokens are nobody's business but the owner's.
+#: Digests of tokens are the gateway's business alone.
 _READABLE: Final = (
     "alembic_version",
     "attempts",
@@ -47,29 +49,37 @@ _READABLE: Final = (
     "outcomes",
 )
 
-#: For each role: relation or function, privilege, columns (``""``: all of them). ``SELECT`` stands in
-#: :data:`_READABLE`.
-_WRITES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
+#: Privileges on a relation or function, with their columns (``""``: all of them).
+_Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
+
+_PRODUCE: Final[_Rights] = {
+    "problems": {"INSERT": ("hash", "source")},
+    "kernels": {"INSERT": ("hash", "backend", "source")},
+    "evaluations": {
+        "INSERT": (
+            "id",
+            "problem_hash",
+            "kernel_hash",
+            "problem_label",
+            "kernel_label",
+            "lane",
+            "settings",
+            "batch",
+            "idempotency_key",
+            "expires_at",
+        ),
+        "UPDATE": ("published_at",),
+    },
+    "kqueue_cancel": {"EXECUTE": _ALL},
+}
+#: What each role may do beside reading what stands in :data:`_READABLE`.
+_WRITES: Final[Mapping[str, _Rights]] = {
     READER: {},
-    PRODUCER: {
-        "problems": {"INSERT": ("hash", "source")},
-        "kernels": {"INSERT": ("hash", "backend", "source")},
-        "evaluations": {
-            "INSERT": (
-                "id",
-                "problem_hash",
-                "kernel_hash",
-                "problem_label",
-                "kernel_label",
-                "lane",
-                "settings",
-                "batch",
-                "idempotency_key",
-                "expires_at",
-            ),
-            "UPDATE": ("published_at",),
-        },
-        "kqueue_cancel": {"EXECUTE": _ALL},
+    PRODUCER: _PRODUCE,
+    GATEWAY: {
+        **_PRODUCE,
+        "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
+        "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
     },
     WORKER: {
         "evaluations": {"UPDATE": ("state", "attempts", "available_at", "published_at")},
@@ -89,11 +99,13 @@ _WRITES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
         "verdicts": {"INSERT": _ALL},
         "environments": {"INSERT": _ALL},
         "baselines": {"INSERT": _ALL, "UPDATE": ("measurement",)},
-        "workers": {"INSERT": _ALL, "UPDATE": _ALL},
+        # Rows of workers that ended long ago are removed; those that an attempt refers to cannot be.
+        "workers": {"INSERT": _ALL, "UPDATE": _ALL, "DELETE": _ALL},
         "gpus": {"INSERT": _ALL, "UPDATE": _ALL},
         "kqueue_cancel": {"EXECUTE": _ALL},
     },
 }
+#: All of them.
 ROLES: Final = tuple(_WRITES)
 
 #: One right: who, on what, which, on which column (``""``: all).
@@ -128,7 +140,8 @@ def rights(role: str) -> Iterator[_Right]:
     """All that a role may do."""
     for relation in _READABLE:
         yield role, relation, "SELECT", ""
-    for thing, privileges in _WRITES[role].items():
+    things: _Rights = _WRITES[role]
+    for thing, privileges in things.items():
         for privilege, columns in privileges.items():
             for column in columns:
                 yield role, thing, privilege, column

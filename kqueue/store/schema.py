@@ -89,8 +89,8 @@ def upgrade(url: str, revision: str = "head") -> None:
     if missing:
         statements = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in missing)
         _log.warning(
-            "roles for producers, workers and readers are missing, and this user may not make them: run %s "
-            "as one that may, then `kqueue db upgrade` again",
+            "roles are missing that this user may not make: where logins with fewer rights are wanted, run %s "
+            "as a user that may, then `kqueue db upgrade` again",
             statements,
         )
 

@@ -51,7 +51,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Take it away, and what the roles may do here; the roles stay, as other databases may use them."""
     op.execute("DROP FUNCTION kqueue_cancel")
-    for role in ("kqueue_producer", "kqueue_worker", "kqueue_reader"):
+    for role in ("kqueue_producer", "kqueue_worker", "kqueue_gateway", "kqueue_reader"):
         if op.get_bind().scalar(sa.text("SELECT to_regrole(:role)"), {"role": role}) is not None:
             schema = op.get_bind().scalar(sa.text("SELECT quote_ident(current_schema())"))
             op.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")

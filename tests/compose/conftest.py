@@ -15,7 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GPU = ("docker-compose.yml",)
 CPU = ("docker-compose.yml", "docker-compose.cpu.yml")
-SECRETS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "FLOWER_AUTH")
+SECRETS = (
+    "POSTGRES_PASSWORD",
+    "POSTGRES_PRODUCER_PASSWORD",
+    "POSTGRES_WORKER_PASSWORD",
+    "POSTGRES_READER_PASSWORD",
+    "REDIS_PASSWORD",
+    "REDIS_PRODUCER_PASSWORD",
+    "REDIS_WORKER_PASSWORD",
+    "REDIS_FLOWER_PASSWORD",
+    "FLOWER_AUTH",
+)
 
 Compose = Callable[..., "subprocess.CompletedProcess[str]"]
 

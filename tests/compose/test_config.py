@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,8 +41,8 @@ def test_missing_secret_is_an_error(compose: Compose, files: tuple[str, ...], na
     """Without one of its secrets no stack starts, and the message names it and what to do."""
     done = compose(files, "config", "-q", environment={name: value})
     assert done.returncode != 0
-    assert name in done.stderr
-    assert ".env.example" in done.stderr
+    assert f'"{name}"' in done.stderr or f" {name} " in done.stderr, done.stderr
+    assert "make env" in done.stderr
 
 
 def test_files_hold_no_secret() -> None:
@@ -47,7 +50,7 @@ def test_files_hold_no_secret() -> None:
     for file in (*CPU, "docker/Dockerfile", ".env.example"):
         for line in (ROOT / file).read_text().splitlines():
             literal = re.sub(r"\$\{[^}]*\}", "", line.partition("#")[0])
-            assert not re.search(r"(PASSWORD|AUTH|requirepass)\s*[:= ]\s*[\"']?\w", literal), f"{file}: {line}"
+            assert not re.search(r"(PASSWORD|AUTH|requirepass|>)\s*[:= ]\s*[\"']?\w", literal), f"{file}: {line}"
             assert not re.search(r"://\w*:[^/\s@]+@", literal), f"{file}: {line}"
 
 
@@ -86,7 +89,7 @@ def test_no_service_holds_the_host(compose: Compose, files: tuple[str, ...]) -> 
 def test_only_workers_have_capabilities(compose: Compose, files: tuple[str, ...]) -> None:
     """kqueue's own services drop every capability; the worker keeps those that give candidates their uids."""
     services = model(compose, files)["services"]
-    for name in ("worker", "migrate", "flower", "client"):
+    for name in ("worker", "migrate", "prune", "flower", "client"):
         assert services[name]["cap_drop"] == ["ALL"], name
         assert services[name]["read_only"] is True, name
         assert bool(services[name].get("cap_add")) is (name == "worker"), name
@@ -127,14 +130,66 @@ def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: 
 
 @BOTH
 def test_redis_keeps_its_messages(compose: Compose, files: tuple[str, ...]) -> None:
-    """Redis asks for a password, writes its messages to a volume, and never drops one for lack of memory."""
-    merged = model(compose, files, REDIS_PASSWORD="known")
+    """Redis writes its messages to a volume, and never drops one for lack of memory."""
+    merged = model(compose, files)
     lines = merged["configs"]["redis"]["content"].splitlines()
-    assert {'requirepass "known"', "appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(
-        lines
-    )
+    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(lines)
     [volume] = merged["services"]["redis"]["volumes"]
     assert f"dir {volume['target']}" in lines
+
+
+@BOTH
+def test_each_service_knows_its_own_secrets_only(
+    compose: Compose, files: tuple[str, ...], secret_values: dict[str, str]
+) -> None:
+    """No service is given a password that is not its own; the owner's is for jobs."""
+    wanted = {
+        "redis": {"REDIS_PASSWORD"},
+        "postgres": {"POSTGRES_PASSWORD"},
+        "migrate": {name for name in SECRETS if name.startswith("POSTGRES_")},
+        "prune": {"POSTGRES_PASSWORD", "REDIS_WORKER_PASSWORD"},
+        "worker": {"POSTGRES_WORKER_PASSWORD", "REDIS_WORKER_PASSWORD"},
+        "client": {"POSTGRES_PRODUCER_PASSWORD", "REDIS_PRODUCER_PASSWORD"},
+        "flower": {"REDIS_FLOWER_PASSWORD", "FLOWER_AUTH"},
+    }
+    services = model(compose, files)["services"]
+    assert set(services) == set(wanted)
+    for service, definition in services.items():
+        given = json.dumps(definition)
+        assert {name for name, value in secret_values.items() if value in given} == wanted[service], service
+
+
+@BOTH
+def test_redis_lets_in_nobody_without_a_name(compose: Compose, files: tuple[str, ...]) -> None:
+    """The default user is off; only people's own may do everything."""
+    lines = model(compose, files)["configs"]["redis"]["content"].splitlines()
+    users = {line.split()[1]: line for line in lines if line.startswith("user ")}
+    assert set(users) == {"default", "operator", "producer", "worker", "flower"}
+    assert users["default"] == "user default off"
+    assert [name for name, line in users.items() if "@" in line.split(">")[-1]] == ["operator"]
+
+
+def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
+    """It fills in every secret, once, for its owner alone; another run adds what is new and changes nothing else."""
+    (tmp_path / ".env.example").write_text((ROOT / ".env.example").read_text())
+    command = [sys.executable, str(ROOT / "scripts" / "env.py"), str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    file = tmp_path / ".env"
+    made = dict(re.findall(r"^([A-Z_]+)=(.+)$", file.read_text(), re.MULTILINE))
+    assert set(made) == set(SECRETS)
+    assert len(set(made.values())) == len(SECRETS)
+    assert not any(value in first.stdout for value in made.values())
+    assert file.stat().st_mode & 0o777 == 0o600
+    done = compose(CPU, "--env-file", str(file), "config", "-q", environment=dict.fromkeys(SECRETS))
+    assert done.returncode == 0, done.stderr
+
+    kept = "\n".join(line for line in file.read_text().splitlines() if not line.startswith("REDIS_FLOWER_PASSWORD"))
+    file.write_text(kept + "\nMINE=1\n")
+    subprocess.run(command, capture_output=True, check=True)
+    again = dict(re.findall(r"^([A-Z_]+)=(.+)$", file.read_text(), re.MULTILINE))
+    assert again.pop("MINE") == "1"
+    assert again.pop("REDIS_FLOWER_PASSWORD") != made.pop("REDIS_FLOWER_PASSWORD")
+    assert again == made
 
 
 def test_gpus_are_reserved_only_where_they_are_wanted(compose: Compose) -> None:

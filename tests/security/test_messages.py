@@ -22,11 +22,9 @@ QUEUE = broker.queue("cpu").name
 
 
 @pytest.fixture(scope="module")
-def worker(start_fleet: Any) -> Iterator[Any]:
-    """One worker that clamps limits as every fleet's does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUDGES_TRUE_LIMITS", "1")
-        yield start_fleet()
+def worker(start_fleet: Any) -> Any:
+    """One worker that keeps limits within their bounds, as every fleet's does."""
+    return start_fleet(variables={"JUDGES_TRUE_LIMITS": "1"})
 
 
 @pytest.fixture(scope="module")

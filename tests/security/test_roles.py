@@ -1,0 +1,304 @@
+"""Least privilege in the database: what each role may do, tried as a login of it on a real server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import make_url
+
+from kqueue.client import Client
+from kqueue.errors import ConfigError, DatabaseUnavailable
+from kqueue.local.postgres import Postgres
+from kqueue.store import roles, schema
+from kqueue.store.engine import connect
+from kqueue.store.models import Base
+from tests.conftest import database, start
+
+EVERYBODY = set(roles.ROLES)
+SENDERS = {roles.PRODUCER, roles.GATEWAY}
+NOBODY: set[str] = set()
+
+
+def as_user(url: str, name: str) -> str:
+    """The same database for another user."""
+    return make_url(url).set(username=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def logins(server: Any, database_url: str, engine: Engine) -> Iterator[dict[str, str]]:
+    """URLs of a login of each role, by the role."""
+    names = {role: f"{role}_{uuid4().hex[:8]}" for role in roles.ROLES}
+    for role, name in names.items():
+        roles.login(engine, name, role, "secret")
+    yield {role: as_user(database_url, name) for role, name in names.items()}
+    for name in names.values():
+        server.execute(f'DROP ROLE "{name}"')
+
+
+IDENTITY = "'00000000-0000-0000-0000-000000000007'"
+#: A statement, and who may execute it.
+STATEMENTS: dict[str, set[str]] = {
+    **{f"SELECT * FROM {name}": EVERYBODY for name in roles._READABLE},
+    "SELECT * FROM tokens": {roles.GATEWAY},
+    "INSERT INTO tokens DEFAULT VALUES": NOBODY,
+    "UPDATE tokens SET scopes = '{admin}'": NOBODY,
+    "UPDATE tokens SET last_used_at = now()": {roles.GATEWAY},
+    "INSERT INTO problems (hash, source) VALUES ('h', 's')": SENDERS,
+    "UPDATE problems SET source = 's'": NOBODY,
+    "DELETE FROM problems": NOBODY,
+    "INSERT INTO kernels (hash, backend, source) VALUES ('h', 'torch', 's')": SENDERS,
+    "UPDATE kernels SET source = 's'": NOBODY,
+    "DELETE FROM kernels": NOBODY,
+    f"INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings) "
+    f"VALUES ({IDENTITY}, 'h', 'h', 'cpu', '{{}}')": SENDERS,
+    f"INSERT INTO evaluations (id, state) VALUES ({IDENTITY}, 'done')": NOBODY,
+    "UPDATE evaluations SET state = 'done'": {roles.WORKER},
+    "UPDATE evaluations SET settings = '{}'": NOBODY,
+    "UPDATE evaluations SET kernel_hash = 'h'": NOBODY,
+    "UPDATE evaluations SET published_at = now()": SENDERS | {roles.WORKER},
+    "UPDATE evaluations SET token_id = NULL": {roles.GATEWAY},
+    "DELETE FROM evaluations": NOBODY,
+    f"INSERT INTO attempts (evaluation_id, number, worker_id, lease_until) VALUES ({IDENTITY}, 1, {IDENTITY}, now())": {
+        roles.WORKER
+    },
+    "UPDATE attempts SET category = 'passed'": {roles.WORKER},
+    "UPDATE attempts SET evaluation_id = NULL": NOBODY,
+    "DELETE FROM attempts": NOBODY,
+    f"INSERT INTO verdicts (evaluation_id, category) VALUES ({IDENTITY}, 'passed')": {roles.WORKER},
+    "UPDATE verdicts SET category = 'passed'": NOBODY,
+    "UPDATE verdicts SET runtime_ms = 0": NOBODY,
+    "DELETE FROM verdicts": NOBODY,
+    "INSERT INTO baselines (problem_hash) VALUES ('h')": {roles.WORKER},
+    "UPDATE baselines SET measurement = '{}'": {roles.WORKER},
+    "UPDATE baselines SET problem_hash = 'h'": NOBODY,
+    "INSERT INTO environments (hash) VALUES ('h')": {roles.WORKER},
+    "UPDATE environments SET facts = '{}'": NOBODY,
+    f"INSERT INTO workers (id) VALUES ({IDENTITY})": {roles.WORKER},
+    "UPDATE workers SET paused = 'x'": {roles.WORKER},
+    "DELETE FROM workers": {roles.WORKER},
+    "UPDATE gpus SET state = 'drained'": {roles.WORKER},
+    "DELETE FROM gpus": NOBODY,
+    f"SELECT kqueue_cancel({IDENTITY})": SENDERS | {roles.WORKER},
+    "UPDATE alembic_version SET version_num = '9999'": NOBODY,
+    "TRUNCATE verdicts": NOBODY,
+    "DROP TABLE verdicts": NOBODY,
+    "DROP FUNCTION kqueue_cancel": NOBODY,
+    "ALTER TABLE verdicts DISABLE TRIGGER ALL": NOBODY,
+    "CREATE TABLE mine (x integer)": NOBODY,
+    "CREATE FUNCTION mine() RETURNS integer LANGUAGE sql AS 'SELECT 1'": NOBODY,
+    "CREATE OR REPLACE FUNCTION kqueue_cancel(which uuid) RETURNS boolean LANGUAGE sql AS 'SELECT true'": NOBODY,
+    "CREATE ROLE mine": NOBODY,
+    "GRANT kqueue_worker TO kqueue_reader": NOBODY,
+    "SET ROLE postgres": NOBODY,
+    "SELECT rolpassword FROM pg_authid": NOBODY,
+    "SELECT pg_read_file('postgresql.conf')": NOBODY,
+    "COPY problems FROM PROGRAM 'id'": NOBODY,
+    "SELECT pg_reload_conf()": NOBODY,
+}
+
+
+@pytest.mark.parametrize("role", roles.ROLES)
+def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str], role: str) -> None:
+    """Each statement is refused for want of a right, or not, as the table says."""
+    with psycopg.connect(make_url(logins[role]).set(drivername="postgresql").render_as_string(False)) as connection:
+        for statement, who in STATEMENTS.items():
+            refused = False
+            try:
+                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+            except psycopg.errors.InsufficientPrivilege:
+                refused = True
+            except psycopg.Error:
+                pass  # a constraint, say: it had come that far
+            connection.rollback()
+            assert refused is (role not in who), statement
+
+
+def test_no_table_was_forgotten() -> None:
+    """A new table is either read by all roles or named here."""
+    views = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
+    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens"} | views | {"alembic_version"}
+
+
+def granted(engine: Engine) -> set[tuple[str, str, str, str]]:
+    """The roles' rights as the database has them."""
+    with engine.connect() as connection:
+        return {tuple(row) for row in connection.execute(roles._GRANTED, {"roles": list(roles.ROLES)})}  # type: ignore[misc]
+
+
+def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) -> None:
+    """What is too much goes, what lacks comes back, and then nothing changes."""
+    wanted = {right for role in roles.ROLES for right in roles.rights(role)}
+    assert granted(engine) == wanted
+    with engine.begin() as connection:
+        connection.execute(text("GRANT INSERT ON verdicts TO kqueue_producer"))
+        connection.execute(text("GRANT UPDATE (source) ON problems TO kqueue_worker"))
+        connection.execute(text("REVOKE SELECT ON workers FROM kqueue_reader"))
+        connection.execute(text("REVOKE EXECUTE ON FUNCTION kqueue_cancel FROM kqueue_producer"))
+    schema.upgrade(database_url)
+    assert granted(engine) == wanted
+
+
+def test_a_downgrade_leaves_the_roles_and_takes_their_rights(database_url: str, engine: Engine, server: Any) -> None:
+    """Other databases of the cluster go on."""
+    other = server.clone()
+    schema.downgrade(database_url, "0002")
+    assert granted(engine) == set()
+    at_other = connect(other, application="tests")
+    assert granted(at_other) == {right for role in roles.ROLES for right in roles.rights(role)}
+    at_other.dispose()
+    server.drop(other)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """A server without any of the roles: executes a statement as its owner; ``url`` is its address."""
+    with Postgres(tmp_path / "postgres", durable=False) as postgres:
+        start(postgres)
+
+        def execute(statement: str) -> None:
+            with psycopg.connect(
+                make_url(postgres.url).set(drivername="postgresql").render_as_string(False), autocommit=True
+            ) as connection:
+                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+
+        execute.url = postgres.url  # type: ignore[attr-defined]
+        yield execute
+
+
+def test_a_user_that_may_not_make_roles_migrates_without(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The schema is there, the log says what to run, and once that was run an upgrade grants the rights."""
+    fresh("CREATE ROLE plain LOGIN")
+    fresh("CREATE DATABASE theirs OWNER plain")
+    url = as_user(database(fresh.url, "theirs"), "plain")
+    with caplog.at_level(logging.WARNING):
+        schema.upgrade(url)
+    engine = connect(url, application="tests")
+    schema.check(engine)
+    assert granted(engine) == set()
+    for role in roles.ROLES:
+        assert f"CREATE ROLE {role} NOLOGIN;" in caplog.text
+        fresh(f"CREATE ROLE {role} NOLOGIN")
+    caplog.clear()
+    schema.upgrade(url)
+    assert caplog.text == ""
+    assert granted(engine) == {right for role in roles.ROLES for right in roles.rights(role)}
+    engine.dispose()
+
+
+def test_databases_that_are_migrated_at_once_share_the_roles(fresh: Any) -> None:
+    """Four databases of one cluster, none of which finds the roles: all get them."""
+    urls = [database(fresh.url, f"db{i}") for i in range(4)]
+    for i in range(4):
+        fresh(f"CREATE DATABASE db{i}")
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        list(pool.map(schema.upgrade, urls))
+    for url in urls:
+        engine = connect(url, application="tests")
+        assert granted(engine) == {right for role in roles.ROLES for right in roles.rights(role)}
+        engine.dispose()
+
+
+def test_somebody_else_changes_no_right(logins: dict[str, str], engine: Engine) -> None:
+    """An upgrade by a login of a role, at the newest schema, does nothing."""
+    before = granted(engine)
+    for url in logins.values():
+        schema.upgrade(url)
+    assert granted(engine) == before
+
+
+# Logins ------------------------------------------------------------------------------------------------
+
+
+def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> None:
+    """Its password is kept as SCRAM's verifier; given another role it leaves the first."""
+    name = f"login_{uuid4().hex[:8]}"
+
+    def state() -> tuple[str, set[str]]:
+        with engine.connect() as connection:
+            verifier = connection.scalar(text("SELECT rolpassword FROM pg_authid WHERE rolname = :n"), {"n": name})
+            groups = connection.scalars(
+                text("SELECT roleid::regrole::text FROM pg_auth_members WHERE member = to_regrole(:n)"), {"n": name}
+            ).all()
+        return verifier or "", set(groups)
+
+    roles.login(engine, name, roles.PRODUCER, "one")
+    first, groups = state()
+    assert first.startswith("SCRAM-SHA-256$")
+    assert groups == {roles.PRODUCER}
+    roles.login(engine, name, roles.READER, "two")
+    second, groups = state()
+    assert second.startswith("SCRAM-SHA-256$")
+    assert second != first
+    assert groups == {roles.READER}
+    server.execute(f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("name", ["postgres", "kqueue_worker"])
+def test_nobody_with_more_rights_is_made_a_login(engine: Engine, name: str) -> None:
+    """The owner's password is not changed by a slip, nor is a group made a login."""
+    with pytest.raises(ConfigError, match="choose another name"):
+        roles.login(engine, name, roles.READER, "x")
+
+
+def test_a_login_needs_a_password(engine: Engine) -> None:
+    """An empty one would be none."""
+    with pytest.raises(ConfigError, match="password"):
+        roles.login(engine, "somebody", roles.READER, "")
+
+
+def test_a_role_makes_no_logins(logins: dict[str, str]) -> None:
+    """That is the owner's to do."""
+    engine = connect(logins[roles.PRODUCER], application="tests")
+    with pytest.raises(DatabaseUnavailable, match="denied"):
+        roles.login(engine, "somebody", roles.READER, "x")
+    engine.dispose()
+
+
+# Cancelling --------------------------------------------------------------------------------------------
+
+
+def test_a_producer_cannot_turn_the_function_against_its_owner(
+    logins: dict[str, str], engine: Engine, fields: Callable[..., dict[str, Any]], redis_url: str
+) -> None:
+    """Tables and operators of its own, put before the real ones, are not looked at."""
+    with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
+        ticket = client.submit(**fields(), allow_idle_lane=True)  # pyright: ignore[reportArgumentType]
+        url = make_url(logins[roles.PRODUCER]).set(drivername="postgresql").render_as_string(False)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TEMP TABLE evaluations (id uuid, state text)")
+            connection.execute("CREATE TEMP TABLE verdicts (evaluation_id uuid)")
+            connection.execute(
+                "CREATE FUNCTION pg_temp.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS "
+                "'BEGIN RAISE EXCEPTION ''%'', current_user; END'"
+            )
+            connection.execute("SET search_path = pg_temp, public")
+            done = connection.execute("SELECT public.kqueue_cancel(%s)", [ticket.evaluation_id]).fetchone()
+        assert done == (True,)
+        verdict = ticket.verdict()
+    assert verdict is not None
+    assert (verdict.category, verdict.written_by) == ("cancelled", "client")
+
+
+def test_a_producer_does_all_that_a_client_does(
+    logins: dict[str, str], fields: Callable[..., dict[str, Any]], redis_url: str
+) -> None:
+    """Submitting, again under a key, looking, cancelling, waiting."""
+    with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
+        first, second = client.submit_batch(
+            [fields(1, idempotency_key="k"), fields(2, batch="b")], allow_idle_lane=True
+        )
+        assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first  # pyright: ignore
+        assert first.verdict() is None
+        assert first.cancel()
+        assert not first.cancel()
+        assert client.cancel(second.evaluation_id)
+        assert [v.category for v in client.wait_all([first, second], timeout=20)] == ["cancelled", "cancelled"]
