@@ -4,7 +4,7 @@ BOOTSTRAP_PYTHON ?= python3
 PYTHON ?= 3.12
 PY := .venv/bin/python
 
-.PHONY: help venv demo test check wheelhouse env compose-test gpu-shown clock integrity clean
+.PHONY: help venv demo test check wheelhouse env compose-test gpu-shown clock integrity chaos soak clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
@@ -16,6 +16,8 @@ help:
 	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
 	@echo 'make clock          the judge'\''s clock beside CUPTI, events, graphs and do_bench on this GPU'
 	@echo 'make integrity      the corpus of cheats and controls (ARGS="--lane gpu" or "--lane cpu")'
+	@echo 'make chaos          the tests in which something is away for long'
+	@echo 'make soak           20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS="--lane gpu")'
 	@echo 'make clean          remove what these made'
 
 venv:
@@ -25,7 +27,7 @@ demo: venv
 	@$(PY) examples/demo.py $(ARGS)
 
 test: venv
-	$(PY) -m pytest -m 'not compose' $(ARGS)
+	$(PY) -m pytest -m 'not compose and not chaos' $(ARGS)
 
 check: venv
 	.venv/bin/ruff format --check .
@@ -49,6 +51,12 @@ clock: venv
 
 integrity: venv
 	$(PY) tests/integrity/run.py $(ARGS)
+
+chaos: venv
+	$(PY) -m pytest -m chaos $(ARGS)
+
+soak: venv
+	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 clean:
 	rm -rf .venv wheelhouse dist build .pytest_cache .ruff_cache
