@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,7 +18,8 @@ from uuid import UUID
 
 from celery import Celery
 from kombu.entity import Queue
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from kqueue.config import Config
@@ -29,15 +31,26 @@ EVALUATE: Final = "kqueue.evaluate"
 HARD_LIMIT_GRACE_S: Final = 15.0
 #: Seconds that an evaluation may wait for its GPU while other slots use it.
 GPU_WAIT_S: Final = 900.0
-#: Redis hands an unacknowledged message out again after this many seconds. Above every hard limit, and
-#: the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
+#: Redis hands an unacknowledged message out again after this many seconds. Nothing waits for that: what a dead
+#: worker ran is queued again in Postgres, and a sweeper sends it within seconds. So it lies above every hard limit,
+#: and is the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
 VISIBILITY_TIMEOUT_S: Final = 7 * 3600
+#: How long whoever sends waits for Redis, for each of two tries: a sweeper sends later what could not be sent.
+SENDER_PATIENCE_S: Final = 3.0
+#: How long a worker waits for an answer of Redis. Its event loop stands still meanwhile, and with it hard limits;
+#: but a connection that is given up needlessly (Redis writes a large file) costs a second delivery.
+CONSUMER_PATIENCE_S: Final = 10.0
 
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
 #: Messages read from a queue at once.
 _PAGE: Final = 1000
+#: Commands of a batch of messages that are sent at once: two a message, one of them Flower's.
+_PIPELINE: Final = 400
+#: Says which Redis was looked through last, so that one that lost its messages is noticed. Gone with them.
+_MARKER: Final = "kqueue.sweeper"
+_LOOKING: Final = b"looking"
 
 
 def check_lane(lane: str) -> str:
@@ -81,12 +94,30 @@ def parse(url: str) -> str:
     return url
 
 
-def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery:
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What has a worker execute an evaluation.
+
+    Attributes:
+        evaluation_id: the only thing that a worker reads from it; also the Celery task's id.
+        lane: a lane's name, not ``auto``.
+        deadlines_s: sum of the evaluation's own deadlines in seconds; Celery's hard limit lies above it.
+        label: one line for Flower, never a source.
+    """
+
+    evaluation_id: UUID
+    lane: str
+    deadlines_s: float
+    label: str
+
+
+def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_s: float = SENDER_PATIENCE_S) -> Celery:
     """The Celery application of a fleet; it connects when first used.
 
     Args:
         config: the fleet's settings.
         lanes: those that a worker may be told to serve; a sender needs none.
+        patience_s: how long an answer of Redis is waited for.
 
     Raises:
         ConfigError: no address of Redis is set, or what is set is not one.
@@ -126,6 +157,8 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery
         # Flower shows nothing without the worker's events, and no queued time without the sender's.
         worker_send_task_events=True,
         task_send_sent_event=True,
+        # Sending is tried by publish() below, once more at most; Celery's own policy waits in between.
+        task_publish_retry=False,
         # A lane that nobody declared is an error at submission, not a queue that nobody reads.
         task_create_missing_queues=False,
         task_queues=[queue(lane) for lane in lanes],
@@ -135,16 +168,21 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu")) -> Celery
         broker_connection_max_retries=None,
         broker_transport_options={
             "visibility_timeout": VISIBILITY_TIMEOUT_S,
-            # A sender does not wait: the sweeper sends what could not be sent.
+            # A sender does not wait: the sweeper sends what could not be sent. One more try, at once, is for
+            # a connection that broke since it was last used.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,
-            # Messages of dead workers are looked for every 10 s instead of every 100 s.
+            # Unacknowledged messages past the visibility timeout are looked for every 10 s instead of every 100 s:
+            # they are what a worker held that died hours ago, and each is a message less to look through.
             "unacked_restore_interval": 10,
             "unacked_restore_throttle": 1,
-            # Without a socket timeout a half-open connection waits for ever.
-            "socket_timeout": 30,
-            "socket_connect_timeout": 5,
+            # Without a timeout a half-open connection waits for ever.
+            "socket_timeout": patience_s,
+            # Connecting takes a round trip or two, wherever Redis is.
+            "socket_connect_timeout": SENDER_PATIENCE_S,
+            # A connection that waits for messages sends nothing: the system notices that its peer is gone, and
+            # a question every 25 s that nothing answers, where a firewall forgot the connection.
             "socket_keepalive": True,
             "health_check_interval": 25,
         },
@@ -179,30 +217,45 @@ def info(app: Celery) -> dict[str, Any]:
         return dict(client.info())
 
 
-def publish(app: Celery, evaluation_id: UUID, lane: str, *, deadlines_s: float, label: str) -> None:
-    """Send the message that has an evaluation executed.
-
-    Args:
-        app: what :func:`make_app` made.
-        evaluation_id: the only thing that a worker reads from the message; also the Celery task's id.
-        lane: a lane's name, not ``auto``.
-        deadlines_s: sum of the evaluation's own deadlines in seconds; Celery's hard limit lies above it.
-        label: one line for Flower, never a source.
+def publish(app: Celery, messages: Sequence[Message]) -> None:
+    """Send messages, in their order. Some may be sent twice, which is harmless, where a connection broke.
 
     Raises:
-        BrokerUnavailable: Redis did not take it. The evaluation is not lost: the sweeper sends it later.
+        BrokerUnavailable: Redis did not take all of them. No evaluation is lost: the sweeper sends it later.
     """
     with _translate():
-        app.send_task(
-            EVALUATE,
-            args=[str(evaluation_id)],
-            task_id=str(evaluation_id),
-            queue=queue(lane),
-            time_limit=hard_limit_s(deadlines_s),
-            argsrepr=f"('{evaluation_id}',)",
-            kwargsrepr=printable(label),
-            retry=False,
-        )
+        try:
+            _publish(app, messages)
+        except (KombuError, RedisError, OSError) as error:
+            # Redis may have restarted since the connection was last used; one that does not answer is not asked
+            # again, nor is one that refuses.
+            if not isinstance(_root(error), RedisConnectionError | ConnectionError):
+                raise
+            _publish(app, messages)
+
+
+def _publish(app: Celery, messages: Sequence[Message]) -> None:
+    with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_PIPELINE):
+        for message in messages:
+            identity = str(message.evaluation_id)
+            app.send_task(
+                EVALUATE,
+                args=[identity],
+                task_id=identity,
+                queue=queue(message.lane),
+                time_limit=hard_limit_s(message.deadlines_s),
+                argsrepr=f"('{identity}',)",
+                kwargsrepr=printable(message.label),
+                retry=False,
+                producer=producer,
+            )
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error of kombu's was raised for."""
+    while isinstance(error, KombuError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def waiting(app: Celery, lane: str) -> set[UUID]:
@@ -221,6 +274,41 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
             if len(page) < _PAGE:
                 break
     return found
+
+
+@contextmanager
+def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
+    """Whether this Redis is to be looked through, and after the block, if it ends well, a note that it was.
+
+    It is where it does not remember that: it was emptied, restarted, replaced by another or by a replica that
+    was promoted, or ``every_s`` seconds have passed. What is lost during the block is noticed the next time.
+
+    Raises:
+        BrokerUnavailable: Redis did not answer.
+    """
+    with app.connection_for_read() as connection:
+        with _translate():
+            client: Any = connection.default_channel.client
+            run = str(client.info("server")["run_id"]).encode()
+            known = client.get(_MARKER) == run
+            if not known:
+                client.set(_MARKER, _LOOKING)
+        yield not known
+        if not known:
+            with _translate():
+                # Only if it is still there: else it was lost, and with it what was seen.
+                client.set(_MARKER, run, ex=max(1, round(every_s)), xx=True)
+
+
+def turn(app: Celery, what: str, *, every_s: float) -> bool:
+    """Whether it is time for ``what``, which one sweeper of a fleet is to do every ``every_s`` seconds.
+
+    Raises:
+        BrokerUnavailable: Redis did not answer.
+    """
+    with _translate(), app.connection_for_write() as connection:
+        client: Any = connection.default_channel.client
+        return bool(client.set(f"{_MARKER}.{what}", 1, ex=max(1, round(every_s)), nx=True))
 
 
 def revoke(app: Celery, evaluation_id: UUID) -> None:
@@ -255,7 +343,7 @@ def _identity(message: bytes) -> UUID | None:
 def _translate() -> Generator[None]:
     try:
         yield
-    except (OperationalError, RedisError, OSError) as error:
+    except (KombuError, RedisError, OSError) as error:
         raise BrokerUnavailable(
-            f"Redis cannot be used: {error}; check KQUEUE_REDIS_URL and that the server runs"
+            f"Redis cannot be used: {_root(error)}; check KQUEUE_REDIS_URL and that the server runs"
         ) from error

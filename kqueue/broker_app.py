@@ -6,7 +6,7 @@ twice.
 
 from __future__ import annotations
 
-from kqueue.broker import make_app
+from kqueue.broker import CONSUMER_PATIENCE_S, make_app
 from kqueue.config import load
 
-app = make_app(load())
+app = make_app(load(), patience_s=CONSUMER_PATIENCE_S)

@@ -53,7 +53,7 @@ Entry = Request | Mapping[str, Any]
 
 _APPLICATION: Final = "kqueue-client"
 #: Messages sent between two notes in the database that they were.
-_MARK_EVERY: Final = 200
+_MARK_EVERY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,14 @@ class Client:
         Raises:
             UnknownEvaluation: no evaluation has this id.
         """
-        return Ticket(self._core.existing(evaluation_id), created=False, _core=self._core)
+        return self._ticket_of(self._core.existing(evaluation_id))
+
+    def batch(self, name: str) -> list[Ticket]:
+        """Tickets for all that was submitted under a batch's name, by whomever, in the order of submission.
+
+        A producer that crashed finds its work again. Nothing under that name: an empty list.
+        """
+        return [self._ticket_of(identity) for identity in self._core.batch(name)]
 
     def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
         """An evaluation's verdict; None while it has none.
@@ -322,6 +329,9 @@ class Client:
 
     def _ticket(self, submitted: Submitted) -> Ticket:
         return Ticket(submitted.evaluation_id, submitted.created, self._core)
+
+    def _ticket_of(self, evaluation_id: UUID) -> Ticket:
+        return Ticket(evaluation_id, created=False, _core=self._core)
 
 
 class AsyncClient:
@@ -418,8 +428,11 @@ class AsyncClient:
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
         """As :meth:`Client.get`."""
-        identity = await asyncio.to_thread(self._core.existing, evaluation_id)
-        return AsyncTicket(identity, created=False, _core=self._core)
+        return self._ticket_of(await asyncio.to_thread(self._core.existing, evaluation_id))
+
+    async def batch(self, name: str) -> list[AsyncTicket]:
+        """As :meth:`Client.batch`."""
+        return [self._ticket_of(identity) for identity in await asyncio.to_thread(self._core.batch, name)]
 
     async def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
         """As :meth:`Client.verdict`."""
@@ -459,6 +472,9 @@ class AsyncClient:
 
     def _ticket(self, submitted: Submitted) -> AsyncTicket:
         return AsyncTicket(submitted.evaluation_id, submitted.created, self._core)
+
+    def _ticket_of(self, evaluation_id: UUID) -> AsyncTicket:
+        return AsyncTicket(evaluation_id, created=False, _core=self._core)
 
 
 class _Core:
@@ -555,8 +571,7 @@ class _Core:
         try:
             for start in range(0, len(new), _MARK_EVERY):
                 sent = new[start : start + _MARK_EVERY]
-                for evaluation in sent:
-                    publish(app, evaluation)
+                publish(app, sent)
                 evaluations.mark_published(self._engine, [evaluation.evaluation_id for evaluation in sent])
         except (BrokerUnavailable, DatabaseUnavailable) as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
@@ -568,6 +583,10 @@ class _Core:
         if not evaluations.existing(self._engine, [identity]):
             raise UnknownEvaluation(identity)
         return identity
+
+    def batch(self, name: str) -> list[UUID]:
+        self._ready()
+        return evaluations.in_batch(self._engine, name)
 
     def verdict(self, evaluation_id: UUID) -> Verdict | None:
         self._ready()

@@ -1,15 +1,17 @@
-"""What keeps the promise that every accepted evaluation ends: run every few seconds by each fleet.
+"""What keeps the promise that every accepted evaluation ends: run every second or so by each fleet.
 
 Postgres is the truth, so whatever Redis, a worker or a producer lost is found there: evaluations whose
-workers fell silent, whose producers' patience is over, and whose messages are gone.
+workers fell silent, whose producers' patience is over, and whose messages are gone. A sweep is short: what
+takes longer is done by the next ones, bite by bite.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -17,17 +19,25 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from kqueue import broker
-from kqueue.errors import BrokerUnavailable
-from kqueue.store import evaluations, workers
+from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
+from kqueue.store import evaluations, retention, workers
 from kqueue.store.engine import translate
 from kqueue.store.evaluations import Recorded, Submitted
+from kqueue.store.retention import Pruned
 
 _log = logging.getLogger(__name__)
 
 #: One sweeper at a time in the whole fleet.
 _LOCK: Final = 0x6B71_7565_7565_0002
-#: Evaluations looked at in one go while publishing.
-_BATCH: Final = 1000
+#: Messages sent between two notes in the database that they were.
+_BATCH: Final = 500
+#: How long one sweep sends messages: whoever sweeps has heartbeats to give besides.
+_SENDING_S: Final = 1.0
+#: Seconds between two looks for single messages that Redis lost, as it does where a worker dies in the moment in
+#: which it takes one. A look at 100,000 takes about 2 s.
+LOOK_EVERY_S: Final = 60.0
+#: Seconds between two bites of pruning: more is removed in a day than any fleet makes, and hardly anybody notices.
+_PRUNE_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,10 @@ class SweepReport:
         lost: attempts ended because their workers fell silent, and what became of each evaluation.
         expired: evaluations ended because nobody began them in time.
         stopped_workers: workers given up as dead.
-        published: messages sent that were missing in Redis.
+        missing: messages that should have been in Redis and were not.
+        published: messages sent.
+        pruned: what was removed for its age.
+        more: whether there is more to send: sweep again soon.
         broker_error: why publishing was broken off; the next sweep tries again.
     """
 
@@ -47,21 +60,34 @@ class SweepReport:
     lost: tuple[tuple[UUID, Recorded], ...] = ()
     expired: int = 0
     stopped_workers: int = 0
+    missing: int = 0
     published: int = 0
+    pruned: Pruned = field(default_factory=Pruned)
+    more: bool = False
     broker_error: str | None = None
 
 
 def sweep(
-    engine: Engine, app: Celery, *, retry_delay_s: float, republish_after_s: float = 30.0, silent_after_s: float = 90.0
+    engine: Engine,
+    app: Celery,
+    *,
+    retry_delay_s: float,
+    look_every_s: float = LOOK_EVERY_S,
+    silent_after_s: float = 90.0,
+    retention_days: float | None = None,
+    log_retention_days: float | None = None,
 ) -> SweepReport:
     """Do once what is to be done. Any number of sweepers may run; one works at a time.
 
     Args:
         engine: the database; two connections are used at once.
         app: what :func:`kqueue.broker.make_app` made.
-        retry_delay_s: seconds before a second attempt.
-        republish_after_s: how long a message may be on its way before it is looked for in Redis.
+        retry_delay_s: seconds before a second try.
+        look_every_s: how often all messages are looked for in Redis. One that was emptied, restarted or replaced is
+            noticed at once.
         silent_after_s: a worker without a heartbeat for so long is marked as stopped.
+        retention_days: finished evaluations are removed after so many days; None: never.
+        log_retention_days: logs of finished evaluations are emptied after so many days; None: never.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
@@ -72,48 +98,64 @@ def sweep(
         lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s)
         expired = evaluations.expire_queued(engine)
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s)
-        published, broker_error = _publish_missing(engine, app, republish_after_s)
-    return SweepReport(True, tuple(lost), expired, stopped, published, broker_error)
-
-
-def _publish_missing(engine: Engine, app: Celery, republish_after_s: float) -> tuple[int, str | None]:
-    """Send the messages that are not in Redis. Long queues are looked through, not sent a second time."""
-    published = 0
-    in_redis: dict[str, set[UUID]] = {}
-    while due := evaluations.due_for_publishing(engine, older_than_s=republish_after_s, limit=_BATCH):
-        confirmed: list[UUID] = []
+        missing = published = 0
+        pruned, more, broker_error = Pruned(), False, None
         try:
-            for evaluation in due:
-                lane = evaluation.lane
-                if lane not in in_redis:
-                    in_redis[lane] = broker.waiting(app, lane)
-                if evaluation.evaluation_id not in in_redis[lane]:
-                    publish(app, evaluation)
-                    published += 1
-                confirmed.append(evaluation.evaluation_id)
+            missing = _look(engine, app, look_every_s)
+            for sent in _send_missing(engine, app):
+                published += sent
+                more = sent == _BATCH
+            pruned = _prune_a_bite(engine, app, retention_days, log_retention_days)
         except BrokerUnavailable as error:
-            _log.warning("%d queued evaluations wait for Redis: %s", len(due) - len(confirmed), error)
-            return published, str(error)
-        finally:
-            evaluations.mark_published(engine, confirmed)
-        if len(due) < _BATCH:
-            break
-    return published, None
+            _log.warning("queued evaluations wait for Redis: %s", error)
+            broker_error = str(error)
+    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, more, broker_error)
 
 
-def publish(app: Celery, evaluation: Submitted) -> None:
-    """Send an accepted evaluation's message.
+def publish(app: Celery, submitted: Sequence[Submitted]) -> None:
+    """Send accepted evaluations' messages.
 
     Raises:
-        BrokerUnavailable: Redis did not take it; the next sweep sends it.
+        BrokerUnavailable: Redis did not take all of them; a sweep sends the rest.
     """
-    broker.publish(
-        app,
-        evaluation.evaluation_id,
-        evaluation.lane,
-        deadlines_s=evaluation.deadlines_s,
-        label=evaluation.label,
-    )
+    broker.publish(app, [broker.Message(s.evaluation_id, s.lane, s.deadlines_s, s.label) for s in submitted])
+
+
+def _look(engine: Engine, app: Celery, every_s: float) -> int:
+    """Note which messages are not in Redis that should be, where that is to be asked; return how many."""
+    with broker.unseen(app, every_s=every_s) as unseen:
+        if not unseen:
+            return 0
+        # Before Redis is read: what is sent meanwhile is not asked for.
+        expected = evaluations.published(engine)
+        lost = [identity for lane, ids in expected.items() for identity in ids - broker.waiting(app, lane)]
+        evaluations.mark_published(engine, lost, lost=True)
+    return len(lost)
+
+
+def _send_missing(engine: Engine, app: Celery) -> Generator[int]:
+    """Send what has no message in Redis, for a while; yields how many, batch by batch."""
+    deadline = time.monotonic() + _SENDING_S
+    while due := evaluations.due_for_publishing(engine, limit=_BATCH):
+        publish(app, due)
+        evaluations.mark_published(engine, [evaluation.evaluation_id for evaluation in due])
+        yield len(due)
+        if len(due) < _BATCH or time.monotonic() >= deadline:
+            break
+
+
+def _prune_a_bite(
+    engine: Engine, app: Celery, retention_days: float | None, log_retention_days: float | None
+) -> Pruned:
+    """Remove some of what is old enough, if it is time for that."""
+    if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
+        return Pruned()
+    try:
+        return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
+    except DatabaseUnavailable as error:
+        # Above all for want of rights: what matters more goes on.
+        _log.warning("old evaluations could not be removed: %s", error)
+        return Pruned()
 
 
 @contextmanager

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from psycopg.errors import ForeignKeyViolation
 from pydantic import ValidationError
 from sqlalchemy import (
     ColumnElement,
@@ -32,6 +35,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     any_,
+    case,
     false,
     func,
     literal,
@@ -41,19 +45,30 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
 
 from kqueue import contract
 from kqueue.categories import Blame, Category
-from kqueue.contract import Deadlines, Outcome, Request, Settings
-from kqueue.errors import IdempotencyConflict, UnknownEvaluation
+from kqueue.contract import Deadlines, Outcome, Request
+from kqueue.errors import IdempotencyConflict, SchemaMismatch, UnknownEvaluation
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
 
+_log = logging.getLogger(__name__)
+
 #: Notified with the evaluation's id when its verdict is committed.
 VERDICTS_CHANNEL: Final = "kqueue_verdicts"
-#: A message is on its way this long after the commit: nobody else sends it meanwhile.
-_PUBLISHING_S: Final = 5.0
+#: A producer sends its messages itself: for so long after the commit nobody else does.
+PUBLISHING_S: Final = 10.0
+#: For so long after a retry is due it is kept for a slot farther away from the one that failed. Most evaluations
+#: take less, so such a slot becomes free meanwhile; and a retry that waits longer is better done anywhere.
+_ELSEWHERE_S: Final = 10.0
+#: After so many tries that took their worker or GPU with them a kernel is suspected.
+_SUSPECT_AFTER: Final = 2
+#: How often a submission is written again that met the removal of a source which it shares.
+_SUBMIT_TRIES: Final = 5
 #: The most rows that one call of the sweeper's functions ends.
 _SWEEP_ROWS: Final = 1000
 
@@ -77,7 +92,7 @@ class Submitted:
     deadlines_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Claim:
     """An attempt that the caller, and nobody else, now executes.
 
@@ -85,15 +100,34 @@ class Claim:
         evaluation_id: what to judge.
         attempt_id: the attempt's row.
         number: the attempt's number, from 1.
-        request: sources and settings, as submitted.
         lane: the lane that it was submitted to.
+        alone: earlier tries took their worker or GPU with them: nothing else may use the device meanwhile.
+        stored: the request, as it lies in the database.
     """
 
     evaluation_id: UUID
     attempt_id: int
     number: int
-    request: Request
     lane: str
+    alone: bool
+    stored: Mapping[str, Any]
+
+    @cached_property
+    def request(self) -> Request:
+        """Sources and settings, as submitted.
+
+        Raises:
+            SchemaMismatch: a producer of another version of kqueue wrote what this one cannot read.
+        """
+        try:
+            return Request.model_validate(self.stored)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            raise SchemaMismatch(
+                f"this version of kqueue cannot read the stored request ({where}: {fault['msg']}): "
+                "producer and worker are of different versions"
+            ) from None
 
 
 class Recorded(Enum):
@@ -118,56 +152,33 @@ def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     """
     if not requests:
         return []
-    first: dict[str, int] = {}
-    for i, request in enumerate(requests):
-        if request.idempotency_key is not None:
-            first.setdefault(request.idempotency_key, i)
-    ids = {i: uuid4() for i, r in enumerate(requests) if r.idempotency_key is None or first[r.idempotency_key] == i}
-    # One order for everybody: two submissions that share rows wait for each other instead of deadlocking.
-    ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
-    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests}
-    kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}
-    with transaction(engine) as connection:
-        connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
-        connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
-        now = connection.scalars(select(func.now())).one()
-        connection.execute(
-            insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
-            [_evaluation_row(ids[i], requests[i], now) for i in ordered],
-        )
-        rows = connection.execute(
-            _SUBMITTABLE.where(
-                or_(Evaluation.id == _any_id(ids.values()), Evaluation.idempotency_key == _any_text(first))
-            )
-        ).all()
-        by_id = {row.id: row for row in rows}
-        by_key = {row.idempotency_key: row for row in rows}
-        found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
-        conflicts = {
-            row.idempotency_key
-            for row, r in zip(found, requests, strict=True)
-            if (row.problem_hash, row.kernel_hash) != (r.problem_hash, r.kernel_hash)
-        }
-        if conflicts:
-            raise IdempotencyConflict(conflicts)
-    return [_submitted(row, created=ids.get(i) == row.id) for i, row in enumerate(found)]
+    for _ in range(_SUBMIT_TRIES - 1):
+        try:
+            return _submit(engine, requests)
+        except IntegrityError as error:
+            # A problem or kernel that nobody else refers to was removed (:func:`kqueue.store.retention.prune`)
+            # after it was found here: the next try writes it again.
+            if not isinstance(error.orig, ForeignKeyViolation):
+                raise
+    return _submit(engine, requests)
 
 
 def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: float) -> Claim | None:
     """Begin an attempt, if the evaluation is queued and due; of any number of callers one gets it.
 
-    None: it is running, done, not due yet, or unknown; or the worker is paused; or it has waited longer than
-    its producer allowed and is given its ``expired`` verdict here; or what is stored of it cannot be read by
-    this version, and it is given a ``judge_error``. Where it stays queued its message is sent again.
+    None: it is running, done, not due yet, or unknown; or it has waited longer than its producer allowed
+    and is given its ``expired`` verdict here; or the worker is paused; or the last attempt failed near this
+    worker, and for some seconds the next one is kept for a worker farther away: on another slot, or better on
+    another device. Where the evaluation stays queued its message is sent again.
 
     Args:
         engine: the database.
         evaluation_id: from the message.
         worker_id: a registered worker's.
-        lease_s: how long the attempt counts as alive without a heartbeat.
+        lease_s: how long the attempt counts as alive without a heartbeat, and a worker too.
     """
     with transaction(engine) as connection:
-        number = connection.scalar(
+        rows = connection.execute(
             update(Evaluation)
             .where(
                 Evaluation.id == evaluation_id,
@@ -175,19 +186,41 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
                 Evaluation.available_at <= func.now(),
                 not_(_EXPIRED),
                 select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None)).exists(),
+                or_(Evaluation.attempts == 0, not_(_better_elsewhere(worker_id, lease_s))),
+                Problem.hash == Evaluation.problem_hash,
+                Kernel.hash == Evaluation.kernel_hash,
             )
             .values(state="running", attempts=Evaluation.attempts + 1)
-            .returning(Evaluation.attempts)
+            .returning(
+                Evaluation.attempts.label("number"),
+                Evaluation.lane,
+                Evaluation.settings,
+                Evaluation.problem_label,
+                Evaluation.kernel_label,
+                Evaluation.batch,
+                Evaluation.idempotency_key,
+                Problem.source.label("problem"),
+                Kernel.source.label("kernel"),
+                Kernel.backend,
+            )
         )
-        if number is None:
+        row = rows.mappings().one_or_none()
+        if row is None:
             _expire(connection, Evaluation.id == evaluation_id)
             # The message that brought it here is used up.
             connection.execute(
                 update(Evaluation)
-                .where(Evaluation.id == evaluation_id, Evaluation.state == "queued")
+                .where(
+                    Evaluation.id == evaluation_id,
+                    Evaluation.state == "queued",
+                    Evaluation.published_at.is_not(None),
+                )
                 .values(published_at=None)
             )
             return None
+        stored: dict[str, Any] = {str(name): value for name, value in row.items()}
+        number: int = stored.pop("number")
+        alone = number > 1 and _deaths(_tries(_ended(connection, evaluation_id))) >= _SUSPECT_AFTER
         attempt_id = connection.scalars(
             insert(Attempt)
             .values(
@@ -198,31 +231,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
             )
             .returning(Attempt.id)
         ).one()
-        row = connection.execute(
-            select(Evaluation, Problem.source.label("problem"), Kernel.source.label("kernel"), Kernel.backend)
-            .join(Problem, Problem.hash == Evaluation.problem_hash)
-            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
-            .where(Evaluation.id == evaluation_id)
-        ).one()
-        try:
-            request = Request(
-                problem=row.problem,
-                kernel=row.kernel,
-                backend=row.backend,
-                lane=row.lane,
-                settings=Settings.model_validate(row.settings),
-                problem_label=row.problem_label,
-                kernel_label=row.kernel_label,
-                batch=row.batch,
-                idempotency_key=row.idempotency_key,
-            )
-        except ValidationError as error:
-            message = f"this version of kqueue cannot read the stored request: {error.errors()[0]['msg']}"
-            outcome = Outcome(category=Category.JUDGE_ERROR, message=message)
-            _close_attempt(connection, attempt_id, outcome, written_by="worker")
-            _conclude(connection, evaluation_id, outcome, written_by="worker", attempt_id=attempt_id)
-            return None
-    return Claim(evaluation_id, attempt_id, number, request, row.lane)
+    return Claim(evaluation_id, attempt_id, number, stored["lane"], alone, stored)
 
 
 def finish(
@@ -238,8 +247,9 @@ def finish(
     """End an attempt with its outcome. The first who writes wins; calling it again does no harm.
 
     A failure of the fleet puts the evaluation back into the queue while it has tries left, due after
-    ``retry_delay_s`` seconds, doubled for each further one. Anything else is its verdict. Characters and
-    numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
+    ``retry_delay_s`` seconds, doubled for each further one. The one after two that took their worker or GPU
+    with them runs alone, and is the last. Anything else is its verdict. An outcome that comes too late is
+    logged. Characters and numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
 
     Args:
         engine: the database.
@@ -261,6 +271,8 @@ def finish(
             retry_delay_s=retry_delay_s,
             handed_back=handed_back,
         )
+        if recorded is None or recorded is Recorded.LATE:
+            _log_late(connection, evaluation_id, number, outcome, written_by)
     return recorded or Recorded.LATE
 
 
@@ -305,6 +317,16 @@ def existing(engine: Engine, ids: Collection[UUID]) -> set[UUID]:
         return set(connection.scalars(select(Evaluation.id).where(Evaluation.id == _any_id(ids))))
 
 
+def in_batch(engine: Engine, name: str) -> list[UUID]:
+    """The evaluations of a batch, in the order in which they were submitted."""
+    with transaction(engine) as connection:
+        return list(
+            connection.scalars(
+                select(Evaluation.id).where(Evaluation.batch == name).order_by(Evaluation.submitted_at, Evaluation.id)
+            )
+        )
+
+
 def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any]) -> str:
     """Say what an attempt runs on, and return the environment's hash.
 
@@ -324,26 +346,18 @@ def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any]) -> s
     return digest
 
 
-def due_for_publishing(engine: Engine, *, older_than_s: float, limit: int) -> list[Submitted]:
-    """Queued and due evaluations whose message may be missing, the longest waiting first.
+def due_for_publishing(engine: Engine, *, limit: int, patience_s: float = PUBLISHING_S) -> list[Submitted]:
+    """Queued and due evaluations without a message, the longest waiting first.
 
-    Those never published (and not just being submitted), and those last published or confirmed
-    (:func:`mark_published`) more than ``older_than_s`` seconds ago.
+    Those submitted less than ``patience_s`` seconds ago are left to their producers.
     """
-    now = func.now()
-    patience = timedelta(seconds=min(_PUBLISHING_S, older_than_s))
     with transaction(engine) as connection:
         rows = connection.execute(
             _SUBMITTABLE.where(
                 Evaluation.state == "queued",
-                Evaluation.available_at <= now,
-                or_(
-                    and_(
-                        Evaluation.published_at.is_(None),
-                        or_(Evaluation.attempts > 0, Evaluation.submitted_at <= now - patience),
-                    ),
-                    Evaluation.published_at <= now - timedelta(seconds=older_than_s),
-                ),
+                Evaluation.available_at <= func.now(),
+                Evaluation.published_at.is_(None),
+                or_(Evaluation.attempts > 0, Evaluation.submitted_at <= func.now() - timedelta(seconds=patience_s)),
             )
             .order_by(Evaluation.available_at)
             .limit(limit)
@@ -351,15 +365,33 @@ def due_for_publishing(engine: Engine, *, older_than_s: float, limit: int) -> li
     return [_submitted(row, created=False) for row in rows]
 
 
-def mark_published(engine: Engine, ids: Collection[UUID]) -> None:
-    """Note that the messages of ``ids`` are in Redis now; those that somebody claims meanwhile are passed over."""
+def published(engine: Engine) -> dict[str, set[UUID]]:
+    """The queued evaluations whose messages should be in Redis, by lane."""
+    found: dict[str, set[UUID]] = {}
+    with transaction(engine) as connection:
+        for identity, lane in connection.execute(
+            select(Evaluation.id, Evaluation.lane).where(
+                Evaluation.state == "queued", Evaluation.published_at.is_not(None)
+            )
+        ):
+            found.setdefault(lane, set()).add(identity)
+    return found
+
+
+def mark_published(engine: Engine, ids: Collection[UUID], *, lost: bool = False) -> None:
+    """Note that the messages of ``ids`` are in Redis now; those that somebody claims meanwhile are passed over.
+
+    With ``lost`` note that they are not, so that they are due for publishing.
+    """
     free = (
         select(Evaluation.id)
         .where(Evaluation.id == _any_id(ids), Evaluation.state == "queued")
         .with_for_update(skip_locked=True)
     )
     with transaction(engine) as connection:
-        connection.execute(update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=func.now()))
+        connection.execute(
+            update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=None if lost else func.now())
+        )
 
 
 def expire_queued(engine: Engine) -> int:
@@ -440,8 +472,47 @@ def lose_worker(
     ]
 
 
+def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
+    first: dict[str, int] = {}
+    for i, request in enumerate(requests):
+        if request.idempotency_key is not None:
+            first.setdefault(request.idempotency_key, i)
+    made = [i for i, r in enumerate(requests) if r.idempotency_key is None or first[r.idempotency_key] == i]
+    # Ascending: that is how a batch keeps its order (:func:`in_batch`), as all its rows are of one moment.
+    ids = dict(zip(made, sorted(uuid4() for _ in made), strict=True))
+    # One order for everybody: two submissions that share rows wait for each other instead of deadlocking.
+    ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
+    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests}
+    kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}
+    with transaction(engine) as connection:
+        connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
+        connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
+        now = connection.scalars(select(func.now())).one()
+        connection.execute(
+            insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
+            [_evaluation_row(ids[i], requests[i], now) for i in ordered],
+        )
+        rows = connection.execute(
+            _SUBMITTABLE.where(
+                or_(Evaluation.id == _any_id(ids.values()), Evaluation.idempotency_key == _any_text(first))
+            )
+        ).all()
+        by_id = {row.id: row for row in rows}
+        by_key = {row.idempotency_key: row for row in rows}
+        found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
+        conflicts = {
+            row.idempotency_key
+            for row, r in zip(found, requests, strict=True)
+            if (row.problem_hash, row.kernel_hash) != (r.problem_hash, r.kernel_hash)
+        }
+        if conflicts:
+            raise IdempotencyConflict(conflicts)
+    return [_submitted(row, created=ids.get(i) == row.id) for i, row in enumerate(found)]
+
+
 # What follows runs inside a transaction of the functions above.
 
+#: Coalesced, so that it can be denied.
 _EXPIRED: Final = and_(
     Evaluation.state == "queued",
     Evaluation.attempts == 0,
@@ -562,6 +633,8 @@ def _end(
     )
     if attempt_id is None:
         return None if only_overdue else Recorded.LATE
+    fleet = outcome.category.blame is Blame.FLEET
+    earlier = _ended(connection, evaluation_id) if fleet or number > 1 else []
     _close_attempt(connection, attempt_id, outcome, written_by=written_by, handed_back=handed_back)
     if outcome.category is Category.GPU_UNHEALTHY:
         device = connection.scalars(
@@ -570,19 +643,136 @@ def _end(
         gpus.suspect(connection, device, reason=outcome.message, failed=True)
     if evaluation.state == "done":
         return Recorded.LATE
-    tries = connection.scalars(
-        select(func.count()).where(Attempt.evaluation_id == evaluation_id, not_(Attempt.handed_back))
-    ).one()
-    if handed_back or (outcome.category.blame is Blame.FLEET and tries < evaluation.max_attempts):
-        delay = timedelta(seconds=0 if handed_back else retry_delay_s * 2 ** (tries - 1))
-        connection.execute(
-            update(Evaluation)
-            .where(Evaluation.id == evaluation_id)
-            .values(state="queued", available_at=func.now() + delay, published_at=None)
-        )
-        return Recorded.RETRY
+    if fleet:
+        before = _tries(earlier)
+        was_alone = _deaths(before) >= _SUSPECT_AFTER
+        if handed_back or (len(before) + 1 < evaluation.max_attempts and not was_alone):
+            delay = timedelta(seconds=0 if handed_back else retry_delay_s * 2 ** len(before))
+            connection.execute(
+                update(Evaluation)
+                .where(Evaluation.id == evaluation_id)
+                .values(state="queued", available_at=func.now() + delay, published_at=None)
+            )
+            return Recorded.RETRY
+        deaths = _deaths(before) + _is_death(outcome.category.value, written_by)
+        outcome = _last_of(outcome, len(before) + 1, deaths, alone=was_alone and deaths > _deaths(before))
+    if earlier:
+        told = [_told(attempt) for attempt in earlier]
+        outcome = outcome.model_copy(update={"evidence": {**outcome.evidence, "attempts": told}})
     _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)
     return Recorded.FINAL
+
+
+def _better_elsewhere(worker_id: UUID, lease_s: float) -> ColumnElement[bool]:
+    """Whether a live worker should have the evaluation rather than this one: it is farther from the last failure."""
+    failed, me, other = aliased(Worker), aliased(Worker), aliased(Worker)
+
+    def distance(worker: type[Worker]) -> ColumnElement[int]:
+        near = and_(worker.host == failed.host, worker.device == failed.device)
+        return case((worker.name == failed.name, 0), (near, 1), else_=2)
+
+    return (
+        select(Attempt.id)
+        .join(failed, failed.id == Attempt.worker_id)
+        .join(me, me.id == worker_id)
+        .join(
+            other,
+            and_(
+                other.stopped_at.is_(None),
+                other.heartbeat_at >= func.now() - timedelta(seconds=lease_s),
+                other.paused.is_(None),
+                Evaluation.lane == any_(other.lanes),
+            ),
+        )
+        .where(
+            Attempt.evaluation_id == Evaluation.id,
+            Attempt.number == Evaluation.attempts,
+            not_(Attempt.handed_back),
+            Evaluation.available_at > func.now() - timedelta(seconds=_ELSEWHERE_S),
+            distance(other) > distance(me),
+        )
+        .correlate(Evaluation)
+        .exists()
+    )
+
+
+def _ended(connection: Connection, evaluation_id: UUID) -> list[Row[*tuple[Any, ...]]]:
+    """An evaluation's ended attempts, in order."""
+    return list(
+        connection.execute(
+            select(
+                Attempt.number,
+                Worker.name.label("worker"),
+                Worker.device,
+                Attempt.category,
+                Attempt.message,
+                Attempt.written_by,
+                Attempt.handed_back,
+                func.extract("epoch", Attempt.ended_at - Attempt.started_at).label("seconds"),
+            )
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .where(Attempt.evaluation_id == evaluation_id, Attempt.ended_at.is_not(None))
+            .order_by(Attempt.number)
+        )
+    )
+
+
+def _tries(attempts: Collection[Row[*tuple[Any, ...]]]) -> list[Row[*tuple[Any, ...]]]:
+    """Those that count."""
+    return [attempt for attempt in attempts if not attempt.handed_back]
+
+
+def _deaths(tries: Collection[Row[*tuple[Any, ...]]]) -> int:
+    """How many of them took their worker or GPU with them."""
+    return sum(_is_death(attempt.category, attempt.written_by) for attempt in tries)
+
+
+def _is_death(category: str, written_by: str) -> bool:
+    """Whether an attempt that failed for the fleet's fault ended without a word of its judge, or with a failing GPU."""
+    return written_by != "judge" or category in (Category.WORKER_LOST, Category.GPU_UNHEALTHY)
+
+
+def _last_of(outcome: Outcome, tries: int, deaths: int, *, alone: bool) -> Outcome:
+    """A failure of the fleet that is final, saying so."""
+    message, facts = outcome.message, outcome.facts
+    if tries > 1:
+        message = f"{message} (the last of {tries} tries)"
+    if deaths >= _SUSPECT_AFTER:
+        where = ", the last of them alone on its device" if alone else ""
+        message = f"{message}; {deaths} tries took their worker or GPU with them{where}: the kernel is suspected"
+        facts = {**facts, "suspected": True}
+    return outcome.model_copy(update={"message": message, "facts": facts})
+
+
+def _told(attempt: Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    """An earlier attempt, as a verdict's evidence tells of it."""
+    told = {name: getattr(attempt, name) for name in ("number", "worker", "device", "category", "message")}
+    told["seconds"] = round(float(attempt.seconds), 3)
+    return told | ({"handed_back": True} if attempt.handed_back else {})
+
+
+def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome: Outcome, written_by: str) -> None:
+    """Tell of an outcome that somebody else was quicker than, where it differs from what stands."""
+    standing = connection.execute(
+        select(
+            func.coalesce(Verdict.category, Attempt.category).label("category"),
+            func.coalesce(Verdict.written_by, Attempt.written_by).label("written_by"),
+        )
+        .select_from(Evaluation)
+        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .outerjoin(Attempt, and_(Attempt.evaluation_id == Evaluation.id, Attempt.number == number))
+        .where(Evaluation.id == evaluation_id)
+    ).one_or_none()
+    if standing is None or standing.category != outcome.category.value:
+        _log.warning(
+            "too late for a verdict: evaluation %s, attempt %d, %s by %s (%.200r); %s",
+            evaluation_id,
+            number,
+            outcome.category,
+            written_by,
+            outcome.message,
+            "no such evaluation" if standing is None else f"{standing.category} by {standing.written_by} stands",
+        )
 
 
 def _close_attempt(
@@ -605,7 +795,10 @@ def _close_attempt(
 def _expire(connection: Connection, which: ColumnElement[bool]) -> int:
     """Give the expired among ``which`` their verdicts; those that another holds are left to them."""
     ids = connection.scalars(
-        select(Evaluation.id).where(_EXPIRED, which).limit(_SWEEP_ROWS).with_for_update(skip_locked=True)
+        select(Evaluation.id)
+        .where(_EXPIRED, Evaluation.expires_at <= func.now(), which)
+        .limit(_SWEEP_ROWS)
+        .with_for_update(skip_locked=True)
     ).all()
     outcome = Outcome(
         category=Category.EXPIRED, message="no worker began the evaluation within the queue wait that its producer set"

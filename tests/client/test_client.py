@@ -70,7 +70,7 @@ def judging(engine: Engine, judge) -> Iterator[None]:
 
     def run() -> None:
         while not stop.wait(0.01):
-            for queued in reversed(evaluations.due_for_publishing(engine, older_than_s=0, limit=1000)):
+            for queued in reversed(evaluations.due_for_publishing(engine, patience_s=0, limit=1000)):
                 judge(queued.evaluation_id)
 
     thread = threading.Thread(target=run)
@@ -101,7 +101,7 @@ class TestSubmit:
         assert not ticket.done()
         with broker.make_app(config) as app:
             assert broker.waiting(app, "cpu") == {ticket.evaluation_id}
-        assert evaluations.due_for_publishing(engine, older_than_s=30, limit=10) == []
+        assert evaluations.due_for_publishing(engine, limit=10) == []
 
     def test_the_message_holds_no_source(self, client: Client, config: Config, fields) -> None:
         """Only the id travels, as JSON, with a label for Flower."""
@@ -151,7 +151,7 @@ class TestSubmit:
             assert "sweeper" in caplog.text
             assert client.get(ticket.evaluation_id) == ticket
             assert ticket.cancel()
-        assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, older_than_s=0, limit=9)] == []
+        assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, patience_s=0, limit=9)] == []
 
 
 class TestRefused:

@@ -201,15 +201,183 @@ class TestClaim:
         assert verdict is not None
         assert (verdict.category, verdict.attempts, verdict.environment) == (Category.EXPIRED, 0, None)
 
-    def test_an_unreadable_request_ends(self, engine: Engine, submit, worker_id: UUID) -> None:
-        """Settings that this version cannot read become a judge_error instead of going round for ever."""
+    def test_an_unreadable_request_can_be_claimed(self, engine: Engine, submit, claim) -> None:
+        """Whoever claims settings of another version learns of it when it looks, and has an attempt to end."""
         identity = submit()
-        change(engine, """UPDATE evaluations SET settings = settings || '{"checks": 0}'""")
-        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        change(engine, """UPDATE evaluations SET settings = settings || '{"speculative_checks": 3}'""")
+        claimed = claim(identity)
+        with pytest.raises(SchemaMismatch, match=r"settings\.speculative_checks"):
+            _ = claimed.request
+        assert finish(engine, claimed, LOST) is Recorded.RETRY
+
+
+class TestElsewhere:
+    """A retry is done far from where the last try failed, where there is such a place."""
+
+    @pytest.fixture
+    def slots(self, engine: Engine) -> dict[str, UUID]:
+        """Two slots of one GPU and one of another."""
+        known = {"gpu0-0": "GPU-0", "gpu0-1": "GPU-0", "gpu1-0": "GPU-1"}
+        ids = {name: uuid4() for name in known}
+        for name, device in known.items():
+            workers.register(
+                engine, id=ids[name], name=f"{name}@here", host="here", pid=1, lanes=["gpu"], device=device
+            )
+        return ids
+
+    @pytest.fixture
+    def retried(self, engine: Engine, submit, slots: dict[str, UUID]) -> UUID:
+        """An evaluation that failed on the first slot and is due again."""
+        identity = submit(lane="gpu")
+        claimed = evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30)
+        assert claimed is not None
+        assert finish(engine, claimed, LOST) is Recorded.RETRY
+        evaluations.mark_published(engine, [identity])
+        return identity
+
+    def test_another_device_before_another_slot(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """Those nearer are refused, and the message that they used up is sent again."""
+        for name in ("gpu0-0", "gpu0-1"):
+            assert evaluations.claim(engine, retried, worker_id=slots[name], lease_s=30) is None
+            assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, limit=9)] == [retried]
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu1-0"], lease_s=30) is not None
+
+    @pytest.mark.parametrize(
+        "gone",
+        [
+            "stopped_at = now()",
+            "heartbeat_at = now() - interval '31 s'",
+            "paused = 'GPU 1 is drained'",
+            "lanes = '{gpu.b200}'",
+        ],
+    )
+    def test_the_next_best_where_nobody_is_farther(
+        self, engine: Engine, slots: dict[str, UUID], retried: UUID, gone: str
+    ) -> None:
+        """Only workers that live, take work and serve the lane are waited for: then another slot of the device."""
+        change(engine, f"UPDATE workers SET {gone} WHERE name = 'gpu1-0@here'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is None
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is not None
+
+    def test_the_slots_next_worker_is_the_same_slot(
+        self, engine: Engine, slots: dict[str, UUID], retried: UUID
+    ) -> None:
+        """The worker that took the place of one that died is no other slot."""
+        successor = uuid4()
+        workers.stop(engine, slots["gpu0-0"])
+        workers.register(engine, id=successor, name="gpu0-0@here", host="here", pid=2, lanes=["gpu"], device="GPU-0")
+        assert evaluations.claim(engine, retried, worker_id=successor, lease_s=30) is None
+
+    def test_nobody_is_waited_for_long(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """After some seconds anybody may, and where there is nobody else at once."""
+        change(engine, "UPDATE evaluations SET available_at = now() - interval '11 s'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+    def test_who_is_alone_need_not_wait(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """A fleet of one slot retries on it."""
+        change(engine, "DELETE FROM workers WHERE name <> 'gpu0-0@here'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+    def test_what_was_handed_back_may_go_anywhere(self, engine: Engine, submit, slots: dict[str, UUID]) -> None:
+        """A worker that was told to stop did nothing wrong."""
+        identity = submit(lane="gpu")
+        assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+        evaluations.lose_worker(engine, slots["gpu0-0"], retry_delay_s=9, message="stopped", handed_back=True)
+        assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+
+class TestSuspicion:
+    """A kernel that takes workers with it is tried a third time, alone, and then never again."""
+
+    UNHEALTHY = Outcome(category=Category.GPU_UNHEALTHY, message="the canary failed")
+
+    def fail(self, engine: Engine, claim, identity: UUID, outcome: Outcome, by: str) -> Recorded:
+        """One more try, which ends so."""
+        return finish(engine, claim(identity), outcome, by=by)
+
+    @pytest.mark.parametrize(
+        ("outcome", "by"),
+        [
+            (Outcome(category=Category.WORKER_LOST, message="the judge was killed by SIGKILL"), "worker"),
+            (Outcome(category=Category.WORKER_LOST, message="the worker fell silent"), "sweeper"),
+            (UNHEALTHY, "judge"),
+            (Outcome(category=Category.JUDGE_ERROR, message="the judge was killed by SIGSEGV"), "worker"),
+        ],
+    )
+    def test_the_third_try_is_alone_and_the_last(
+        self, engine: Engine, submit, claim, outcome: Outcome, by: str
+    ) -> None:
+        """Whatever the producer allowed; the verdict says why, with all that was tried."""
+        identity = submit(settings={"max_attempts": 10})
+        for number in (1, 2):
+            claimed = claim(identity)
+            assert (claimed.number, claimed.alone) == (number, False)
+            assert finish(engine, claimed, outcome, by=by) is Recorded.RETRY
+        claimed = claim(identity)
+        assert claimed.alone
+        assert finish(engine, claimed, outcome, by=by) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
-        assert verdict.category is Category.JUDGE_ERROR
-        assert count(engine, "attempts", "ended_at IS NULL") == 0
+        assert (verdict.category, verdict.attempts, verdict.facts["suspected"]) == (outcome.category, 3, True)
+        assert verdict.message.startswith(outcome.message)
+        assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
+        assert [
+            (told["number"], told["worker"], told["device"], told["category"], told["message"])
+            for told in verdict.evidence["attempts"]
+        ] == [(number, "cpu-0@here", "cpu", outcome.category, outcome.message) for number in (1, 2)]
+        assert all(told["seconds"] >= 0 for told in verdict.evidence["attempts"])
+
+    def test_whoever_survives_alone_gets_its_own_verdict(self, engine: Engine, submit, claim) -> None:
+        """A kernel that was in bad company is judged like any other, and its history is told."""
+        identity = submit()
+        for _ in range(2):
+            self.fail(engine, claim, identity, self.UNHEALTHY, "judge")
+        claimed = claim(identity)
+        assert claimed.alone
+        assert finish(engine, claimed, PASSED) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert verdict.passed
+        assert [told["category"] for told in verdict.evidence["attempts"]] == [Category.GPU_UNHEALTHY] * 2
+        assert "suspected" not in verdict.facts
+
+    def test_the_judges_own_failures_are_no_suspicion(self, engine: Engine, submit, claim) -> None:
+        """A judge that told of its failure lived; the message counts the tries."""
+        identity = submit(settings={"max_attempts": 3})
+        for _ in range(3):
+            claimed = claim(identity)
+            assert not claimed.alone
+            finish(engine, claimed, LOST)
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", {})
+
+    def test_what_was_handed_back_is_no_suspicion(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """However often; and who is alone stays alone after it."""
+        identity = submit()
+        for _ in range(3):
+            assert not claim(identity).alone
+            evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="stopped", handed_back=True)
+        for _ in range(2):
+            assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.RETRY
+        assert claim(identity).alone
+        evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="stopped", handed_back=True)
+        claimed = claim(identity)
+        assert (claimed.number, claimed.alone) == (7, True)
+        assert finish(engine, claimed, self.UNHEALTHY) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        handed_back = [told.get("handed_back", False) for told in verdict.evidence["attempts"]]
+        assert handed_back == [True] * 3 + [False] * 2 + [True]
+
+    def test_fewer_tries_end_sooner(self, engine: Engine, submit, claim) -> None:
+        """The producer's limit holds; two deaths are enough to suspect the kernel."""
+        identity = submit(settings={"max_attempts": 2})
+        assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.RETRY
+        assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.FINAL
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert verdict.message.endswith("2 tries took their worker or GPU with them: the kernel is suspected")
 
 
 class TestFinish:
@@ -310,6 +478,25 @@ class TestFinish:
         assert finish(engine, first, PASSED) is Recorded.LATE
         assert evaluations.verdict(engine, first.evaluation_id) is None
         assert finish(engine, second, PASSED) is Recorded.FINAL
+
+    def test_the_loser_is_logged(
+        self, engine: Engine, submit, claim, worker_id: UUID, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Who came too late, what it would have said, and whose word stands; those who agree are not news."""
+        claimed = claim(submit())
+        finish(engine, claimed, Outcome(category=Category.CRASHED))
+        finish(engine, claimed, Outcome(category=Category.CRASHED), by="worker")
+        assert caplog.messages == []
+        finish(engine, claimed, Outcome(category=Category.WORKER_LOST, message="killed\nby SIGKILL"), by="worker")
+        [line] = caplog.messages
+        assert line == (
+            f"too late for a verdict: evaluation {claimed.evaluation_id}, attempt 1, worker_lost by worker "
+            "('killed\\nby SIGKILL'); crashed by judge stands"
+        )
+        cancelled = claim(submit())
+        evaluations.cancel(engine, cancelled.evaluation_id)
+        finish(engine, cancelled, PASSED)
+        assert "passed by judge ('fine'); cancelled by client stands" in caplog.messages[1]
 
     def test_nothing_is_known_of_a_stranger(self, engine: Engine) -> None:
         """An outcome for an evaluation that does not exist is late."""
@@ -516,16 +703,17 @@ class TestPublishing:
     """Which messages may be missing."""
 
     def test_due(self, engine: Engine, submit, claim) -> None:
-        """Queued and due ones that were never published, or long ago; nothing that runs, waits or is done."""
-        never, long_ago, just_now, running, later = (submit() for _ in range(5))
+        """Queued and due ones that were never published, or are lost; nothing that runs, waits or is done."""
+        never, lost, sent, running, later = (submit() for _ in range(5))
         claim(running)
-        evaluations.mark_published(engine, [long_ago, just_now])
-        change(engine, "UPDATE evaluations SET published_at = now() - interval '1 min' WHERE id = :id", id=long_ago)
+        evaluations.mark_published(engine, [lost, sent])
+        evaluations.mark_published(engine, [lost, running], lost=True)
         change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
-        change(engine, "UPDATE evaluations SET submitted_at = now() - interval '10 s'")
-        due = evaluations.due_for_publishing(engine, older_than_s=30, limit=10)
-        assert {s.evaluation_id for s in due} == {never, long_ago}
-        assert len(evaluations.due_for_publishing(engine, older_than_s=30, limit=1)) == 1
+        change(engine, "UPDATE evaluations SET submitted_at = now() - interval '11 s'")
+        due = evaluations.due_for_publishing(engine, limit=10)
+        assert {s.evaluation_id for s in due} == {never, lost}
+        assert evaluations.published(engine) == {"cpu": {sent}}
+        assert len(evaluations.due_for_publishing(engine, limit=1)) == 1
 
     def test_noting_waits_for_nobody(self, engine: Engine, submit) -> None:
         """What another process holds at this moment is left out, the rest is noted."""
@@ -533,7 +721,7 @@ class TestPublishing:
         with engine.connect() as holder:
             holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": held})
             evaluations.mark_published(engine, [held, free])
-        due = evaluations.due_for_publishing(engine, older_than_s=0, limit=10)
+        due = evaluations.due_for_publishing(engine, patience_s=0, limit=10)
         assert count(engine, "evaluations", "published_at IS NOT NULL") == 1
         assert held in {s.evaluation_id for s in due}
 
@@ -542,7 +730,7 @@ class TestPublishing:
         submit()
         retried = submit()
         finish(engine, claim(retried), LOST)
-        due = evaluations.due_for_publishing(engine, older_than_s=30, limit=10)
+        due = evaluations.due_for_publishing(engine, limit=10)
         assert [s.evaluation_id for s in due] == [retried]
 
 
@@ -577,7 +765,7 @@ def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
         lambda e: evaluations.verdict(e, identity),
         lambda e: evaluations.verdicts(e, [identity]),
         lambda e: evaluations.set_environment(e, 1, ENVIRONMENT),
-        lambda e: evaluations.due_for_publishing(e, older_than_s=1, limit=1),
+        lambda e: evaluations.due_for_publishing(e, limit=1),
         lambda e: evaluations.mark_published(e, [identity]),
         lambda e: evaluations.expire_queued(e),
         lambda e: evaluations.expire_leases(e, retry_delay_s=0),

@@ -1,0 +1,152 @@
+"""How long what has ended is kept: removing old evaluations, and emptying old logs, bite by bite.
+
+Every function is one or a few short transactions and raises :class:`~kqueue.errors.DatabaseUnavailable`
+where Postgres cannot be used, or the caller has not the right to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from psycopg.errors import ForeignKeyViolation
+from sqlalchemy import Connection, Engine, any_, bindparam, delete, func, literal, select, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.types import Text, Uuid
+
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Baseline, Evaluation, Kernel, Problem, Verdict, Worker
+
+#: Rows that one call removes or empties of each kind.
+_BITE: Final = 500
+#: Workers that ended so many days ago and have no attempts are nobody's interest.
+_WORKERS_DAYS: Final = 7.0
+#: Entries of a verdict's evidence, and of its attempts' outcomes, that are longer are emptied with the log.
+_LONG_CHARACTERS: Final = 1000
+
+_EMPTY: Final = text("""
+    WITH old AS (
+        SELECT evaluation_id FROM verdicts
+        WHERE NOT (evidence ? 'emptied_at') AND finished_at < now() - :age
+        ORDER BY finished_at
+        LIMIT :limit
+        FOR UPDATE SKIP LOCKED
+    ), attempted AS (
+        UPDATE attempts SET outcome = outcome - 'log' - 'evidence'
+        FROM old WHERE attempts.evaluation_id = old.evaluation_id
+    )
+    UPDATE verdicts
+    SET log = '', evidence = jsonb_build_object('emptied_at', now()) || coalesce(
+        (SELECT jsonb_object_agg(key, value) FROM jsonb_each(evidence) WHERE length(value::text) <= :long), '{}'
+    )
+    FROM old WHERE verdicts.evaluation_id = old.evaluation_id
+""").bindparams(bindparam("age"), limit=_BITE, long=_LONG_CHARACTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many of each were removed, or emptied.
+
+    Attributes:
+        evaluations: removed with their attempts and verdicts.
+        problems, kernels: removed, as nothing refers to them any more.
+        workers: rows of workers that ended long ago.
+        logs: verdicts whose logs were emptied.
+    """
+
+    evaluations: int = 0
+    problems: int = 0
+    kernels: int = 0
+    workers: int = 0
+    logs: int = 0
+
+    def __add__(self, other: Self) -> Pruned:
+        return Pruned(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def __bool__(self) -> bool:
+        return any(astuple(self))
+
+
+def prune(engine: Engine, *, retention_days: float | None, log_retention_days: float | None) -> Pruned:
+    """Remove and empty a bite of what is old enough; an empty answer says that nothing is left.
+
+    A verdict whose log is emptied stays as it is otherwise, but for long entries of its evidence; ``emptied_at``
+    in the evidence says when. With an evaluation its idempotency key goes: given again, it makes a new evaluation.
+    Baselines and environments stay, and so do the problems that a baseline belongs to.
+
+    Args:
+        engine: the database.
+        retention_days: evaluations that finished so many days ago are removed; None: none are.
+        log_retention_days: logs of evaluations that finished so many days ago are emptied; None: none are.
+    """
+    pruned = Pruned()
+    if retention_days is not None:
+        pruned += _remove(engine, timedelta(days=retention_days))
+    if log_retention_days is not None:
+        with transaction(engine) as connection:
+            emptied = connection.execute(_EMPTY, {"age": timedelta(days=log_retention_days)}).rowcount
+        pruned += Pruned(logs=emptied)
+    return pruned + Pruned(workers=_forget_workers(engine))
+
+
+def _remove(engine: Engine, age: timedelta) -> Pruned:
+    with transaction(engine) as connection:
+        old = connection.execute(
+            select(Evaluation.id, Evaluation.problem_hash, Evaluation.kernel_hash)
+            .join(Verdict, Verdict.evaluation_id == Evaluation.id)
+            .where(Verdict.finished_at < func.now() - age)
+            .order_by(Verdict.finished_at)
+            .limit(_BITE)
+            .with_for_update(of=Verdict, skip_locked=True)
+        ).all()
+        ids = any_(literal([row.id for row in old], ARRAY(Uuid)))
+        # Verdicts refer to attempts, and both to evaluations.
+        connection.execute(delete(Verdict).where(Verdict.evaluation_id == ids))
+        connection.execute(delete(Attempt).where(Attempt.evaluation_id == ids))
+        connection.execute(delete(Evaluation).where(Evaluation.id == ids))
+    return Pruned(
+        evaluations=len(old),
+        problems=_forget(engine, Problem, {row.problem_hash for row in old}),
+        kernels=_forget(engine, Kernel, {row.kernel_hash for row in old}),
+    )
+
+
+def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str]) -> int:
+    """Remove those sources that nothing refers to; return how many."""
+    try:
+        with transaction(engine) as connection:
+            return _delete(connection, kind, sorted(hashes))
+    except IntegrityError as error:
+        # One of them is being submitted again at this moment: it stays, the others go.
+        if not isinstance(error.orig, ForeignKeyViolation):
+            raise
+        half = len(hashes) // 2
+        some = sorted(hashes)
+        return _forget(engine, kind, some[:half]) + _forget(engine, kind, some[half:]) if half else 0
+
+
+def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[str]) -> int:
+    column: Any = Evaluation.problem_hash if kind is Problem else Evaluation.kernel_hash
+    unused = [~select(Evaluation.id).where(column == kind.hash).exists()]
+    if kind is Problem:
+        unused.append(~select(Baseline.problem_hash).where(Baseline.problem_hash == Problem.hash).exists())
+    found = delete(kind).where(kind.hash == any_(literal(hashes, ARRAY(Text))), *unused)
+    return len(connection.scalars(found.returning(kind.hash)).all())
+
+
+def _forget_workers(engine: Engine) -> int:
+    """Remove rows of workers that ended long ago and have no attempts; return how many."""
+    some = (
+        select(Worker.id)
+        .where(
+            Worker.stopped_at < func.now() - timedelta(days=_WORKERS_DAYS),
+            ~select(Attempt.id).where(Attempt.worker_id == Worker.id).exists(),
+        )
+        .limit(_BITE)
+        .with_for_update(skip_locked=True)
+    )
+    with transaction(engine) as connection:
+        return len(connection.scalars(delete(Worker).where(Worker.id.in_(some)).returning(Worker.id)).all())
