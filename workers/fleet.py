@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -501,7 +501,13 @@ class Supervisor:
 
         def clean() -> None:
             nonlocal report
-            report = sweeper.sweep(self._engine, self._app, retry_delay_s=self._config.retry_delay_s)
+            report = sweeper.sweep(
+                self._engine,
+                self._app,
+                retry_delay_s=self._config.retry_delay_s,
+                retention_days=self._config.retention_days,
+                log_retention_days=self._config.log_retention_days,
+            )
 
         if not self._in_database(clean) or report is None or report.broker_error:
             self._sweep.due_at = time.monotonic() + _SWEEP_AGAIN_S
@@ -510,12 +516,17 @@ class Supervisor:
             _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
         if report.published:
             _log.info("messages sent that Redis lacked", count=report.published)
+        if report.pruned:
+            _log.info("what was old enough is removed", **asdict(report.pruned))
+        if report.more:
+            self._sweep.due_at = time.monotonic()
 
     def _in_database(self, work: Callable[[], object]) -> bool:
         """Do something in Postgres; False if it is away, which is logged once for each outage."""
         try:
             work()
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            # Another version's schema too: it is being upgraded, or put back.
             if not self._database_away:
                 _log.error("Postgres is away: what needs it waits", reason=str(error))
             self._database_away = True
