@@ -38,7 +38,12 @@ def register(app: typer.Typer) -> None:
 
 
 @contextmanager
-def _database(command: str) -> Generator[Engine]:
+def database(command: str) -> Generator[Engine]:
+    """The fleet's database, for the command of this name.
+
+    Raises:
+        ConfigError, DatabaseUnavailable, SchemaMismatch: none is known, or it cannot be used.
+    """
     from kqueue.config import load
     from kqueue.store import schema
     from kqueue.store.engine import connect
@@ -55,7 +60,7 @@ def _database(command: str) -> Generator[Engine]:
 
 
 def status(as_json: _Json = False) -> None:
-    """Show the queue, the workers and the last hour.
+    """Show the queue, the workers, what keeps some from working, and the last hour.
 
     Exits with 3 where Redis cannot be reached.
     """
@@ -63,14 +68,15 @@ def status(as_json: _Json = False) -> None:
     from kqueue.cli.render import write_json
     from kqueue.config import load
     from kqueue.doctor import LIVE_LEASES
-    from kqueue.store import reports, workers
+    from kqueue.store import gpus, reports, workers
 
     config = load()
-    with _database("status") as engine:
+    with database("status") as engine:
         lanes: dict[str, dict[str, int]] = {
             name: {**known, "workers": 0} for name, known in reports.states(engine).items()
         }
         live = workers.live(engine, within_s=LIVE_LEASES * config.lease_s)
+        idle = [gpu for gpu in gpus.find(engine) if gpu.paused is not None]
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
     for worker in live:
         for lane in worker.lanes:
@@ -86,6 +92,7 @@ def status(as_json: _Json = False) -> None:
     record = {
         "lanes": lanes,
         "workers": [asdict(worker) for worker in live],
+        "gpus_not_serving": [asdict(gpu) for gpu in idle],
         "last_hour": {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         "broker": {"reachable": failure is None, "error": failure},
     }
@@ -116,10 +123,14 @@ def _print_status(record: Mapping[str, Any]) -> None:
                 " ".join(worker["lanes"]),
                 worker["busy_with"] or "idle",
                 f"for {age(worker['busy_since'])}" if worker["busy_since"] else "",
+                text(worker["paused"] or "", "yellow"),
             )
             for worker in live
         )
-        print_table(("worker", "device", "lanes", "busy with", "since"), rows, title="workers")
+        print_table(("worker", "device", "lanes", "busy with", "since", "paused"), rows, title="workers")
+    for gpu in record["gpus_not_serving"]:
+        what = f"GPU {gpu['index']} of {gpu['host']} does not serve since {age(gpu['since'])}: {gpu['state']}"
+        console().print(text(what + (f", {gpu['reason']}" if gpu["reason"] else ""), "yellow"))
     counted = record["last_hour"]["by_category"]
     if counted:
         rows = ((category_text(name, Category(name).blame), Category(name).blame, n) for name, n in counted.items())
@@ -147,7 +158,7 @@ def show(
     from kqueue.cli.render import write_json
     from kqueue.store import reports
 
-    with _database("show") as engine:
+    with database("show") as engine:
         detail = reports.show(engine, reports.resolve_id(engine, evaluation))
     if as_json:
         record = asdict(detail)
@@ -318,7 +329,7 @@ def results(
     after = None if since is None else _since(since)
     from kqueue.store import reports  # slow to import, and not wanted for a bad question
 
-    with _database("results") as engine:
+    with database("results") as engine:
         found = reports.results(
             engine,
             category=known[0],
@@ -428,7 +439,7 @@ def cancel(
     from kqueue.client import Client
     from kqueue.store import reports
 
-    with _database("cancel") as engine:
+    with database("cancel") as engine:
         # All names are looked up before the first is cancelled: a typo cancels nothing.
         named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
         if batch is not None:

@@ -1,0 +1,133 @@
+"""`kqueue gpu`: which GPUs serve, and taking one out of service and back."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.cli.results import database
+
+if TYPE_CHECKING:
+    from kqueue.store.gpus import GpuStatus
+
+_GIB: Final = 1 << 30
+#: Seconds between looks while waiting.
+_LOOK_S: Final = 0.5
+_Named = Annotated[str, typer.Argument(metavar="GPU", help="Its index on the host, or the beginning of its UUID.")]
+_Host = Annotated[str | None, typer.Option(help="The host whose index is meant; this one unless said.")]
+_Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    group = typer.Typer(no_args_is_help=True, help="Show GPUs, take them out of service and back.")
+    group.command("list")(list_gpus)
+    group.command()(drain)
+    group.command()(resume)
+    app.add_typer(group, name="gpu")
+
+
+def list_gpus(
+    host: Annotated[str | None, typer.Option(help="Only this host's.")] = None, as_json: _Json = False
+) -> None:
+    """List the GPUs of all hosts, what keeps them from serving, and what was last seen of them."""
+    from kqueue.cli.render import age, print_table, text, write_json
+    from kqueue.store import gpus
+
+    with database("gpu list") as engine:
+        known = gpus.find(engine, host=host)
+    if as_json:
+        for gpu in known:
+            write_json(asdict(gpu))
+        return
+    if not known:
+        typer.echo("no fleet with a GPU is known" if host is None else f"no GPU of {host} is known")
+        return
+    print_table(
+        ("gpu", "host", "uuid", "state", "since", "seen", "running", "deg C", "memory", "seen of it"),
+        (
+            (
+                f"{gpu.index} {gpu.name}",
+                gpu.host,
+                gpu.uuid[:12],
+                text(state(gpu), "" if gpu.paused is None else "yellow"),
+                age(gpu.since),
+                age(gpu.seen_at),
+                " ".join(str(identity)[:8] for identity in gpu.running),
+                gpu.facts.get("temperature_c"),
+                _memory(gpu.facts),
+                _signs(gpu.facts),
+            )
+            for gpu in known
+        ),
+    )
+
+
+def state(gpu: GpuStatus) -> str:
+    """A GPU's state and its reason in one line."""
+    name = "testing" if gpu.state == "serving" and gpu.paused else gpu.state
+    return f"{name}: {gpu.reason}" if gpu.reason else name
+
+
+def _memory(facts: dict[str, Any]) -> str:
+    used, whole = facts.get("memory_used_bytes"), facts.get("memory_bytes")
+    return "" if used is None or whole is None else f"{used / _GIB:.1f} of {whole / _GIB:.0f} GiB"
+
+
+def _signs(facts: dict[str, Any]) -> str:
+    """What of a GPU's facts an operator should see."""
+    ecc, rows = facts.get("uncorrected_ecc", {}), facts.get("remapped_rows", {})
+    signs = [
+        facts.get("error"),
+        facts.get("test_hangs") and "a test hangs in the driver",
+        ", ".join(reason for reason in facts.get("throttle", []) if reason != "GpuIdle"),
+        ecc.get("aggregate") and f"ECC uncorrected {ecc['volatile']} ({ecc['aggregate']} in its life)",
+        (rows.get("corrected") or rows.get("uncorrected"))
+        and f"rows remapped {rows['corrected']}+{rows['uncorrected']}",
+        rows.get("pending") and "a row waits to be remapped",
+        rows.get("failed") and "remapping rows has failed",
+        facts.get("retired_pages") and f"pages retired {facts['retired_pages']}",
+        facts.get("xids") and "Xid " + " ".join(str(xid["xid"]) for xid in facts["xids"]),
+    ]
+    return "; ".join(sign for sign in signs if sign)
+
+
+def drain(
+    gpu: _Named,
+    host: _Host = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who look.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs on it any more.")] = False,
+) -> None:
+    """Give a GPU no more evaluations until it is resumed.
+
+    What runs on it ends as itself, and its fleet may be started anew meanwhile.
+    """
+    from kqueue.store import gpus
+
+    with database("gpu drain") as engine:
+        named = gpus.resolve(engine, gpu, host=host or socket.gethostname())
+        gpus.drain(engine, named.uuid, reason=reason)
+        [now] = gpus.find(engine, uuids=[named.uuid])
+        typer.echo(f"GPU {named.index} of {named.host} is drained; {len(now.running)} evaluations run on it")
+        while wait:
+            time.sleep(_LOOK_S)  # at least once: a claim may have been under way
+            [now] = gpus.find(engine, uuids=[named.uuid])
+            if not now.running:
+                typer.echo("nothing runs on it")
+                break
+
+
+def resume(gpu: _Named, host: _Host = None) -> None:
+    """Give a GPU evaluations again; one that was quarantined, or failed its last test, is tested first."""
+    from kqueue.store import gpus
+
+    with database("gpu resume") as engine:
+        named = gpus.resolve(engine, gpu, host=host or socket.gethostname())
+        gpus.resume(engine, named.uuid)
+        [now] = gpus.find(engine, uuids=[named.uuid])
+    what = "serves again" if now.state == "serving" else "is tested now, and serves if it passes"
+    typer.echo(f"GPU {named.index} of {named.host} {what}")
