@@ -32,6 +32,15 @@ def kernel_in(answer: str) -> str:
     return (named or blocks or [answer])[-1]
 
 
+def instruction(problem: str, backend: str) -> str:
+    """The task in words: write a kernel of ``backend`` that replaces the reference."""
+    return (
+        f"Write a {backend} kernel that replaces this PyTorch reference and is faster. Answer with one fenced block of "
+        "Python: a class ModelNew (torch.nn.Module) with the constructor and forward of Model, and with the same "
+        f"weights for the same seed.\n\n```python\n{problem.strip()}\n```\n"
+    )
+
+
 def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
     """What came of a kernel: what failed, where and how; for a right one its time and what limits it.
 

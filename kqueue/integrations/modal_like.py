@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kqueue.categories import Category
+from kqueue.client import AsyncClient
 from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.integrations.connection import Connection
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
-    from kqueue.client import AsyncClient
     from kqueue.integrations.local import LocalKernelEvaluator
     from kqueue.remote import AsyncRemoteClient
 
@@ -117,7 +118,7 @@ class ModalKernelEvaluator:
         """
         self.config = config or ModalEvaluatorConfig()
         self._given = client
-        self._own: AsyncClient | None = None
+        self._own = Connection(AsyncClient)
         self._local: LocalKernelEvaluator | None = None
         self._lock = threading.Lock()
         self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Batcher]()
@@ -210,9 +211,8 @@ class ModalKernelEvaluator:
     async def close(self) -> None:
         """Let go of the connections and of the fleet that this evaluator made."""
         with self._lock:
-            own, self._own = self._own, None
             local, self._local = self._local, None
-        if own is not None:
+        if (own := self._own.take()) is not None:
             await own.close()
         if local is not None:
             await asyncio.to_thread(local.close)
@@ -230,17 +230,8 @@ class ModalKernelEvaluator:
             return await asyncio.to_thread(
                 self._local_evaluator().judge, requests, allow_idle_lane=self.config.wait_for_gpu
             )
-        return await self._client().evaluate_batch(requests, allow_idle_lane=self.config.wait_for_gpu)
-
-    def _client(self) -> AsyncClient | AsyncRemoteClient:
-        from kqueue.client import AsyncClient
-
-        if self._given is not None:
-            return self._given
-        with self._lock:
-            if self._own is None:
-                self._own = AsyncClient()
-            return self._own
+        client = self._given or self._own.client()
+        return await client.evaluate_batch(requests, allow_idle_lane=self.config.wait_for_gpu)
 
     def _local_evaluator(self) -> LocalKernelEvaluator:
         from kqueue.integrations.local import LocalKernelEvaluator

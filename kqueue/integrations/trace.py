@@ -1,0 +1,255 @@
+"""A guide and an agent for Trace's optimizers, such as PrioritySearch.
+
+::
+
+    agent = KernelAgent(initial_kernel_code=REFERENCE)
+    guide = KernelGuide(gpu="H200", backend="triton", score="speedup")
+    PrioritySearch(agent, optimizer).train(guide, {"inputs": [TASK], "infos": [REFERENCE]}, ...)
+
+Where Trace (``opto``) is installed both derive from its classes; without it they have the same methods.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from kqueue.client import Client
+from kqueue.contract import Request, Verdict
+from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.feedback import describe
+from kqueue.integrations.answers import kernel_of, request_for
+from kqueue.integrations.connection import Connection
+from kqueue.integrations.modal_like import lane_of
+from kqueue.integrations.scores import Score, scorer
+
+if TYPE_CHECKING:
+    from kqueue.remote import RemoteClient
+
+#: What stands for a score where nothing is known of the kernel; searches want a number.
+UNKNOWN = -1.0
+
+
+def _from_opto(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+
+
+class _Forwards:
+    """What Trace's ``Module`` does with a call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Guides:
+    """What Trace's ``Guide`` does with a call."""
+
+    def __call__(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
+        return self.get_feedback(task, response, info, **kwargs)
+
+    def get_feedback(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
+        raise NotImplementedError
+
+
+_Guide: Any = _from_opto("opto.trainer.guide", "Guide") or _Guides
+_Module: Any = _from_opto("opto.trace.modules", "Module") or _Forwards
+_node: Callable[..., Any] | None = _from_opto("opto.trace", "node")
+_bundle: Callable[..., Any] | None = _from_opto("opto.trace", "bundle")
+
+
+class KernelGuide(_Guide):
+    """Scores kernels and says what to mend. Threads may share it; it is pickled and copied without its connection.
+
+    Trace evaluates a candidate several times: a guide and its copies evaluate a kernel once, and give what came of
+    it again, unless the fleet failed.
+    """
+
+    def __init__(
+        self,
+        gpu: str = "any",
+        verbose: bool = False,
+        num_correct_trials: int = 5,
+        num_perf_trials: int = 100,
+        *,
+        score: Score = "inverse_runtime",
+        connect: Callable[[], Client | RemoteClient] = Client,
+        run: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Name the settings; nothing is connected before the first kernel comes.
+
+        Args:
+            gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
+            verbose: write each feedback to stderr.
+            num_correct_trials: input sets to check on.
+            num_perf_trials: timed calls at most.
+            score: ``inverse_runtime``, ``speedup``, ``correctness``, or a function of the
+                :class:`~kqueue.Verdict` (at the top level of a module, if the guide is to be pickled).
+            connect: makes the client, in every process anew, such as
+                ``functools.partial(RemoteClient, url, token=...)``.
+            run: guides of the same name give the same kernel's verdict again, also those of an earlier process;
+                by default each guide and its copies have a name of their own.
+            arguments: of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``precision`` and others.
+
+        Raises:
+            ConfigError: there is no such policy, or it needs times that are not taken.
+            InvalidRequest: ``gpu`` cannot be a lane.
+        """
+        timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
+        if score in ("inverse_runtime", "speedup") and not timed:
+            raise ConfigError(f"score: {score} needs times; set num_perf_trials above 0, or score='correctness'")
+        self._score = scorer(score)
+        self._verbose = verbose
+        self._run = run or uuid4().hex
+        self._connection = Connection(connect)
+        self._arguments: dict[str, Any] = {
+            "lane": lane_of(gpu),
+            "num_correct_trials": num_correct_trials,
+            "num_perf_trials": num_perf_trials,
+            **arguments,
+        }
+
+    def get_feedback(
+        self,
+        task: Any = None,  # noqa: ARG002 Trace's
+        response: Any = None,
+        info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[float, str]:
+        """Evaluate a kernel.
+
+        Args:
+            task: the prompt; not looked at.
+            response: the kernel's source, or an answer with the kernel in a fenced block.
+            info: source of the reference, or a mapping with it as ``ref_arch_src``; also as ``reference``.
+            kwargs: whatever else a trainer gives; not looked at.
+
+        Returns:
+            the score, -1.0 where nothing is known of the kernel, and the feedback
+            (:func:`~kqueue.feedback.describe`).
+
+        Raises:
+            InvalidRequest: no reference is given, or the guide's settings cannot be.
+            ServiceError: there is no fleet to ask.
+        """
+        reference = info if info is not None else kwargs.get("reference")
+        if isinstance(reference, Mapping):
+            reference = reference.get("ref_arch_src")
+        if not isinstance(reference, str):
+            raise InvalidRequest("info: the reference's source is needed, or a mapping with it as ref_arch_src")
+        kernel = kernel_of(str(response or ""))
+        request = request_for(reference, kernel, **self._arguments)
+        if isinstance(request, InvalidRequest):
+            return self._told(0.0, f"FAILED: {request}")
+        verdict = self._verdict(request)
+        score = self._score(verdict)
+        return self._told(UNKNOWN if score is None else score, describe(verdict, kernel))
+
+    def metric(self, task: Any = None, response: Any = None, info: Any = None, **kwargs: Any) -> float:
+        """The score that :meth:`get_feedback` gives."""
+        return self.get_feedback(task, response, info, **kwargs)[0]
+
+    def close(self) -> None:
+        """Let go of the connection that this process's copies share; the next kernel makes another."""
+        if (client := self._connection.take()) is not None:
+            client.close()
+
+    def _verdict(self, request: Request) -> Verdict:
+        client = self._connection.client()
+        digest = sha256(request.model_dump_json().encode()).hexdigest()
+        attempt = 0
+        while True:
+            keyed = request.model_copy(update={"idempotency_key": f"{self._run}/{digest}/{attempt}"})
+            ticket = client.submit(keyed)
+            verdict = ticket.wait()
+            if verdict.judged or ticket.created:
+                return verdict
+            # An earlier evaluation, of which nothing came: it is tried again.
+            attempt += 1
+
+    def _told(self, score: float, feedback: str) -> tuple[float, str]:
+        if self._verbose:
+            sys.stderr.write(f"score {score:g}\n{feedback}\n")
+        return score, feedback
+
+
+class KernelAgent(_Module):
+    """Holds the kernel that an optimizer changes; called with a task, it answers with the kernel.
+
+    Attributes:
+        kernel_code: the kernel; a trainable node where Trace is installed, else a string.
+    """
+
+    def __init__(self, initial_kernel_code: str) -> None:
+        """Start from a kernel.
+
+        Args:
+            initial_kernel_code: a kernel, or a reference, which :func:`starting_kernel` then makes one of.
+
+        Raises:
+            InvalidRequest: it is neither.
+        """
+        kernel = starting_kernel(initial_kernel_code)
+        self.kernel_code: Any = kernel if _node is None else _node(kernel, trainable=True)
+
+    def forward(self, task: str) -> Any:
+        """The kernel."""
+        return _answer(task, self.kernel_code)
+
+
+def _submitted(task: str, kernel_code: str) -> str:  # noqa: ARG001 the optimizer sees that the answer is for the task
+    """[kernel] The kernel that is submitted for the task."""
+    return kernel_code
+
+
+_answer: Callable[[Any, Any], Any] = _submitted if _bundle is None else _bundle()(_submitted)
+
+
+def starting_kernel(source: str) -> str:
+    """A working kernel to start from: a reference with ``Model`` renamed to ``ModelNew``; a kernel is left as it is.
+
+    Comments and layout stay. It is a ``torch`` kernel, and is judged as right under every backend that the lane has.
+
+    Raises:
+        InvalidRequest: the source is not Python, or defines neither class.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise InvalidRequest(f"initial_kernel_code: not valid Python: {error}") from None
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    if "ModelNew" in classes:
+        return source
+    if "Model" not in classes:
+        raise InvalidRequest("initial_kernel_code: defines neither ModelNew nor Model; give a kernel or a reference")
+    lines = source.encode().splitlines(keepends=True)
+    # From the end, so that places before are still true. Columns are in bytes.
+    for line, column in sorted({_place(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
+        text = lines[line - 1]
+        lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
+    return b"".join(lines).decode()
+
+
+def _names_model(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id == "Model") or (
+        isinstance(node, ast.ClassDef) and node.name == "Model"
+    )
+
+
+def _place(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
+    """The line, from 1, and the byte column at which a node's name stands."""
+    assert isinstance(node, ast.Name | ast.ClassDef)
+    if isinstance(node, ast.Name):
+        return node.lineno, node.col_offset
+    return node.lineno, lines[node.lineno - 1].index(b"Model", node.col_offset + len("class"))

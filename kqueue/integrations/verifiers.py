@@ -1,0 +1,109 @@
+"""A taskset for ``verifiers`` (0.4): one task a problem, rewarded by the fleet's verdict.
+
+A package that verifiers is to find by name exports it::
+
+    from kqueue.integrations.verifiers import KernelTaskset
+
+    __all__ = ["KernelTaskset"]
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.client import AsyncClient
+from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.feedback import instruction
+from kqueue.integrations.answers import kernel_of, request_for
+from kqueue.integrations.connection import Connection
+from kqueue.integrations.rl import FAILED
+from kqueue.integrations.scores import Policy, scorer
+
+# By name: who has no verifiers can still check this file's types.
+vf: Any = importlib.import_module("verifiers.v1")
+
+#: Rollouts are many at once; one client serves them all.
+_connection: Final = Connection(AsyncClient)
+
+
+class KernelData(vf.TaskData):
+    """A problem."""
+
+    reference: str
+
+
+class KernelTaskConfig(vf.TaskConfig):
+    """How a task's kernels are judged."""
+
+    backend: str = "triton"
+    """What they are written in."""
+    lane: str = "auto"
+    """``auto``, ``cpu``, ``gpu`` or ``gpu.<model>``."""
+    score: Policy = "speedup"
+    """The reward."""
+    precision: str = "fp32"
+    num_correct_trials: int = 5
+    num_perf_trials: int = 100
+
+
+class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
+    """Rewards the kernel in the last reply."""
+
+    @vf.reward
+    async def kernel(self, trace: Any) -> float:
+        """The score of the kernel.
+
+        Raises:
+            EvaluationFailed: nothing is known of it: verifiers records an error, and no reward.
+        """
+        config = self.config
+        request = request_for(
+            self.data.reference,
+            kernel_of(trace.last_reply),
+            backend=config.backend,
+            lane=config.lane,
+            precision=config.precision,
+            num_correct_trials=config.num_correct_trials,
+            num_perf_trials=config.num_perf_trials,
+        )
+        if isinstance(request, InvalidRequest):
+            return FAILED
+        verdict = await _connection.client().evaluate(request)
+        score = scorer(config.score)(verdict)
+        if score is None:
+            raise EvaluationFailed(verdict)
+        return score
+
+
+class KernelTasksetConfig(vf.TasksetConfig):
+    """Which problems there are."""
+
+    task: KernelTaskConfig = KernelTaskConfig()
+    problems: Path = Path()
+    """A folder of references, ``*.py``, folders below it included."""
+
+
+class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
+    """A task for each file, named after it."""
+
+    def load(self) -> Iterator[KernelTask]:
+        """The tasks, by their files' paths.
+
+        Raises:
+            ConfigError: the folder has no problems.
+        """
+        files = sorted(self.config.problems.rglob("*.py"))
+        if not files:
+            raise ConfigError(f"problems: {self.config.problems} holds no *.py; name a folder of references")
+        for file in files:
+            reference = file.read_text(encoding="utf-8")
+            data = KernelData(
+                name=file.stem, prompt=instruction(reference, self.config.task.backend), reference=reference
+            )
+            yield KernelTask(data, self.config.task)
+
+
+__all__ = ["KernelTaskset"]
