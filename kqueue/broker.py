@@ -7,13 +7,15 @@ is a label for Flower; the truth about the evaluation is read from Postgres by w
 from __future__ import annotations
 
 import json
+import os
 import re
+import ssl
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from uuid import UUID
 
 from celery import Celery
@@ -41,6 +43,8 @@ SENDER_PATIENCE_S: Final = 3.0
 #: but a connection that is given up needlessly (Redis writes a large file) costs a second delivery.
 CONSUMER_PATIENCE_S: Final = 10.0
 
+#: What a URL's query may name for TLS.
+_TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
@@ -94,6 +98,33 @@ def parse(url: str) -> str:
     return url
 
 
+def tls(url: str) -> dict[str, Any] | None:
+    """What Celery is told of the TLS that ``url`` asks for; None where it asks for none.
+
+    The server's certificate and the host's name in it are always verified, by the authorities in the query's
+    ``ssl_ca_certs`` or else by the system's. ``ssl_certfile`` and ``ssl_keyfile`` are shown to the server.
+
+    Raises:
+        ConfigError: it asks for something else, or for a file that cannot be read.
+    """
+    parts = urlsplit(url)
+    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme == "redis+socket":
+        return None
+    if unknown := asked.keys() - (_TLS_FILES if parts.scheme == "rediss" else frozenset()):
+        raise ConfigError(
+            f"KQUEUE_REDIS_URL: {', '.join(sorted(unknown))} has no meaning there. TLS is "
+            "rediss://...?ssl_ca_certs=FILE, with ssl_certfile and ssl_keyfile where the server asks for them; "
+            "certificates are always verified"
+        )
+    if parts.scheme != "rediss":
+        return None
+    for name, file in asked.items():
+        if not os.access(file, os.R_OK):
+            raise ConfigError(f"KQUEUE_REDIS_URL: {name} names {file}, which cannot be read")
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **asked}
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """What has a worker execute an evaluation.
@@ -122,8 +153,11 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     Raises:
         ConfigError: no address of Redis is set, or what is set is not one.
     """
-    app = Celery("kqueue", broker=parse(config.require_redis()), set_as_current=False)
+    url = parse(config.require_redis())
+    secured = tls(url)
+    app = Celery("kqueue", broker=url.partition("?")[0] if secured else url, set_as_current=False)
     app.conf.update(
+        broker_use_ssl=secured,
         # Only JSON crosses: a writer to Redis can at worst name an evaluation.
         task_serializer="json",
         result_serializer="json",
@@ -344,6 +378,12 @@ def _translate() -> Generator[None]:
     try:
         yield
     except (KombuError, RedisError, OSError) as error:
+        fault = _root(error)
+        if "SSL" in str(fault):
+            raise BrokerUnavailable(
+                f"Redis cannot be used over TLS: {fault}; check that the server speaks TLS on this port, that "
+                "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"
+            ) from error
         raise BrokerUnavailable(
-            f"Redis cannot be used: {_root(error)}; check KQUEUE_REDIS_URL and that the server runs"
+            f"Redis cannot be used: {fault}; check KQUEUE_REDIS_URL and that the server runs"
         ) from error

@@ -37,9 +37,11 @@ class Config(BaseSettings):
     home: Path = Field(default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue")
     """Where a one-machine fleet keeps its data, and where clients on that machine find it."""
     database_url: SecretStr | None = None
-    """SQLAlchemy URL of Postgres: ``postgresql+psycopg://user:password@host/database``."""
+    """SQLAlchemy URL of Postgres: ``postgresql+psycopg://user:password@host/database``, over TLS with
+    ``?sslmode=verify-full&sslrootcert=FILE``."""
     redis_url: SecretStr | None = None
-    """URL of Redis or Valkey: ``redis://:password@host:6379/0`` or ``redis+socket:///path``."""
+    """URL of Redis or Valkey: ``redis://user:password@host:6379/0``, ``redis+socket:///path``, or over TLS
+    ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``."""
     scratch: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"kqueue-{os.getuid()}")
     """Where candidates get their private directories; on a local disk that others may traverse."""
     gpus: str = "all"
