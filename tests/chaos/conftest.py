@@ -1,0 +1,51 @@
+"""Whatever is killed, stopped or emptied: one right verdict each, nothing left behind, and the fleet goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import tests.fleet.conftest as told
+from kqueue.local.process import running
+from tests.chaos.family import words
+from tests.chaos.rig import Whole
+from workers.sandbox import linux
+
+#: The same services and fleets as tests/fleet has.
+services, start_fleet, fleet = told.services, told.start_fleet, told.fleet
+
+
+@pytest.fixture
+def whole(services: told.Services) -> Whole:
+    """Checks what holds in the end."""
+    return Whole(services)
+
+
+@pytest.fixture(autouse=True)
+def _no_orphan(services: told.Services) -> Iterator[None]:
+    """What a test's fleets leave behind becomes a child of the tests' process: there is none in the end."""
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    mine = set(linux.children(os.getpid()))
+    try:
+        yield
+
+        def strangers() -> list[int]:
+            left: list[int] = []
+            for pid in set(linux.children(os.getpid())) - mine - {services.postgres.pid, services.valkey.pid}:
+                if any(word.endswith("run_fleet.py") or word == "workers.fleet" for word in words(pid)):
+                    continue  # a supervisor that goes on
+                if running(pid):
+                    left.append(pid)
+                else:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+            return left
+
+        with suppress(AssertionError):
+            services.until(lambda: not strangers(), 15)
+        assert [f"{pid}: {words(pid)}" for pid in strangers()] == []
+    finally:
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 0)

@@ -1,0 +1,100 @@
+"""The processes below one `kqueue up`, found by what they are, without asking the fleet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kqueue.local.process import running
+from workers.sandbox import linux
+
+
+def words(pid: int) -> list[str]:
+    """A process's command line; empty where it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    return []
+
+
+def name(pid: int) -> str:
+    """What the kernel calls a process; empty where it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def below(pid: int) -> Iterator[int]:
+    """All descendants of a process, those that wait to be reaped included."""
+    for child in linux.children(pid):
+        yield child
+        yield from below(child)
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks: with its id it names one process. None where it is gone."""
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return None
+
+
+class Family:
+    """The fleet of one `kqueue up`."""
+
+    def __init__(self, up: int) -> None:
+        """Name the process that owns it all."""
+        self.up = up
+
+    def supervisor(self) -> int | None:
+        """The process that starts workers."""
+        return next((pid for pid in self._children(self.up) if "workers.fleet" in words(pid)), None)
+
+    def workers(self) -> list[int]:
+        """The parents of judges, one a slot."""
+        supervisor = self.supervisor()
+        return [pid for pid in self._children(supervisor) if "workers.start" in words(pid)] if supervisor else []
+
+    def forkserver(self, worker: int) -> int | None:
+        """The fork server of a worker."""
+        return next((pid for pid in self._children(worker) if name(pid) == "kq-forkserver"), None)
+
+    def judges(self, worker: int) -> list[int]:
+        """The children of a worker that judge, or wait for something to judge."""
+        return [pid for pid in self._children(worker) if "workers.start" in words(pid) and name(pid)[:3] != "kq-"]
+
+    def postgres(self) -> int | None:
+        """Postgres' own parent process."""
+        return self._service("postgres")
+
+    def valkey(self) -> int | None:
+        """Valkey."""
+        return self._service("valkey-server")
+
+    def _service(self, program: str) -> int | None:
+        for pid in self._children(self.up):
+            if (command := words(pid)) and Path(command[0].split()[0]).name == program:
+                return pid
+        return None
+
+    @staticmethod
+    def _children(pid: int) -> list[int]:
+        return [child for child in linux.children(pid) if running(child)]
+
+
+def descriptors(pid: int) -> tuple[int, int]:
+    """How many descriptors a process has open, and how many of these are sockets; both -1 where it is gone."""
+    try:
+        targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH115, PTH208
+    except OSError:
+        return -1, -1
+    return len(targets), sum(target.startswith("socket:") for target in targets)
+
+
+def own_memory(pid: int) -> int:
+    """The memory of a process that comes from no file and is not shared, in bytes; 0 where it is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
+    return 0

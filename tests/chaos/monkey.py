@@ -1,0 +1,202 @@
+"""What kills, stops and empties parts of a fleet at random, and keeps a log of it.
+
+Seeded: the same seed gives the same acts in the same order with the same pauses. Which process an act finds, and
+how long a service takes to come back, is the machine's business.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+import redis
+
+from tests.chaos.family import Family, below, words
+
+#: How often each act comes in a round.
+ROUND: Final = {
+    "judge killed": 10,
+    "worker killed": 2,
+    "worker told to end": 1,
+    "worker told to quit": 1,
+    "fork server killed": 1,
+    "supervisor killed": 1,
+    "Redis flushed": 2,
+    "Redis killed": 1,
+    "Redis stopped for a while": 1,
+    "Postgres killed": 1,
+    "Postgres backend killed": 1,
+    "Postgres stopped for a while": 1,
+}
+#: What a service may take to be back, in seconds: `kqueue up` pauses longer before each start, up to 30 s.
+_BACK_S: Final = 90.0
+#: A worker that was told to end finishes its evaluation first.
+_ENDED_S: Final = 60.0
+#: An evaluation that a worker takes up in these seconds still meets what an act left, such as a broken connection.
+_AFTERMATH_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One act.
+
+    Attributes:
+        action: a key of :data:`ROUND`.
+        at: when it began, in seconds since 1970.
+        until: when what it struck was whole again, or gone for good.
+        worker: the pid of the only worker whose evaluations it may have cost; None where it struck all.
+        pid: the process it struck.
+        note: what did not go as it should; empty as a rule.
+    """
+
+    action: str
+    at: float
+    until: float
+    worker: int | None
+    pid: int
+    note: str = ""
+
+
+class Monkey(threading.Thread):
+    """Acts on a fleet until told to stop. ``events`` is its log."""
+
+    def __init__(self, family: Family, database_url: str, redis_url: str, *, seed: int, every_s: float) -> None:
+        """Name the fleet; it begins with :meth:`start`.
+
+        Args:
+            family: the processes.
+            database_url: libpq's URL of Postgres.
+            redis_url: redis-py's URL of Valkey.
+            seed: of the order of acts and of the pauses.
+            every_s: the mean pause between two acts.
+        """
+        super().__init__(name="monkey", daemon=True)
+        self.events: list[Event] = []
+        self._family = family
+        self._database_url = database_url
+        self._redis_url = redis_url
+        self._random = random.Random(seed)
+        self._every_s = every_s
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Act."""
+        while True:
+            acts = [action for action, times in ROUND.items() for _ in range(times)]
+            self._random.shuffle(acts)
+            for action in acts:
+                if self._stop.wait(self._random.expovariate(1 / self._every_s)):
+                    return
+                choice = self._random.random()
+                if (event := self._act(action, choice)) is not None:
+                    self.events.append(event)
+
+    def stop(self) -> None:
+        """Finish the act in progress, so that everything is whole again, and end."""
+        self._stop.set()
+        self.join()
+
+    def _act(self, action: str, choice: float) -> Event | None:
+        """None where there was nothing to strike, such as no worker at present."""
+        subject, _, verb = action.partition(" ")
+        if subject == "Redis":
+            return self._service(action, verb, self._family.valkey(), self._redis_answers, choice)
+        if subject == "Postgres":
+            return self._service(action, verb, self._family.postgres(), self._postgres_answers, choice)
+        if subject == "supervisor":
+            return self._supervisor(action)
+        workers = self._family.workers()
+        if not workers:
+            return None
+        worker = workers[int(choice * len(workers))]
+        if subject == "judge":
+            judges = self._family.judges(worker)
+            return self._kill(action, judges[0], worker) if judges else None
+        if subject == "fork":
+            forkserver = self._family.forkserver(worker)
+            return self._kill(action, forkserver, worker, waits_for=worker) if forkserver else None
+        number = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM, "told to quit": signal.SIGQUIT}[verb]
+        return self._kill(action, worker, worker, number, waits_for=worker)
+
+    def _kill(
+        self, action: str, pid: int, worker: int, number: int = signal.SIGKILL, waits_for: int | None = None
+    ) -> Event | None:
+        at = time.time()
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        note = ""
+        if waits_for is not None and not _eventually(lambda: not words(waits_for), _ENDED_S):
+            note = f"worker {waits_for} had not ended after {_ENDED_S:.0f} s"
+        return Event(action, at, time.time() if waits_for else at + _AFTERMATH_S, worker, pid, note)
+
+    def _supervisor(self, action: str) -> Event | None:
+        supervisor = self._family.supervisor()
+        if supervisor is None:
+            return None
+        at, theirs = time.time(), list(below(supervisor))
+        os.kill(supervisor, signal.SIGKILL)
+        gone = _eventually(lambda: not any(words(pid) for pid in theirs), _ENDED_S)
+        return Event(action, at, time.time(), None, supervisor, "" if gone else "its processes lived on")
+
+    def _service(
+        self, action: str, verb: str, pid: int | None, answers: Callable[[], bool], choice: float
+    ) -> Event | None:
+        if pid is None:
+            return None
+        at = time.time()
+        with suppress(ProcessLookupError, redis.RedisError):
+            if verb == "flushed":
+                with redis.Redis.from_url(self._redis_url, socket_timeout=5) as client:
+                    client.flushall()
+                return Event(action, at, time.time() + _AFTERMATH_S, None, pid)
+            if verb == "killed":
+                os.kill(pid, signal.SIGKILL)
+            elif verb == "backend killed":
+                # The others end too, and Postgres recovers: one of its own may have left shared memory broken.
+                os.kill(
+                    next(child for child in below(pid) if "postgres: postgres" in " ".join(words(child))),
+                    signal.SIGKILL,
+                )
+            else:
+                everyone = [pid, *below(pid)]
+                for one in everyone:
+                    os.kill(one, signal.SIGSTOP)
+                time.sleep(1 + 5 * choice)
+                for one in everyone:
+                    with suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGCONT)
+        note = "" if _eventually(answers, _BACK_S) else f"not back after {_BACK_S:.0f} s"
+        return Event(action, at, time.time() + _AFTERMATH_S, None, pid, note)
+
+    def _postgres_answers(self) -> bool:
+        try:
+            with psycopg.connect(self._database_url, connect_timeout=2) as connection:
+                return connection.execute("SELECT 1").fetchone() is not None
+        except psycopg.Error:
+            return False
+
+    def _redis_answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self._redis_url, socket_timeout=2, socket_connect_timeout=2) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+def _eventually(look: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not look():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

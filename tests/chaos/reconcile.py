@@ -1,0 +1,150 @@
+"""Whether nothing was lost and nobody wronged: what Postgres holds beside what was asked and what was done to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Blame, Category
+from tests.chaos.monkey import Event
+
+_EVALUATIONS: Final = text("""
+    SELECT e.id, e.kernel_label, e.state, e.attempts, v.category, v.message, v.written_by, v.attempt_id,
+           (SELECT count(*) FROM verdicts AS w WHERE w.evaluation_id = e.id) AS verdicts
+    FROM evaluations AS e LEFT JOIN verdicts AS v ON v.evaluation_id = e.id
+    WHERE e.batch = :batch
+""")
+_ATTEMPTS: Final = text("""
+    SELECT a.id, a.evaluation_id, a.number, a.category, a.message, a.written_by, a.handed_back, e.kernel_label,
+           w.name, w.pid,
+           extract(epoch FROM a.started_at)::float AS started, extract(epoch FROM a.ended_at)::float AS ended
+    FROM attempts AS a
+    JOIN evaluations AS e ON e.id = a.evaluation_id
+    JOIN workers AS w ON w.id = a.worker_id
+    WHERE e.batch = :batch
+    ORDER BY w.name, a.started_at
+""")
+
+
+@dataclass
+class Reconciliation:
+    """What was found.
+
+    Attributes:
+        counts: how many of what, for the table; those in :attr:`faults` are defects, and must be none.
+        faults: what must not be, a line for each.
+        struck: for each act of chaos, how many attempts it cost.
+        next_s: for each way in which an attempt ended, the seconds until the slot's next attempt began.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+    next_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+def reconcile(
+    engine: Engine,
+    batch: str,
+    accepted: Mapping[UUID, str],
+    expected: Mapping[str, Category],
+    events: Iterable[Event],
+) -> Reconciliation:
+    """Compare.
+
+    An attempt that ended by the fleet's fault is explained by an act of chaos that struck its worker, or all workers,
+    while it ran. A verdict other than the expected one is explained where it puts the blame on the fleet and each
+    attempt of its evaluation is explained so.
+
+    Args:
+        engine: the database.
+        batch: the name under which all was submitted.
+        accepted: what producers were told: evaluations by id, with the names of their entries.
+        expected: the category of each entry.
+        events: the log of chaos.
+    """
+    acts = sorted(events, key=lambda event: event.at)
+    with engine.connect() as connection:
+        rows = connection.execute(_EVALUATIONS, {"batch": batch}).all()
+        attempts = connection.execute(_ATTEMPTS, {"batch": batch}).all()
+    found = Reconciliation()
+    causes = {attempt.id: _cause(attempt, acts) for attempt in attempts}
+    of: dict[UUID, list[Any]] = {}
+    for attempt in attempts:
+        of.setdefault(attempt.evaluation_id, []).append(attempt)
+
+    _count_attempts(found, attempts, causes)
+    stored = {row.id: row.kernel_label for row in rows}
+    for evaluation in accepted.keys() - stored.keys():
+        found.faults.append(f"lost: {evaluation} ({accepted[evaluation]}) was accepted and is not stored")
+    tally = Counter[str]()
+    for row in rows:
+        what = f"{row.id} ({row.kernel_label})"
+        tally["verdicts"] += row.verdicts
+        if row.id not in accepted:
+            found.faults.append(f"surplus: {what} is stored, and no producer was told of it")
+        if row.state != "done" or row.verdicts != 1:
+            found.faults.append(f"not ended once: {what} is {row.state} and has {row.verdicts} verdicts")
+            continue
+        mine = of.get(row.id, [])
+        [told] = [a for a in mine if a.id == row.attempt_id] or [None]
+        if told is None or told.category != row.category:
+            found.faults.append(f"verdict and attempt differ: {what} is {row.category}")
+        if row.category == expected[row.kernel_label]:
+            tally["as expected"] += 1
+        elif Category(row.category).blame is Blame.FLEET and mine and all(causes[a.id] for a in mine):
+            tally["fleet's fault, explained by chaos"] += 1
+        else:
+            found.faults.append(
+                f"wrong verdict: {what} is {row.category} by {row.written_by} after {len(mine)} attempts, not "
+                f"{expected[row.kernel_label]}: {row.message}"
+            )
+    found.counts = {"accepted": len(accepted), "stored": len(rows)} | dict(tally) | found.counts
+    return found
+
+
+def _cause(attempt: Any, acts: list[Event]) -> str | None:
+    """The act that explains an attempt's failing: the last one that struck its worker while it ran."""
+    ended = attempt.ended if attempt.ended is not None else float("inf")
+    return next(
+        (
+            act.action
+            for act in reversed(acts)
+            if act.at <= ended and attempt.started <= act.until and act.worker in {None, attempt.pid}
+        ),
+        None,
+    )
+
+
+def _count_attempts(found: Reconciliation, attempts: list[Any], causes: Mapping[int, str | None]) -> None:
+    lost = unexplained = 0
+    for i, attempt in enumerate(attempts):
+        what = f"attempt {attempt.number} of {attempt.evaluation_id} ({attempt.kernel_label})"
+        if attempt.ended is None:
+            found.faults.append(f"left open: {what}")
+            continue
+        by_fleet = Category(attempt.category).blame is Blame.FLEET
+        cause = causes[attempt.id]
+        if by_fleet:
+            lost += 1
+            if cause is None:
+                unexplained += 1
+                found.faults.append(f"no act of chaos explains: {what}: {attempt.category}: {attempt.message}")
+            else:
+                found.struck[cause] += 1
+        following = attempts[i + 1] if i + 1 < len(attempts) and attempts[i + 1].name == attempt.name else None
+        if following is not None:
+            # What chaos disturbed is told apart: a pause for want of Postgres is not the kernel's doing.
+            kind = f"chaos: {cause}" if cause else f"{attempt.kernel_label}: {attempt.category}"
+            found.next_s.setdefault(kind, []).append(following.started - attempt.ended)
+    found.counts |= {
+        "attempts": len(attempts),
+        "attempts ended by the fleet's fault": lost,
+        "of these explained by chaos": lost - unexplained,
+        "handed back": sum(attempt.handed_back for attempt in attempts),
+    }

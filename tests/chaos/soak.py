@@ -1,0 +1,375 @@
+"""A long run of the gallery while parts of the fleet are killed at random: `python tests/chaos/soak.py`.
+
+Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery, right and
+wrong kernels mixed, while a seeded :mod:`monkey <tests.chaos.monkey>` kills judges, workers, their fork servers and the
+supervisor, kills and stops Redis and Postgres, and empties Redis. What died is started again by the product alone.
+At the end everything is reconciled: each accepted evaluation has one verdict, each verdict is the gallery's expected
+one unless the log of chaos proves the fleet's fault, no process is left, no parent has gained descriptors, sockets or
+memory. Prints tables; exit status 0 only if all of that holds. `--out` has everything as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from gallery import Entry, entries
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import make_url
+
+from kqueue import Client
+from kqueue.categories import Category
+from kqueue.cli.render import print_table
+from kqueue.config import Config, load
+from kqueue.contract import Backend, Deadlines, Request, Timing
+from kqueue.errors import KqueueError, ServiceError
+from kqueue.local.process import Child, wait_until_ready
+from kqueue.store.engine import connect, transaction
+from tests.chaos.family import Family
+from tests.chaos.monkey import Event, Monkey
+from tests.chaos.reconcile import Reconciliation, reconcile
+from tests.chaos.watch import Watch
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_BATCH: Final = "soak"
+#: What takes seconds on a CPU by nature and is left out there: Triton's interpreter on all but element-wise kernels.
+#: Compilers (the backends cuda and cpp) are left out everywhere.
+_INTERPRETED: Final = "good/triton/"
+_QUICK_INTERPRETED: Final = frozenset({"good/triton/gelu-fp16"})
+#: Problems whose reference takes long enough on a CPU that calls are only checked there, not timed.
+_LARGE: Final = frozenset({"gelu", "softmax"})
+#: A CPU's candidate may hold this: filling the gallery's 3 GiB takes seconds.
+_CPU_MEMORY_BYTES: Final = 1 << 30
+#: The share of wrong kernels on a GPU.
+_FAULTY: Final = 0.3
+#: Kernels that a GPU may be hurt by: half of the wrong ones are of these.
+_HARD: Final = (
+    "bad/illegal_memory_access_triton",
+    "bad/endless_loop_triton",
+    "bad/endless_loop",
+    "bad/gpu_memory_bomb",
+    "bad/host_memory_bomb",
+    "bad/segfault",
+    "bad/index_out_of_range",
+    "bad/kill_itself",
+)
+#: Evaluations submitted at once, and how many are kept waiting in Redis.
+_SUBMIT: Final = 40
+_WAITING: Final = 60
+#: The most that are open at once: what Redis was emptied of waits for its sweeper beside what is new.
+_OPEN: Final = 400
+_START_S: Final = 300.0
+#: How long the last evaluations may take once nothing is killed any more.
+_DRAIN_S: Final = 600.0
+#: The GPU's memory at the end may lie above that at the start by no more.
+_GPU_SLACK_BYTES: Final = 64 << 20
+
+
+def main() -> int:
+    """Run it; the exit status."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    root = Path(tempfile.mkdtemp(prefix="kqueue-soak-"))
+    root.chmod(0o711)  # candidates with a uid of their own must reach their scratch directories
+    try:
+        return _soak(options, root)
+    except (KqueueError, TimeoutError) as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if options.logs:
+            shutil.copytree(root / "home" / "logs", options.logs, dirs_exist_ok=True)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--evaluations", type=int, default=20_000, metavar="N", help="how many (default 20,000)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="submit for so long instead")
+    parser.add_argument("--seed", type=int, default=1, help="of the mixture and of chaos (default 1)")
+    parser.add_argument("--every", type=float, default=2.5, metavar="S", help="mean seconds between acts (default 2.5)")
+    parser.add_argument("--calm", action="store_true", help="kill nothing: what chaos costs is the difference")
+    parser.add_argument("--slots", type=int, help="slots of the lane (default: cpu 2, gpu 6)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there, as JSON")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="copy the fleet's logs there")
+    return parser.parse_args()
+
+
+def _soak(options: argparse.Namespace, root: Path) -> int:
+    gpu = options.lane == "gpu"
+    table = {entry.name: entry for entry in _gallery(options.lane)}
+    fleet = _start_fleet(root, options.lane, options.slots or (6 if gpu else 2))
+    config = load(home=root / "home")
+    family = Family(fleet.pid)
+    watch = Watch(family, gpu)
+    idle_gpu = watch.gpu_used()
+    engine = connect(config.require_database(), application="soak", pool_size=2)
+    monkey = _monkey(options, family, config)
+    accepted: dict[UUID, str] = {}
+    begun, at = time.monotonic(), time.time()
+    print(f"lane {options.lane}, seed {options.seed}, {len(table)} entries of the gallery", flush=True)
+    with Client(config) as kq:
+        watch.start()
+        if not options.calm:
+            monkey.start()
+        try:
+            for request, name in _mixture(options, table, begun):
+                _submit(kq, engine, config, request, name, accepted)
+            submitted_s = time.monotonic() - begun
+        finally:
+            if not options.calm:
+                monkey.stop()
+        stuck = _drain(engine)
+        seconds = time.monotonic() - begun
+        after = kq.evaluate(_request(table["good/torch/gelu"], options.lane, None), timeout=300).category
+    watch.stop()
+    found = reconcile(engine, _BATCH, accepted, {name: entry.expected for name, entry in table.items()}, monkey.events)
+    found.faults += stuck
+    engine.dispose()
+    fleet.stop((signal.SIGTERM, 90.0), (signal.SIGINT, 30.0))
+    found.faults += _last_faults(fleet, watch, monkey.events, after, idle_gpu)
+    record = {
+        "lane": options.lane,
+        "seed": options.seed,
+        "calm": options.calm,
+        "began_at": at,
+        "submitting_s": submitted_s,
+        "seconds": seconds,
+        "per_s": len(accepted) / seconds,
+        "counts": found.counts,
+        "faults": found.faults,
+        "struck": found.struck,
+        "next_s": {kind: _spread(values) for kind, values in sorted(found.next_s.items())},
+        "lives": [asdict(life) for life in watch.lives()],
+        "gpu_bytes": {"idle": idle_gpu, "end": watch.gpu_used(), "samples": watch.gpu_bytes},
+        "entries": Counter(accepted.values()),
+        "events": [asdict(event) for event in monkey.events],
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    _show(found, watch, monkey.events, record)
+    return 1 if found.faults else 0
+
+
+def _gallery(lane: str) -> list[Entry]:
+    """The entries that are judged, each made quick."""
+    from workers.judge.tools import missing
+
+    able = {backend for backend in Backend if not missing(backend)} - {Backend.CPP, Backend.CUDA}
+    left_out = {
+        entry.name
+        for entry in entries("cpu")
+        if lane == "cpu" and entry.name.startswith(_INTERPRETED) and entry.name not in _QUICK_INTERPRETED
+    }
+    return [entry for entry in entries(lane) if entry.backend in able and entry.name not in left_out]
+
+
+def _request(entry: Entry, lane: str, number: int | None) -> Request:
+    """An entry with few checks, few timed calls and short deadlines where they are bound to be reached."""
+    request = entry.request(lane)
+    settings = request.settings
+    timed = lane != "cpu" or entry.problem.stem not in _LARGE
+    changes: dict[str, Any] = {"checks": 2, "timing": Timing(enabled=timed, calls=5, warmup=0)}
+    if lane == "cpu":
+        limit = min(_CPU_MEMORY_BYTES, settings.limits.host_memory_bytes)
+        changes["limits"] = settings.limits.model_copy(update={"host_memory_bytes": limit})
+    if entry.expected in {Category.TIMEOUT, Category.REFERENCE_TIMEOUT}:
+        # All that are not the default: the ones that end it.
+        short = settings.deadlines.model_dump(exclude_defaults=True)
+        changes["deadlines"] = Deadlines(**{name: min(1.0, value) for name, value in short.items()})
+    return request.model_copy(
+        update={
+            "settings": settings.model_copy(update=changes),
+            "batch": None if number is None else _BATCH,
+            "idempotency_key": None if number is None else f"{_BATCH}-{number}",
+        }
+    )
+
+
+def _mixture(
+    options: argparse.Namespace, table: dict[str, Entry], begun: float
+) -> Iterator[tuple[list[Request], list[str]]]:
+    """Batches of requests with the names of their entries, until there are enough."""
+    choose = random.Random(options.seed)
+    good = [name for name, entry in table.items() if entry.expected is Category.PASSED]
+    bad = [name for name in table if name not in good]
+    hard = [name for name in _HARD if name in table]
+    number = 0
+
+    def one() -> str:
+        if options.lane == "cpu":
+            return choose.choice(list(table))
+        if choose.random() >= _FAULTY:
+            return choose.choice(good)
+        return choose.choice(hard if choose.random() < 0.5 else bad)
+
+    while (
+        time.monotonic() - begun < options.minutes * 60 if options.minutes is not None else number < options.evaluations
+    ):
+        count = _SUBMIT if options.minutes is not None else min(_SUBMIT, options.evaluations - number)
+        names = [one() for _ in range(count)]
+        yield [_request(table[name], options.lane, number + i) for i, name in enumerate(names)], names
+        number += count
+
+
+def _start_fleet(root: Path, lane: str, slots: int) -> Child:
+    """`kqueue up`, as a user would have it; durable, as what it writes must outlast the killing of Postgres."""
+    up = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
+    devices = ["--gpus", "none", "--cpu-slots", str(slots)]
+    if lane == "gpu":
+        devices = ["--gpus", "0", "--slots-per-gpu", str(slots), "--cpu-slots", "0"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
+    environment |= {"KQUEUE_HOME": str(root / "home"), "KQUEUE_SCRATCH": str(root / "scratch")}
+    environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true"}
+    fleet = Child(
+        [sys.executable, "-c", up, "up", "--no-flower", *devices],
+        log=root / "home" / "logs" / "up.log",
+        environment=environment,
+        death_signal=signal.SIGINT,
+    )
+    wait_until_ready(
+        fleet, "kqueue up", lambda: load(home=root / "home").database_url is not None, _START_S, every_s=0.2
+    )
+    return fleet
+
+
+def _monkey(options: argparse.Namespace, family: Family, config: Config) -> Monkey:
+    database = make_url(config.require_database()).set(drivername="postgresql").render_as_string(hide_password=False)
+    redis_url = config.require_redis().replace("redis+socket://", "unix://")
+    return Monkey(family, database, redis_url, seed=options.seed, every_s=options.every)
+
+
+def _submit(
+    kq: Client, engine: Engine, config: Config, requests: list[Request], names: list[str], accepted: dict[UUID, str]
+) -> None:
+    """Submit a batch when there is room for it. It is repeated under its keys until an answer has come."""
+    while True:
+        try:
+            if _has_room(engine, config):
+                tickets = kq.submit_batch(requests, allow_idle_lane=True)
+                accepted |= {ticket.evaluation_id: name for ticket, name in zip(tickets, names, strict=True)}
+                return
+        except ServiceError:
+            pass
+        time.sleep(0.2)
+
+
+def _has_room(engine: Engine, config: Config) -> bool:
+    """Whether few messages wait, and not too many evaluations are open."""
+    import redis
+
+    with transaction(engine) as connection:
+        states = dict(
+            connection.execute(text("SELECT state, count(*) FROM evaluations WHERE state <> 'done' GROUP BY 1")).all()
+        )
+    if sum(states.values()) < _WAITING:
+        return True
+    if sum(states.values()) >= _OPEN:
+        return False
+    try:
+        with redis.Redis.from_url(config.require_redis().replace("redis+socket://", "unix://"), socket_timeout=2) as r:
+            return sum(int(r.llen(f"kqueue.{lane}")) for lane in ("cpu", "gpu")) < _WAITING / 2
+    except redis.RedisError:
+        return False
+
+
+def _drain(engine: Engine) -> list[str]:
+    """Wait for the last evaluations; what did not end, as faults."""
+    deadline = time.monotonic() + _DRAIN_S
+    while True:
+        with transaction(engine) as connection:
+            left = connection.execute(text("SELECT id, state FROM evaluations WHERE state <> 'done'")).all()
+            held = connection.execute(text("SELECT evaluation_id FROM attempts WHERE ended_at IS NULL")).all()
+        if not left and not held:
+            return []
+        if time.monotonic() > deadline:
+            return [f"not ended {_DRAIN_S:.0f} s after the last act: {row.id} is {row.state}" for row in left]
+        time.sleep(0.5)
+
+
+def _last_faults(
+    fleet: Child, watch: Watch, events: Sequence[Event], after: Category, idle_gpu: int | None
+) -> list[str]:
+    """What is wrong once the fleet was stopped."""
+    faults = [f"orphan: {orphan}" for orphan in watch.orphans()]
+    faults += [line for life in watch.lives() for line in life.leaks()]
+    faults += [f"{event.action}: {event.note}" for event in events if event.note]
+    if after is not Category.PASSED:
+        faults.append(f"the evaluation after the last is {after}, not passed")
+    if fleet.status != 0:
+        faults.append(f"kqueue up ended with status {fleet.status}")
+    used = watch.gpu_used()
+    if used is not None and idle_gpu is not None and used > idle_gpu + _GPU_SLACK_BYTES:
+        faults.append(f"GPU memory: {idle_gpu >> 20} MiB before, {used >> 20} MiB after")
+    return faults
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """Count, median, 99th percentile and largest, in the values' unit."""
+    ordered = sorted(values)
+    return {
+        "n": len(ordered),
+        "p50": round(statistics.median(ordered), 3),
+        "p99": round(ordered[math.ceil(0.99 * len(ordered)) - 1], 3),
+        "max": round(ordered[-1], 3),
+    }
+
+
+def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: dict[str, Any]) -> None:
+    print_table(("what", "n"), found.counts.items(), title="reconciliation")
+    acts = Counter(event.action for event in events)
+    rows = [
+        (
+            action,
+            n,
+            found.struck[action],
+            f"{statistics.median(e.until - e.at for e in events if e.action == action):.1f}",
+        )
+        for action, n in sorted(acts.items())
+    ]
+    print_table(("act of chaos", "n", "attempts", "whole again after s"), rows)
+    spreads = [(kind, s["n"], s["p50"], s["p99"], s["max"]) for kind, s in record["next_s"].items()]
+    print_table(("the slot's next attempt began after", "n", "p50 s", "p99 s", "max s"), spreads)
+    lives: dict[str, Any] = {}
+    for life in watch.lives():
+        lives.setdefault(life.role, life)
+    rows = [
+        (life.role, f"{life.seconds:.0f}", *(f"{a} to {b}" for a, b in (life.descriptors, life.sockets)),
+         f"{life.own_bytes[0] >> 20} to {life.own_bytes[1] >> 20}")
+        for life in lives.values()
+    ]  # fmt: skip
+    print_table(("the longest life of a", "lasted s", "descriptors", "sockets", "own memory, MiB"), rows)
+    if record["gpu_bytes"]["idle"] is not None:
+        print(
+            f"GPU memory: {record['gpu_bytes']['idle'] >> 20} MiB idle, {record['gpu_bytes']['end'] >> 20} at the end"
+        )
+    for fault in found.faults:
+        print(f"FAULT {fault}")
+    print(
+        f"{record['counts']['accepted']} evaluations in {record['seconds']:.0f} s, {record['per_s']:.2f}/s, "
+        f"{len(events)} acts of chaos, {len(found.faults)} faults"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Two hosts, and a network that parts one of them from Redis or from Postgres: no second verdict, no loss."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.network import Network, NoNetwork
+from tests.chaos.rig import PATIENCE_S
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
+#: Longer than a lease and than the patience of all connections.
+_PARTED_S = 45.0
+
+
+@pytest.fixture(scope="module")
+def network(services: Any) -> Iterator[Network]:
+    """Two hosts that reach this module's services over TCP."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    redis_socket = Path(services.valkey.url.removeprefix("redis+socket://"))
+    postgres_socket = Path(services.postgres._sockets) / services.postgres.socket_name
+    try:
+        with Network(redis_socket, postgres_socket, hosts=2) as network:
+            yield network
+    except NoNetwork as error:
+        pytest.skip(f"no network of several hosts can be made here: {error}")
+
+
+@pytest.fixture(scope="module")
+def hosts(network: Network, start_fleet: Any) -> list[Any]:
+    """A fleet on each host."""
+    addresses = {"database_url": network.postgres_url, "redis_url": network.redis_url}
+    return [start_fleet(prefix=network.on(host), **addresses) for host in range(2)]
+
+
+def test_hosts_have_names_of_their_own(hosts: list[Any], services: Any, whole: Any) -> None:
+    """Both serve the queue, and each attempt says where it was made."""
+    assert [fleet.live()[0].host for fleet in hosts] == ["host-0", "host-1"]
+    ids = [services.submit("sleep 0.5", attempts=3) for _ in range(6)]
+    whole(*ids, attempts=1)
+    made = services.rows(
+        "SELECT DISTINCT w.host FROM attempts AS a JOIN workers AS w ON w.id = a.worker_id "
+        "WHERE a.evaluation_id = ANY(:ids)",
+        ids=ids,
+    )
+    assert {row.host for row in made} == {"host-0", "host-1"}
+
+
+@pytest.mark.parametrize("service", [Network.REDIS, Network.POSTGRES], ids=["Redis", "Postgres"])
+def test_a_host_may_be_parted_from_a_service(
+    hosts: list[Any], network: Network, services: Any, whole: Any, service: str
+) -> None:
+    """What it runs is judged there or elsewhere, once; the other host goes on; healed, it serves again."""
+    held = [services.submit("sleep 8", attempts=3) for _ in range(2)]
+    for identity in held:
+        services.started(identity)
+    network.cut(0, service)
+    try:
+        begun = time.monotonic()
+        meanwhile = [services.submit("sleep 0.2", attempts=3) for _ in range(20)]
+        for identity in [*held, *meanwhile]:
+            assert services.verdict(identity, 150).passed
+        time.sleep(max(0.0, _PARTED_S - (time.monotonic() - begun)))
+    finally:
+        network.heal(0, service)
+    whole(*held, *meanwhile)
+    services.until(lambda: _serves(services, "host-0"), PATIENCE_S, "the parted host's work")
+    whole(*held, *meanwhile)
+
+
+def _serves(services: Any, host: str) -> bool:
+    """Whether a host takes up evaluations: some are submitted until it does."""
+    ids = [services.submit("sleep 0.3", attempts=3) for _ in range(4)]
+    for identity in ids:
+        services.verdict(identity, PATIENCE_S)
+    return bool(
+        services.rows(
+            "SELECT 1 FROM attempts AS a JOIN workers AS w ON w.id = a.worker_id "
+            "WHERE a.evaluation_id = ANY(:ids) AND w.host = :host AND a.category = 'passed'",
+            ids=ids,
+            host=host,
+        )
+    )

@@ -1,0 +1,239 @@
+"""Postgres killed, silent, read-only, full, failed over and migrated: what it took is kept, what runs waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from kqueue import Client
+from kqueue.errors import DatabaseUnavailable
+from kqueue.local import postgres as embedded
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+from kqueue.store import evaluations, schema
+from tests.chaos.rig import Halted, Whole
+from tests.fleet.conftest import Services, fleets
+
+
+def _execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)  # pyright: ignore
+
+
+def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any) -> None:
+    """Without a shutdown: the judge keeps its outcome, and records it when Postgres has recovered."""
+    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    os.kill(services.postgres.pid, signal.SIGKILL)
+    services.until(lambda: not services.postgres.alive(), what="its end")
+    time.sleep(3)
+    services.until(lambda: _starts(services.postgres), 30, "Postgres")
+    whole(running, waiting, attempts=1)
+
+
+def _starts(postgres: Postgres) -> bool:
+    """Whether it could be started: what a killed server leaves behind needs a moment to end."""
+    try:
+        postgres.start()
+    except embedded.LocalFleetError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+)
+def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
+    """It takes connections and does not answer: nothing is lost, and whatever ran in vain is judged again."""
+    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    with Halted(services.postgres.pid):
+        time.sleep(seconds)
+    whole(running, waiting)
+
+
+def test_postgres_may_be_read_only(services: Any, fleet: Any, whole: Any) -> None:
+    """Submissions are refused with what is wrong; the running one is recorded by its judge once writing works again."""
+    running = services.submit("sleep 2", attempts=3)
+    services.started(running)
+    url = services.postgres.url
+    _execute(url, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+    try:
+        with Client(services.config()) as client:
+            services.until(lambda: _refused(client, "read-only"), 10, "the refusal")
+        time.sleep(3)
+        assert evaluations.verdict(services.engine, running) is None
+    finally:
+        _execute(
+            url,
+            "SET default_transaction_read_only = off",
+            "ALTER SYSTEM RESET default_transaction_read_only",
+            "SELECT pg_reload_conf()",
+        )
+    [attempt] = whole(running, attempts=1)
+    assert attempt.written_by == "judge"
+
+
+def _refused(client: Client, why: str) -> bool:
+    try:
+        ticket = client.submit(problem="p", kernel="ok", backend="torch", lane="cpu", allow_idle_lane=True)
+    except DatabaseUnavailable as error:
+        return why in str(error)
+    ticket.cancel()
+    return False
+
+
+@pytest.mark.parametrize(
+    "seconds", [3, pytest.param(15, marks=pytest.mark.chaos)], ids=["a moment", "past every limit on locks"]
+)
+def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
+    """ACCESS EXCLUSIVE on what all need: everything waits, nobody gives up for good."""
+    running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    with services.engine.begin() as connection:
+        connection.execute(text("LOCK TABLE evaluations, attempts, workers IN ACCESS EXCLUSIVE MODE"))
+        time.sleep(seconds)
+    whole(running, waiting)
+
+
+def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any) -> None:
+    """Downgraded and upgraded while workers run and evaluations are queued: all of them are judged in the end."""
+    running = services.submit("sleep 2", attempts=3)
+    services.started(running)
+    waiting = [services.submit("ok", attempts=3) for _ in range(5)]
+    schema.downgrade(services.postgres.url, "-1")
+    time.sleep(3)
+    schema.upgrade(services.postgres.url)
+    assert fleet.process.poll() is None
+    whole(running, *waiting)
+
+
+@dataclass
+class _Address:
+    """In the place of a server: where clients find whichever serves."""
+
+    url: str
+    pid: int | None
+
+
+def test_postgres_may_fail_over(tmp_path: Path) -> None:
+    """The primary is killed and its standby promoted: who knows both addresses goes on there."""
+    tmp_path.chmod(0o755)
+    with Postgres(tmp_path / "a", durable=False) as primary, Valkey(tmp_path / "valkey") as valkey:
+        schema.upgrade(primary.url)
+        sockets = _sockets(primary)
+        standby_data = tmp_path / "b" / "data"
+        standby_data.parent.mkdir()
+        copy = [str(embedded._binaries() / "pg_basebackup"), "-h", sockets, "-U", "postgres", "-D", str(standby_data)]
+        subprocess.run([*copy, "-R", "-X", "stream", "-c", "fast"], check=True, env=embedded.clean_environment())
+        with Postgres(tmp_path / "b", durable=False) as standby:
+            hosts = quote(f"{sockets},{_sockets(standby)}", safe=",")
+            both = f"postgresql+psycopg://postgres@/kqueue?host={hosts}&port=5432,5432&target_session_attrs=read-write"
+            services = Services(_Address(both, None), valkey, tmp_path)
+            with fleets(services) as start:
+                fleet = start()
+                running = services.submit("sleep 2", attempts=3)
+                waiting = [services.submit("ok", attempts=3) for _ in range(3)]
+                services.started(running)
+                _caught_up(primary)
+                os.kill(primary.pid, signal.SIGKILL)
+                services.until(lambda: not primary.alive(), what="its end")
+                _execute(standby.url, "SELECT pg_promote()")
+                Whole(services)(running, *waiting, attempts=1)
+                assert fleet.process.poll() is None
+            services.engine.dispose()
+            services.app.close()
+
+
+def _sockets(postgres: Postgres) -> str:
+    return str(postgres._sockets)
+
+
+def _caught_up(primary: Postgres) -> None:
+    """Wait until the standby has replayed all: what an asynchronous one lacks is lost with the primary."""
+    with psycopg.connect(primary.url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+        while not connection.execute(
+            "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) AND count(*) > 0 FROM pg_stat_replication"
+        ).fetchone()[0]:  # pyright: ignore
+            time.sleep(0.02)
+
+
+@contextmanager
+def _small_disk(place: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of so many MiB at `place`."""
+    place.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system of a known size can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(place: Path) -> Path:
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(b"\1" * size)
+            except OSError:
+                size //= 2
+    return filler
+
+
+def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
+    """Nothing more is accepted, what was accepted stays, and once there is room all of it is judged."""
+    tmp_path.chmod(0o755)
+    with _small_disk(tmp_path / "disk", 256) as disk, Valkey(tmp_path / "valkey") as valkey:
+        postgres = Postgres(disk / "pg", durable=False)
+        with postgres:
+            schema.upgrade(postgres.url)
+            services = Services(postgres, valkey, tmp_path)
+            with fleets(services) as start:
+                fleet = start()
+                running = services.submit("sleep 2", attempts=3)
+                services.started(running)
+                waiting = services.submit("ok", attempts=3, send=False)
+                filler = _fill(disk)
+                accepted = _submit_much(services)
+                filler.unlink()
+                if not postgres.alive():
+                    services.until(lambda: _starts(postgres), 30, "Postgres")
+                assert evaluations.existing(services.engine, accepted) == set(accepted)
+                Whole(services)(running, waiting, *accepted)
+                assert fleet.process.poll() is None
+            services.engine.dispose()
+            services.app.close()
+
+
+def _submit_much(services: Services) -> list[Any]:
+    """Submit until Postgres finds no room for it; what was accepted before."""
+    accepted: list[Any] = []
+    problem_of_a_megabyte = os.urandom(400_000).hex()
+    for number in range(500):
+        request = evaluations.Request(
+            problem=f"{number}{problem_of_a_megabyte}", kernel="ok", backend="torch", lane="cpu"
+        )
+        try:
+            [submitted] = evaluations.submit(services.engine, [request])
+        except DatabaseUnavailable:
+            return accepted
+        accepted.append(submitted.evaluation_id)
+    raise AssertionError("the disk did not get full")

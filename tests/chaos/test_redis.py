@@ -1,0 +1,89 @@
+"""Redis killed, emptied, silent and full: it is transport, and losing it loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis
+
+from kqueue import Client
+from kqueue.store import evaluations
+from tests.chaos.rig import PATIENCE_S, Halted
+
+
+@pytest.fixture
+def client(services: Any) -> Any:
+    """A producer, who must be able to submit whatever becomes of Redis."""
+    with Client(services.config()) as client:
+        yield client
+
+
+def _connection(services: Any) -> redis.Redis:
+    return redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://"))
+
+
+def _submit(client: Client, kernel: str = "ok") -> UUID:
+    return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu", allow_idle_lane=True).evaluation_id
+
+
+def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Client) -> None:
+    """What runs goes on to its verdict meanwhile, what is submitted meanwhile is judged after, each once."""
+    running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    os.kill(services.valkey.pid, signal.SIGKILL)
+    services.until(lambda: not services.valkey.alive(), what="its end")
+    meanwhile = _submit(client)
+    assert services.verdict(running, PATIENCE_S).passed
+    services.valkey.start()
+    whole(running, waiting, meanwhile, attempts=1)
+
+
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+)
+def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Client, seconds: float) -> None:
+    """It takes connections and does not answer: verdicts come all the same, submissions are accepted, workers stay."""
+    worker = fleet.live()[0].id
+    running = services.submit("sleep 2", attempts=3)
+    services.started(running)
+    with Halted(services.valkey.pid):
+        ends = time.monotonic() + seconds
+        meanwhile = _submit(client)
+        assert services.verdict(running, PATIENCE_S).passed
+        time.sleep(max(0.0, ends - time.monotonic()))
+        assert fleet.live()[0].id == worker
+    whole(running, meanwhile, attempts=1)
+
+
+def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client) -> None:
+    """It refuses what needs memory: submissions are accepted and judged once there is room again."""
+    running = services.submit("sleep 2", attempts=3)
+    services.started(running)
+    with _connection(services) as connection:
+        connection.config_set("maxmemory", "1")
+        with pytest.raises(redis.OutOfMemoryError):
+            connection.set("one", "more")
+        waiting = [_submit(client) for _ in range(5)]
+        assert services.verdict(running, PATIENCE_S).passed
+        connection.config_set("maxmemory", "0")
+    whole(running, *waiting, attempts=1)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any) -> None:
+    """With hundreds queued: it fills again within 30 s, and each is judged once."""
+    first = services.submit("sleep 40", attempts=3)
+    services.started(first)
+    queued = [services.submit("ok", attempts=3) for _ in range(300)]
+    with _connection(services) as connection:
+        assert connection.llen("kqueue.cpu") == len(queued)
+        connection.flushall()
+        services.until(lambda: connection.llen("kqueue.cpu") == len(queued), 32, "every message")
+    assert evaluations.cancel(services.engine, first)
+    whole(*queued, attempts=1)

@@ -1,0 +1,234 @@
+"""Workers, supervisors and machines that end, and clocks that jump: what becomes of what they ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+from sqlalchemy import text
+
+from kqueue import broker
+from kqueue.contract import Request
+from kqueue.store import evaluations
+from tests.chaos.family import below
+from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
+from workers.sandbox import cgroups
+
+#: What realtime clocks say lies this many seconds beside what the kernel says.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long jump(void) {
+    static volatile long *seconds;
+    if (!seconds) {
+        int file = open(getenv("CLOCK_JUMP"), O_RDONLY);
+        void *page = mmap(0, 8, PROT_READ, MAP_SHARED, file, 0);
+        close(file);
+        if (page == MAP_FAILED) return 0;
+        seconds = page;
+    }
+    return *seconds;
+}
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    int result = syscall(SYS_clock_gettime, clock, out);
+    if (result == 0 && clock == CLOCK_REALTIME) out->tv_sec += jump();
+    return result;
+}
+int gettimeofday(struct timeval *restrict out, void *restrict zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    out->tv_sec = now.tv_sec;
+    out->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:
+    """SIGTERM to a worker's parent: what runs ends as itself, and another worker takes the slot."""
+    running = services.submit("sleep 2")
+    attempt = services.started(running)
+    os.kill(worker_of(fleet, attempt), signal.SIGTERM)
+    [only] = whole(running, attempts=1)
+    assert (only.written_by, only.worker_id) == ("judge", attempt.worker_id)
+    assert fleet.live()[0].id != attempt.worker_id
+
+
+def test_a_worker_told_to_quit_hands_its_evaluation_back(services: Any, fleet: Any, whole: Any) -> None:
+    """SIGQUIT to a worker's parent: what runs is killed, and judged by the worker that follows."""
+    running = services.submit("sleep-once", attempts=3)
+    attempt = services.started(running)
+    os.kill(worker_of(fleet, attempt), signal.SIGQUIT)
+    first, second = whole(running, attempts=2)
+    assert (first.category, second.category) == ("worker_lost", "passed")
+    assert first.worker_id != second.worker_id
+
+
+@pytest.mark.parametrize(("kernel", "category"), [("hog", "worker_lost"), ("reference hog", "reference_error")])
+def test_a_judge_killed_for_want_of_memory(services: Any, fleet: Any, whole: Any, kernel: str, category: str) -> None:
+    """The kernel's out-of-memory killer strikes: the host's lack, but while a reference runs the reference's."""
+    groups = cgroups.Groups()
+    memory = groups.measures["cgroup_memory"]
+    groups.close()
+    if memory is not True:
+        pytest.skip(f"no memory can be bounded here: {memory}")
+    [attempt] = whole(services.submit(kernel), category=category, attempts=1)
+    assert attempt.outcome["facts"] == {"signal": "SIGKILL", "out_of_memory": True}
+
+
+def test_a_request_of_another_version_ends_with_a_word(services: Any, fleet: Any, whole: Any) -> None:
+    """What is stored cannot be read: the fleet's fault at once, and neither worker nor queue is held up."""
+    newer = services.submit("ok", send=False)
+    with services.engine.begin() as connection:
+        connection.execute(
+            text("""UPDATE evaluations SET settings = settings || '{"frobnicate": 1}' WHERE id = :id"""), {"id": newer}
+        )
+    services.send(newer)
+    whole(newer, category="judge_error")
+    assert "frobnicate" in services.verdict(newer).message or "cannot read" in services.verdict(newer).message
+
+
+def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole: Any) -> None:
+    """Celery's first protocol, unknown tasks, foreign words: an evaluation is judged once, whatever names it."""
+    known, older = services.submit("ok", send=False), services.submit("ok", send=False)
+    first_protocol = json.dumps(
+        {
+            "body": json.dumps({"task": broker.EVALUATE, "id": str(older), "args": [str(older)], "kwargs": {}}),
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": {},
+            "properties": {"delivery_info": {"exchange": "", "routing_key": "kqueue.cpu"}, "delivery_tag": "1"},
+        }
+    )
+    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+        client.lpush("kqueue.cpu", first_protocol, b"{}", b"no JSON", b"[1, 2]", b"\xff\xfe")
+    for task in ("kqueue.judge", "kqueue.evaluate.v2"):
+        services.app.send_task(task, args=[str(known), {"new": 1}], task_id=str(uuid4()), queue=broker.queue("cpu"))
+    for arguments in ([], ["no id"], [str(uuid4())], [str(known)], [str(known)]):
+        services.app.send_task(broker.EVALUATE, args=arguments, task_id=str(known), queue=broker.queue("cpu"))
+    # What said nothing to this version is sent again in its own words.
+    _forget_messages(services)
+    whole(known, older, attempts=1)
+
+
+def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> None:
+    """An hour ahead all leases have run out: the first attempt's outcome comes too late, and one verdict stands."""
+    running = services.submit("sleep 4", attempts=3)
+    services.started(running)
+    with services.engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL"))
+    attempts = whole(running)
+    # A heartbeat may have come before the sweep.
+    if len(attempts) > 1:
+        assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")]
+        assert services.verdict(running).attempts == 2
+
+
+def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
+    """All processes of a host die at once, without a word: another host's sweeper ends the lease, its workers judge."""
+    fleet.stop()
+    first = start_fleet()
+    running, waiting = services.submit("sleep-once", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    second = start_fleet()
+    kill_tree(first.process.pid)
+    first.process.wait()
+    lost, passed, *_ = whole(running, waiting)
+    assert (lost.category, lost.written_by, passed.category) == ("worker_lost", "sweeper", "passed")
+    assert passed.worker_id in {worker.id for worker in second.live()}
+    second.stop()
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600, 8 * 3600], ids=["forward", "backward", "past the visibility timeout"])
+def test_a_hosts_clock_may_jump(
+    services: Any, start_fleet: Any, whole: Any, seconds: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Leases are the database's, deadlines run by a clock that does not jump: nothing is lost or judged twice."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler for the clock that jumps")
+    place = tmp_path_factory.mktemp("clock")
+    (place / "shim.c").write_text(SHIM)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True)
+    jump, python = place / "jump", place / "python"
+    jump.write_bytes((0).to_bytes(8, "little", signed=True))
+    # Workers are started with an environment of few variables.
+    python.write_text(f'#!/bin/sh\nLD_PRELOAD={place}/shim.so CLOCK_JUMP={jump} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    mine = start_fleet(variables={"JUDGES_PYTHON": str(python)})
+    worker = mine.live()[0]
+    assert "shim.so" in Path(f"/proc/{worker.pid}/maps").read_text()
+    running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    with jump.open("r+b") as file:
+        file.write(seconds.to_bytes(8, "little", signed=True))
+    whole(running, waiting, attempts=1)
+    assert [w.id for w in mine.live()] == [worker.id]
+    mine.stop()
+
+
+def test_a_kernel_is_judged_by_another_worker(services: Any, start_fleet: Any, tmp_path: Path) -> None:
+    """With the true judge: worker, judge and candidate die with the kernel in flight, and a second attempt passes."""
+    mine = start_fleet(true=True)
+    identity = _submit_true(services, "time.sleep(3)")
+    attempt = services.started(identity)
+    worker = worker_of(mine, attempt)
+    candidates = services.until(lambda: _candidates(worker), PATIENCE_S, "the candidate")
+    os.kill(worker, signal.SIGKILL)
+    services.until(lambda: not any(services.alive(pid) for pid in candidates), 10, "the candidate's end")
+    assert services.verdict(identity, PATIENCE_S).passed
+    assert [a.category for a in services.attempts(identity)] == ["worker_lost", "passed"]
+    assert services.verdict(_submit_true(services, "pass"), PATIENCE_S).passed
+    mine.stop()
+
+
+def _candidates(worker: int) -> list[int]:
+    return [pid for pid in below(worker) if Path(f"/proc/{pid}/comm").read_text().strip() == "kq-candidate"]
+
+
+def _submit_true(services: Any, body: str) -> UUID:
+    model = (
+        "import time, torch\nclass {}(torch.nn.Module):\n    def forward(self, x):\n        {}\n        return x + 1\n"
+    )
+    made = "def get_inputs():\n    return [torch.randn(64)]\ndef get_init_inputs():\n    return []\n"
+    request = Request(
+        problem=model.format("Model", "pass") + made,
+        kernel=model.format("ModelNew", body) + f"# {uuid4()}\n",
+        backend="torch",
+        lane="cpu",
+        settings={"checks": 1, "timing": {"enabled": False}},
+    )
+    [submitted] = evaluations.submit(services.engine, [request])
+    services.send(submitted.evaluation_id)
+    evaluations.mark_published(services.engine, [submitted.evaluation_id])
+    return submitted.evaluation_id
+
+
+def _forget_messages(services: Any) -> None:
+    time.sleep(1)
+    with services.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE evaluations SET published_at = now() - interval '1 hour' WHERE state = 'queued'")
+        )

@@ -1,0 +1,171 @@
+"""What a fleet's long-lived processes hold over time, and what is left of those that died."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kqueue.local.process import running
+from tests.chaos.family import Family, below, born, descriptors, name, own_memory, words
+from workers.sandbox import linux
+
+_EVERY_S: Final = 1.0
+#: A process is measured from this age on: it opens connections and fills caches first.
+_GROWN_UP_S: Final = 20.0
+#: What lives on so long after its parents died is an orphan.
+_ORPHAN_S: Final = 15.0
+#: Samples at either end of a life of which the least counts, as what is being done at the moment comes on top.
+_SAMPLES: Final = 5
+#: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
+_MORE_DESCRIPTORS: Final = 4
+_MORE_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at one process, or at all processes of a service together."""
+
+    at: float
+    descriptors: int
+    sockets: int
+    own_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What became of a process from its first samples to its last."""
+
+    role: str
+    seconds: float
+    descriptors: tuple[int, int]
+    sockets: tuple[int, int]
+    own_bytes: tuple[int, int]
+
+    def leaks(self) -> list[str]:
+        """What it gained and should not have, a line for each."""
+        found = [
+            f"{self.role}: {what} rose from {first} to {last} in {self.seconds:.0f} s"
+            for what, (first, last) in (("descriptors", self.descriptors), ("sockets", self.sockets))
+            if last > first + _MORE_DESCRIPTORS
+        ]
+        first, last = self.own_bytes
+        if last > first + max(_MORE_BYTES, first // 5):
+            found.append(f"{self.role}: memory rose from {first >> 20} to {last >> 20} MiB in {self.seconds:.0f} s")
+        return found
+
+
+class Watch(threading.Thread):
+    """Looks at a fleet every second. The calling process becomes the one to which orphans are handed."""
+
+    def __init__(self, family: Family, gpu: bool) -> None:
+        """Name the fleet; it begins with :meth:`start`. ``gpu``: whether the GPU's memory is looked at too."""
+        super().__init__(name="watch", daemon=True)
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+        self._family = family
+        self._stop = threading.Event()
+        self._samples: dict[tuple[str, int, int], list[Sample]] = defaultdict(list)
+        self._strangers: dict[int, float] = {}
+        self._orphans: dict[int, str] = {}
+        self._nvml = _nvml() if gpu else None
+        #: Bytes used of the GPU, by seconds since 1970.
+        self.gpu_bytes: list[tuple[float, int]] = []
+
+    def run(self) -> None:
+        """Look."""
+        while not self._stop.wait(_EVERY_S):
+            self._look()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stop.set()
+        self.join()
+
+    def gpu_used(self) -> int | None:
+        """Bytes of the GPU that are in use now; None where none is watched."""
+        if self._nvml is None:
+            return None
+        library, handle = self._nvml
+        return int(library.nvmlDeviceGetMemoryInfo(handle).used)
+
+    def lives(self) -> list[Life]:
+        """What became of each process that lived long enough to tell, and of the services across their restarts."""
+        found: list[Life] = []
+        for (role, _, _), samples in self._samples.items():
+            if len(samples) < 3 * _SAMPLES:
+                continue
+            first, last = samples[:_SAMPLES], samples[-_SAMPLES:]
+            found.append(
+                Life(
+                    role,
+                    last[-1].at - first[0].at,
+                    (min(s.descriptors for s in first), min(s.descriptors for s in last)),
+                    (min(s.sockets for s in first), min(s.sockets for s in last)),
+                    (min(s.own_bytes for s in first), min(s.own_bytes for s in last)),
+                )
+            )
+        return sorted(found, key=lambda life: (life.role, -life.seconds))
+
+    def orphans(self, grace_s: float = _ORPHAN_S) -> list[str]:
+        """What outlived its parents, now or for a while before; call it when the fleet has ended."""
+        deadline = time.monotonic() + grace_s
+        while (left := self._inherited()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in left:
+            self._orphans[pid] = f"{pid} {name(pid)}: {' '.join(words(pid))[:100]}"
+        return list(self._orphans.values())
+
+    def _look(self) -> None:
+        family, now = self._family, time.time()
+        parents = {family.up: "kqueue up"}
+        if supervisor := family.supervisor():
+            parents[supervisor] = "supervisor"
+        for worker in family.workers():
+            parents[worker] = "worker"
+            if forkserver := family.forkserver(worker):
+                parents[forkserver] = "fork server"
+        for pid, role in parents.items():
+            start = born(pid)
+            held, sockets = descriptors(pid)
+            if start is not None and held >= 0 and self._age(start) > _GROWN_UP_S:
+                self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))
+        for role, pid in (("Postgres", family.postgres()), ("Valkey", family.valkey())):
+            if pid and (start := born(pid)) and self._age(start) > _GROWN_UP_S / 2:
+                held, sockets = descriptors(pid)
+                own = sum(own_memory(one) for one in (pid, *below(pid)))
+                # Across its restarts: its data stay, and so would what it does not let go of.
+                self._samples[role, 0, 0].append(Sample(now, held, sockets, own))
+        if (used := self.gpu_used()) is not None:
+            self.gpu_bytes.append((now, used))
+        for pid in self._inherited():
+            since = self._strangers.setdefault(pid, now)
+            if now - since > _ORPHAN_S:
+                self._orphans[pid] = f"{pid} {name(pid)}: {' '.join(words(pid))[:100]}"
+
+    def _inherited(self) -> list[int]:
+        """Living children that this process did not start; the dead ones are reaped."""
+        left: list[int] = []
+        for pid in linux.children(os.getpid()):
+            if pid == self._family.up:
+                continue
+            if running(pid):
+                left.append(pid)
+            else:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return left
+
+    @staticmethod
+    def _age(start: int) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def _nvml() -> tuple[Any, Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
