@@ -10,12 +10,18 @@ What differs from KernelBench, whichever door is used:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb
+from statistics import fmean, geometric_mean
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Comparison, Deadlines, Measurement, Precision, Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 
+#: ``eval_results.json``: a problem's id, and its samples' entries.
+Results = Mapping[str, Sequence[Mapping[str, Any]]]
 #: The fewest timed calls that a median is taken of; who asks for fewer gets these.
 MIN_PERF_TRIALS: Final = 5
 #: What people call the precisions, torch's own names among them.
@@ -215,3 +221,62 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidRequest(f"{name}: a whole number from {least} to {most} is needed, not {value!r}")
     return value
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that of ``k`` of a problem's samples, drawn at random, at least one is correct (``samples >= k``)."""
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[str, Any]:
+    """What a run's results come to.
+
+    Args:
+        results: entries of ``eval_results.json``: a problem's id, and its samples' :func:`row_of`.
+        ks: of pass@k.
+        ps: thresholds of fast_p, speedups.
+
+    Returns:
+        ``problems``, ``samples``, ``compiled``, ``correct`` and ``timed`` (counts); ``pass_at_k`` by k: ``value``,
+        the mean over those ``problems`` that have k samples (None where none has); ``fast_p`` by p: the share of
+        correct samples whose speedup is above p, within each problem and then over all problems (None without
+        problems; a correct sample that has no speedup counts for p = 0 only); ``geometric_mean_speedup`` of correct
+        samples that have one; ``categories``, counts.
+    """
+    tables = [rows for rows in results.values() if rows]
+    rows = [row for table in tables for row in table]
+    speedups = [speedup for row in rows if (speedup := _speedup(row)) is not None]
+    return {
+        "problems": len(tables),
+        "samples": len(rows),
+        "compiled": sum(row["compiled"] for row in rows),
+        "correct": sum(row["correctness"] for row in rows),
+        "timed": len(speedups),
+        "pass_at_k": {k: _mean_pass(tables, k) for k in ks},
+        "fast_p": {p: _mean(_share(table, p) for table in tables) for p in ps},
+        "geometric_mean_speedup": geometric_mean(speedups) if speedups else None,
+        "categories": dict(Counter(row["metadata"].get("category", "unknown") for row in rows).most_common()),
+    }
+
+
+def _mean_pass(tables: Iterable[Sequence[Mapping[str, Any]]], k: int) -> dict[str, Any]:
+    enough = [table for table in tables if len(table) >= k]
+    value = _mean(pass_at_k(len(table), sum(row["correctness"] for row in table), k) for table in enough)
+    return {"value": value, "problems": len(enough)}
+
+
+def _share(table: Sequence[Mapping[str, Any]], p: float) -> float:
+    return sum(row["correctness"] and (_speedup(row) or 0.0 if p else 1.0) > p for row in table) / len(table)
+
+
+def _speedup(row: Mapping[str, Any]) -> float | None:
+    """Of a correct sample: the verdict's, or that of the two times of an entry that another program wrote."""
+    if not row["correctness"]:
+        return None
+    runtime, reference = row.get("runtime", -1.0), row.get("ref_runtime", -1.0)
+    return row["metadata"].get("speedup") or (reference / runtime if runtime > 0 and reference > 0 else None)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None

@@ -1,4 +1,4 @@
-"""`kqueue submit`: kernels from files, folders, globs or JSON lines, and their verdicts."""
+"""`kqueue submit` and `wait`: kernels from files, folders, globs or JSON lines, and their verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.errors import InvalidRequest, WaitTimeout
+from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,7 @@ _CHUNK: Final = 200
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
     app.command()(submit)
+    app.command()(wait)
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class _Item:
     verdict: dict[str, Any] | None = None
 
     def label(self, which: str) -> str | None:
-        return self.entry.fields.get(f"{which}_label")
+        name = f"{which}_label"
+        return self.entry.fields.get(name) or (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -112,9 +114,47 @@ def submit(
     items = _run(entries, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
     if any(item.ticket is None for item in items):
         raise typer.Exit(2)
-    if wait and any(item.verdict is None for item in items):
+    if wait:
+        _exit_by_verdicts(items)
+
+
+def wait(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
+    batch: Annotated[str | None, typer.Option(help="All of this batch, in the order of submission.")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line an evaluation, as `submit --json`.")] = False,
+) -> None:
+    """Wait for verdicts of what was submitted before, by whomever; exit with 1 if one did not pass."""
+    from kqueue.cli.sources import Entry
+    from kqueue.client import Client
+    from kqueue.config import load
+    from kqueue.store import reports
+    from kqueue.store.engine import connect
+
+    if not ids and batch is None:
+        raise InvalidRequest("name what to wait for: ids, or --batch NAME")
+    engine = connect(load().require_database(), application="kqueue wait", pool_size=1)
+    with Client() as client:
+        try:
+            tickets = [client.get(reports.resolve_id(engine, prefix)) for prefix in ids or ()]
+        finally:
+            engine.dispose()
+        if batch is not None:
+            found = client.batch(batch)
+            if not found:
+                raise UnknownEvaluation(batch, what="the batch")
+            tickets += found
+        items = [_Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
+        _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
+    if not as_json:
+        _print(items, wait=True)
+    _exit_by_verdicts(items)
+
+
+def _exit_by_verdicts(items: Sequence[_Item]) -> None:
+    if any(item.verdict is None for item in items):
         raise typer.Exit(4)
-    if wait and any(item.verdict is not None and item.verdict["category"] != "passed" for item in items):
+    if any(item.verdict is not None and item.verdict["category"] != "passed" for item in items):
         raise typer.Exit(1)
 
 
@@ -144,30 +184,35 @@ def _run(
     from kqueue.client import Client
 
     items: list[_Item] = []
-    written = 0
-
-    def write_ready() -> None:
-        """In the input's order: as far as everything before it is known."""
-        from kqueue.cli.render import write_json
-
-        nonlocal written
-        while as_json and written < len(items) and not (wait and _open(items[written])):
-            write_json(items[written].to_json())
-            written += 1
-
+    write_ready = _writer(items, wait=wait) if as_json else _write_nothing
     with Client() as client:
         for chunk in _chunks(entries):
             items += _submit(client, chunk, allow_idle_lane)
             write_ready()
         if wait:
-            try:
-                _await(client, items, timeout, write_ready, quiet=as_json)
-            except KeyboardInterrupt:
-                print("kqueue: the evaluations go on; `kqueue cancel` ends them", file=sys.stderr)
-                raise
+            _await(client, items, timeout, write_ready, quiet=as_json)
     if not as_json:
         _print(items, wait=wait)
     return items
+
+
+def _writer(items: Sequence[_Item], *, wait: bool) -> Callable[[], None]:
+    """Writes what is ready of ``items``, in their order: as far as everything before it is known."""
+    from kqueue.cli.render import write_json
+
+    written = 0
+
+    def write_ready() -> None:
+        nonlocal written
+        while written < len(items) and not (wait and _open(items[written])):
+            write_json(items[written].to_json())
+            written += 1
+
+    return write_ready
+
+
+def _write_nothing() -> None:
+    """What is ready is printed in the end."""
 
 
 def _open(item: _Item) -> bool:
@@ -212,12 +257,15 @@ def _await(
             waiting.setdefault(item.ticket.evaluation_id, []).append(item)
     tickets = [same[0].ticket for same in waiting.values() if same[0].ticket is not None]
     try:
-        with _progress(len(tickets), quiet=quiet) as advance:
+        with progress(len(tickets), quiet=quiet) as advance:
             for ticket, verdict in client.as_completed(tickets, timeout):
                 for item in waiting[ticket.evaluation_id]:
                     item.verdict = verdict.summary()
                 advance(str(verdict.category))
                 arrived()
+    except KeyboardInterrupt:
+        print("kqueue: the evaluations go on; `kqueue cancel` ends them", file=sys.stderr)
+        raise
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
@@ -227,7 +275,7 @@ def _await(
 
 
 @contextmanager
-def _progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
+def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
     """A bar on stderr where that is a terminal; yields what tells it of one more verdict."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

@@ -1,0 +1,423 @@
+"""`kqueue kernelbench`: a folder of generations, judged and scored, in the files that KernelBench's scripts read."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from uuid import uuid4
+
+import typer
+
+from kqueue.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from kqueue.client import Client
+    from kqueue.contract import Request, Verdict
+
+NumberT = TypeVar("NumberT", int, float)
+
+_GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
+_PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
+#: Evaluations sent in one transaction.
+_CHUNK: Final = 100
+#: Seconds between two writings of the results, which are written whole.
+_WRITE_EVERY_S: Final = 2.0
+#: What some evaluations of a run came to nothing by: run the command again.
+_INCOMPLETE: Final = 3
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    app.command("kernelbench")(kernelbench)
+
+
+def kernelbench(
+    problems: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="References, N_name.py, in folders level1, level2 and so on or directly."),
+    ],
+    generations: Annotated[
+        Path, typer.Option(metavar="RUN_DIR", help="Kernels: level_L_problem_P_sample_S_kernel.py.")
+    ],
+    level: Annotated[int | None, typer.Option(help="Only this level.", show_default="the only one there is")] = None,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
+    lane: Annotated[str, typer.Option(help="auto, cpu, gpu, or gpu.<model>.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
+    checks: Annotated[int, typer.Option(help="Input sets that are compared.")] = 5,
+    calls: Annotated[int, typer.Option(help="Timed calls at most.")] = 100,
+    no_timing: Annotated[bool, typer.Option("--no-timing", help="Take no times.")] = False,
+    comparison: Annotated[str, typer.Option(help="strict or kernelbench.")] = "strict",
+    k: Annotated[str, typer.Option("--k", metavar="K,...", help="Of pass@k.")] = "1,5,10",
+    p: Annotated[str, typer.Option("--p", metavar="P,...", help="Speedups of fast_p.")] = "0,0.5,0.8,1,1.5,2",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The results.", show_default="RUN_DIR/eval_results.json")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The scores as one JSON line.")] = False,
+) -> None:
+    """Judge a folder of KernelBench generations and score it. Started again, it goes on where it was."""
+    from kqueue.client import Client
+    from kqueue.kernelbench import scores_of
+
+    ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
+    found, bad = _find(generations, problems, level)
+    run = _Run(out or generations / "eval_results.json", found.level)
+    arguments = {
+        "backend": backend,
+        "lane": lane,
+        "precision": precision,
+        "num_correct_trials": checks,
+        "num_perf_trials": calls,
+        "measure_performance": not no_timing,
+        "comparison": comparison,
+        "batch": generations.resolve().name or None,
+    }
+    todo = run.to_do(found.samples, arguments)
+    evaluated = len(todo)
+    try:
+        with Client() as client:
+            left_out = _judge(client, todo, run)
+    except KeyboardInterrupt:
+        print("kqueue: the evaluations go on; run the same again to have them", file=sys.stderr)
+        raise
+    finally:
+        run.write()
+    scores = scores_of(run.results, ks, ps)
+    _write(run.file.with_name("pass_at_k_results.json"), _pass_at_k_file(run.results, ks))
+    for line in [*bad, *(f"{name}: left out, {why}" for name, why in left_out)]:
+        _complain(line)
+    record = {
+        "level": found.level,
+        "results": str(run.file),
+        "evaluated": evaluated - len(left_out),
+        "left_out": [name for name, _ in left_out],
+        "bad_files": len(bad),
+        **scores,
+    }
+    _print(record, as_json=as_json)
+    if bad or left_out:
+        raise typer.Exit(_INCOMPLETE if left_out else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A generation, and the problem that it is for."""
+
+    path: Path
+    problem: Path
+    problem_id: int
+    sample_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    level: int
+    samples: list[_Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A sample that is to be judged."""
+
+    sample: _Sample
+    digest: str
+    request: Request
+    #: Evaluations of it of which nothing came.
+    fruitless: int = 0
+
+
+class _Run:
+    """The results' file: read, added to, written whole and never half."""
+
+    def __init__(self, file: Path, level: int) -> None:
+        self.file = file
+        self._level = level
+        #: Names this run's evaluations, so that an interrupted one finds them again. Without results it is a new run.
+        self._token_file = file.with_name(file.name + ".run")
+        known = file.exists() and self._token_file.exists()
+        self._token = self._token_file.read_text().strip() if known else uuid4().hex
+        self.results: dict[str, list[dict[str, Any]]] = _read(file, level) if file.exists() else {}
+        self._written = time.monotonic()
+        if not known:
+            self.write()
+            self._token_file.write_text(self._token + "\n")
+
+    def to_do(self, samples: Iterable[_Sample], arguments: dict[str, Any]) -> list[_Work]:
+        """What has no result yet; sources that cannot be kernels get theirs at once."""
+        from kqueue.integrations.answers import request_for
+
+        work: list[_Work] = []
+        for sample in samples:
+            data = sample.path.read_bytes()
+            digest = sha256(data).hexdigest()
+            if self._has(sample, digest):
+                continue
+            labels = {"problem_label": sample.problem.stem[:200], "kernel_label": sample.path.stem}
+            request = request_for(_text(sample.problem), _decoded(data), **arguments, **labels)
+            if isinstance(request, InvalidRequest):
+                self.add(sample, _refused(sample, str(request)), digest)
+            else:
+                work.append(_Work(sample, digest, request))
+        return work
+
+    def key(self, work: _Work) -> str:
+        digest = sha256(work.request.model_dump_json().encode()).hexdigest()
+        return f"{self._token}/{work.sample.problem_id}/{work.sample.sample_id}/{digest}/{work.fruitless}"
+
+    def add(self, sample: _Sample, row: dict[str, Any], digest: str) -> None:
+        """Put a sample's result in its place."""
+        row["metadata"] |= {"level": self._level, "file_sha256": digest}
+        table = self.results.setdefault(str(sample.problem_id), [])
+        table[:] = sorted([r for r in table if r["sample_id"] != sample.sample_id] + [row], key=_sample_id)
+        if time.monotonic() - self._written > _WRITE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        _write(self.file, dict(sorted(self.results.items(), key=lambda item: int(item[0]))))
+        self._written = time.monotonic()
+
+    def _has(self, sample: _Sample, digest: str) -> bool:
+        """Whether this very file has a result; one that another program wrote does not say of which file."""
+        return any(
+            row["sample_id"] == sample.sample_id and row["metadata"].get("file_sha256", digest) == digest
+            for row in self.results.get(str(sample.problem_id), ())
+        )
+
+
+def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
+    """Judge what is to do; returns the names of what nothing is known of, and why."""
+    from kqueue.cli.submit import progress
+    from kqueue.kernelbench import row_of
+
+    left_out: list[tuple[str, str]] = []
+    with progress(len(todo), quiet=False) as advance:
+        while todo:
+            again: list[_Work] = []
+            for work, verdict, created in _verdicts(client, todo, run):
+                if verdict.judged:
+                    run.add(work.sample, row_of(verdict, work.sample.sample_id), work.digest)
+                elif created:
+                    left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
+                else:
+                    # An earlier run's, of which nothing came.
+                    again.append(replace(work, fruitless=work.fruitless + 1))
+                    continue
+                advance(str(verdict.category))
+            todo = again
+    return sorted(left_out)
+
+
+def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tuple[_Work, Verdict, bool]]:
+    """Each with its verdict, and whether its evaluation is new, as they come."""
+    waiting: dict[Any, _Work] = {}
+    tickets: list[Any] = []
+    source = iter(todo)
+    while chunk := list(islice(source, _CHUNK)):
+        keyed = [work.request.model_copy(update={"idempotency_key": run.key(work)}) for work in chunk]
+        for work, ticket in zip(chunk, client.submit_batch(keyed), strict=True):
+            waiting[ticket.evaluation_id] = work
+            tickets.append(ticket)
+    for ticket, verdict in client.as_completed(tickets):
+        yield waiting[ticket.evaluation_id], verdict, ticket.created
+
+
+def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
+    """The generations of one level with their problems, and what is wrong with other files.
+
+    Raises:
+        InvalidRequest: a folder is missing, or has none; or there are several levels and none was chosen.
+    """
+    for folder, option in ((generations, "--generations"), (problems, "--problems")):
+        if not folder.is_dir():
+            raise InvalidRequest(f"{option} {folder}: no such folder")
+    bad: list[str] = []
+    named: dict[int, list[tuple[int, int, Path]]] = {}
+    for path in sorted(generations.glob("*.py")):
+        if match := _GENERATION.fullmatch(path.name):
+            at, problem_id, sample_id = map(int, match.groups())
+            named.setdefault(at, []).append((problem_id, sample_id, path))
+        else:
+            bad.append(f"{path.name}: not judged, its name is not level_L_problem_P_sample_S_kernel.py")
+    if level is None and len(named) > 1:
+        levels = ", ".join(map(str, sorted(named)))
+        raise InvalidRequest(f"--generations {generations}: has levels {levels}; choose one with --level and --out")
+    chosen = level if level is not None else next(iter(named), None)
+    if chosen is None or chosen not in named:
+        which = "" if level is None else f" of level {level}"
+        raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{which}")
+    known = _problems(problems, chosen)
+    samples: list[_Sample] = []
+    for problem_id, sample_id, path in sorted(named[chosen]):
+        match known.get(problem_id, []):
+            case [problem]:
+                samples.append(_Sample(path, problem, problem_id, sample_id))
+            case []:
+                bad.append(f"{path.name}: not judged, {problems} has no {problem_id}_*.py for level {chosen}")
+            case several:
+                names = ", ".join(problem.name for problem in several)
+                bad.append(f"{path.name}: not judged, problem {problem_id} could be {names}")
+    return _Found(chosen, samples), bad
+
+
+def _problems(folder: Path, level: int) -> dict[int, list[Path]]:
+    """A level's problems by their number: in its folder, or in ``folder`` itself where that has none for levels."""
+    below = folder / f"level{level}"
+    place = below if below.is_dir() or any(folder.glob("level*/")) else folder
+    found: dict[int, list[Path]] = {}
+    for path in sorted(place.glob("*.py")):
+        if match := _PROBLEM.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    return found
+
+
+def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
+    """Results written before, by this command or by KernelBench's scripts.
+
+    Raises:
+        InvalidRequest: it is no such file, or of another level.
+    """
+    try:
+        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        results = {
+            str(int(problem_id)): [_row(row) for row in (rows if isinstance(rows, list) else [rows])]
+            for problem_id, rows in known.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(
+            f"{file}: not a results file, samples by a problem's id ({error}); move it away or use --out"
+        ) from None
+    others = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
+    if others:
+        raise InvalidRequest(f"{file}: holds results of level {min(others)}; use another --out for level {level}")
+    return results
+
+
+def _row(given: Any) -> dict[str, Any]:
+    """A sample's entry, checked as far as it is used."""
+    facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
+    return {**given, **facts, "sample_id": int(given["sample_id"]), "metadata": dict(given.get("metadata") or {})}
+
+
+def _refused(sample: _Sample, why: str) -> dict[str, Any]:
+    """The entry of a file that cannot be a kernel: it counts as one that failed."""
+    return {
+        "sample_id": sample.sample_id,
+        "compiled": False,
+        "correctness": False,
+        "metadata": {"category": "entry_point_missing", "blame": "candidate", "compilation_error": why},
+        "runtime": -1.0,
+        "runtime_stats": {},
+        "ref_runtime": -1.0,
+        "ref_runtime_stats": {},
+    }
+
+
+def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int]) -> dict[str, Any]:
+    """pass@k as KernelBench's scripts read it."""
+    from kqueue.kernelbench import pass_at_k, scores_of
+
+    scores = scores_of(results, ks, ())
+    problems = {
+        problem_id: {
+            "total_samples": len(rows),
+            "correct_samples": (correct := sum(row["correctness"] for row in rows)),
+            **{f"pass@{k}": pass_at_k(len(rows), correct, k) for k in ks if k <= len(rows)},
+        }
+        for problem_id, rows in results.items()
+    }
+    return {
+        "averages": {f"avg_pass@{k}": value["value"] for k, value in scores["pass_at_k"].items()},
+        "metadata": {
+            "total_problems": scores["problems"],
+            "problems_with_samples": scores["problems"],
+            "total_evaluated_samples": scores["samples"],
+            "total_correct_samples": scores["correct"],
+            **{f"pass@{k}_count": value["problems"] for k, value in scores["pass_at_k"].items()},
+        },
+        "problems": problems,
+    }
+
+
+def _print(record: dict[str, Any], *, as_json: bool) -> None:
+    from kqueue.categories import Category
+    from kqueue.cli.render import category_text, print_table, ratio, write_json
+
+    if as_json:
+        write_json(record)
+        return
+    samples, problems = record["samples"], record["problems"]
+    print(
+        f"level {record['level']}: {samples} samples of {problems} problems ({record['evaluated']} judged now), "
+        f"{record['compiled']} compiled, {record['correct']} correct; {record['results']}"
+    )
+    scores = [
+        (f"pass@{k}", _share(value["value"]), f"{value['problems']} problems with {k} samples or more")
+        for k, value in record["pass_at_k"].items()
+    ]
+    scores += [
+        (f"fast_{p:g}", _share(value), f"correct and more than {p:g}x as fast") for p, value in record["fast_p"].items()
+    ]
+    mean = record["geometric_mean_speedup"]
+    if mean is not None:
+        scores.append(("speedup", ratio(mean), f"geometric mean of {record['timed']} correct samples"))
+    print_table(("score", "value", "of"), scores)
+    blames = {str(category): str(category.blame) for category in Category}
+    print_table(
+        ("category", "n", "share"),
+        (
+            (category_text(name, blames.get(name, "")), number, f"{number / samples:.1%}")
+            for name, number in record["categories"].items()
+        ),
+    )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _complain(line: str) -> None:
+    from kqueue.cli.render import one_line
+
+    print(f"kqueue: {one_line(line)}", file=sys.stderr)
+
+
+def _numbers(given: str, option: str, kind: type[NumberT]) -> list[NumberT]:
+    try:
+        numbers = [kind(part) for part in given.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < (1 if kind is int else 0):
+        what = "whole numbers from 1" if kind is int else "numbers from 0"
+        raise InvalidRequest(f"{option} {given}: {what}, separated by commas, are needed")
+    return sorted(set(numbers))
+
+
+def _text(problem: Path) -> str:
+    from kqueue.cli.sources import read_source
+
+    return read_source(problem)
+
+
+def _decoded(data: bytes) -> str:
+    # What is no UTF-8 comes to a source that is refused as such.
+    return data.decode("utf-8-sig", errors="surrogateescape")
+
+
+def _sample_id(row: dict[str, Any]) -> int:
+    return row["sample_id"]
+
+
+def _write(file: Path, content: Any) -> None:
+    fresh = file.with_name(file.name + ".new")
+    try:
+        fresh.write_text(json.dumps(content, indent=4, allow_nan=False), encoding="utf-8")
+        fresh.replace(file)
+    except OSError as error:
+        raise InvalidRequest(f"{file}: cannot be written: {error.strerror or error}; use another --out") from None
