@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -13,11 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.http import eval_server, jobs, problems, v1
+from kqueue.http import eval_server, jobs, openapi, problems, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.door import Door
-
-_log = logging.getLogger(__name__)
 
 #: Every door's routes.
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router)
@@ -55,6 +52,7 @@ def create_app(config: Config) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router)
     problems.install(app)
+    openapi.install(app)
     app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes)
     return app
 

@@ -1,8 +1,8 @@
 """Errors as ``application/problem+json`` (RFC 9457), and which of kqueue's exceptions is which status.
 
 Every body has ``type`` (``urn:kqueue:error:<code>``), ``title``, ``status``, ``detail``, ``instance`` and
-``code``, which is kqueue's own short name of the error and what a program decides on. Nothing of a
-request's content is repeated but the names of its fields.
+``code``, which is kqueue's own short name of the error and what a program decides on. Sources and tokens
+are never repeated.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from kqueue.errors import (
     BrokerUnavailable,
@@ -102,10 +103,43 @@ def problem(
     instance: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] = {}, **more: Any
 ) -> JSONResponse:
     """An error's answer; ``more`` are fields of :class:`Problem`. 503 and 429 say when to ask again."""
-    known = dict(headers)
-    if status in {429, 503}:
-        known.setdefault("Retry-After", str(RETRY_AFTER_S))
-    body = Problem(
+    return _answer(_problem(instance, status, code, detail, **more), headers)
+
+
+def status_of(error: KqueueError) -> tuple[int, str]:
+    """The status and the code that stand for one of kqueue's exceptions."""
+    return next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
+
+
+def describe(error: KqueueError, instance: str) -> Problem:
+    """One of kqueue's exceptions as a problem."""
+    more: dict[str, Any] = {}
+    if isinstance(error, IdempotencyConflict):
+        more["keys"] = sorted(error.keys)
+    if isinstance(error, WaitTimeout):
+        more["evaluation_ids"] = [str(identity) for identity in error.evaluation_ids]
+    status, code = status_of(error)
+    return _problem(instance, status, code, str(error), **more)
+
+
+def of(error: KqueueError, instance: str) -> JSONResponse:
+    """The answer that stands for one of kqueue's exceptions."""
+    return _answer(describe(error, instance))
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route's ``responses`` say of errors with these statuses."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in statuses
+    }
+
+
+def _problem(instance: str, status: int, code: str, detail: str, **more: Any) -> Problem:
+    return Problem(
         type=f"urn:kqueue:error:{code}",
         title=HTTPStatus(status).phrase,
         status=status,
@@ -114,23 +148,13 @@ def problem(
         code=code,
         **more,
     )
-    return JSONResponse(body.model_dump(exclude_none=True), status, headers=known, media_type=MEDIA_TYPE)
 
 
-def status_of(error: KqueueError) -> tuple[int, str]:
-    """The status and the code that stand for one of kqueue's exceptions."""
-    return next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
-
-
-def of(error: KqueueError, instance: str) -> JSONResponse:
-    """The answer that stands for one of kqueue's exceptions."""
-    status, code = status_of(error)
-    more: dict[str, Any] = {}
-    if isinstance(error, IdempotencyConflict):
-        more["keys"] = sorted(error.keys)
-    if isinstance(error, WaitTimeout):
-        more["evaluation_ids"] = [str(identity) for identity in error.evaluation_ids]
-    return problem(instance, status, code, str(error), **more)
+def _answer(body: Problem, headers: Mapping[str, str] = {}) -> JSONResponse:
+    known = dict(headers)
+    if body.status in {429, 503}:
+        known.setdefault("Retry-After", str(RETRY_AFTER_S))
+    return JSONResponse(body.model_dump(exclude_none=True), body.status, headers=known, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
@@ -139,6 +163,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HttpError, _http)
     app.add_exception_handler(HTTPException, _starlette)
     app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -174,6 +199,11 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
     ]
     detail = "; ".join(f"{fault.field}: {fault.message}" for fault in errors[:5])
     return problem(request.url.path, 422, "invalid_request", detail, errors=errors)
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads it."""
+    return Response(status_code=400)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -45,9 +45,13 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
         who = "no token needed" if open_to_all(config) else "tokens needed"
         # uvicorn raises the signal that ended it once more, which is no failure.
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: None)
+            signal.signal(signum, _ignore)
         report(f"kqueue serves http://{address}:{listening.getsockname()[1]} ({who})")
         _Server(app).run([listening])
+
+
+def _ignore(_signum: int, _frame: FrameType | None) -> None:
+    """The signal has done its work."""
 
 
 def _listen(host: str, port: int) -> socket.socket:

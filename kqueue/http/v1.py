@@ -1,28 +1,371 @@
-"""The native API below ``/v1``."""
+"""The native API below ``/v1``: the client's methods and the store's reports, as resources."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 
-from kqueue.categories import CATEGORIES
-from kqueue.http.auth import Reader
+from kqueue import contract
+from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.contract import Backend, Precision
+from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.http import events, problems, shapes
+from kqueue.http.auth import Reader, Submitter
+from kqueue.http.devices import CurrentFleet
+from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.problems import HttpError
+from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
+router.include_router(events.router)
+
+#: The most verdicts in one answer: each may hold a log and its evidence.
+_MOST_VERDICTS: Final = 20
+
+_EXAMPLE: Final[Mapping[str, Any]] = {
+    "problem": (
+        "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n\n"
+        "def get_inputs():\n    return [torch.randn(1024)]\n\ndef get_init_inputs():\n    return []\n"
+    ),
+    "kernel": (
+        "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
+    ),
+    "backend": "torch",
+    "problem_label": "relu",
+    "kernel_label": "clamp",
+    "idempotency_key": "step-12/7",
+}
+
+_REFUSALS: Final = problems.documented(409, 429)
+_Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+_Limit = Annotated[int, Query(ge=1, le=1000)]
+_Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
+_IdleLane = Annotated[
+    bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
+]
+_Key = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=180,
+        pattern=r"^[\x20-\x7e]+$",
+        description="The same key again gives the same evaluations. For several entries, those without a key of "
+        "their own get this one with `/` and their place.",
+    ),
+]
+
+
+class ArtifactName(StrEnum):
+    """The files of an evaluation."""
+
+    PROBLEM = "problem.py"
+    KERNEL = "kernel.py"
+    VERDICT = "verdict.json"
+    EVIDENCE = "evidence.json"
+
+
+@router.post(
+    "/evaluations",
+    status_code=201,
+    responses=_REFUSALS
+    | {200: {"model": shapes.Accepted, "description": "The key is known: this is the evaluation that has it."}},
+)
+async def submit(
+    body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
+    answer: Response,
+    caller: Submitter,
+    door: CurrentDoor,
+    allow_idle_lane: _IdleLane = False,
+    idempotency_key: _Key = None,
+) -> shapes.Accepted:
+    """Submit one evaluation. It ends in one verdict, whatever becomes of this connection."""
+    [request] = _keyed([body], idempotency_key, one=True)
+    async with door.admit(caller) as note:
+        ticket = await door.client.submit(request, allow_idle_lane=allow_idle_lane)
+        await note([ticket.evaluation_id])
+    answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
+    if not ticket.created:
+        answer.status_code = 200
+    return shapes.Accepted.model_validate(ticket)
+
+
+@router.post("/evaluations/batch", status_code=201, responses=_REFUSALS)
+async def submit_batch(
+    body: shapes.Entries,
+    caller: Submitter,
+    door: CurrentDoor,
+    allow_idle_lane: _IdleLane = False,
+    idempotency_key: _Key = None,
+) -> shapes.AcceptedBatch:
+    """Submit all or none, in one transaction."""
+    requests = _keyed(body.entries, idempotency_key)
+    async with door.admit(caller, len(requests)) as note:
+        tickets = await door.client.submit_batch(requests, allow_idle_lane=allow_idle_lane)
+        await note(ticket.evaluation_id for ticket in tickets)
+    return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
+
+
+@router.post("/evaluations/each", responses=_REFUSALS)
+async def submit_each(
+    body: shapes.LooseEntries,
+    request: Request,
+    caller: Submitter,
+    door: CurrentDoor,
+    allow_idle_lane: _IdleLane = False,
+    idempotency_key: _Key = None,
+) -> shapes.Slots:
+    """Submit everything that can be judged. In the place of an entry that is refused stands why."""
+    checked: list[contract.Request | InvalidRequest] = []
+    for place, entry in enumerate(body.entries):
+        try:
+            [keyed] = _keyed([contract.parse_request(entry)], idempotency_key, first=place)
+            checked.append(keyed)
+        except InvalidRequest as error:
+            checked.append(error)
+    good = [slot for slot in checked if isinstance(slot, contract.Request)]
+    async with door.admit(caller, len(body.entries)) as note:
+        slots = await door.client.submit_each(good, allow_idle_lane=allow_idle_lane)
+        await note(slot.evaluation_id for slot in slots if not isinstance(slot, InvalidRequest))
+    settled = iter(slots)
+    results = [next(settled) if isinstance(slot, contract.Request) else slot for slot in checked]
+    return shapes.Slots(
+        results=[
+            shapes.Slot(error=problems.describe(result, request.url.path))
+            if isinstance(result, InvalidRequest)
+            else shapes.Slot(evaluation=shapes.Accepted.model_validate(result))
+            for result in results
+        ]
+    )
+
+
+@router.get("/evaluations")
+async def listing(
+    _: Reader,
+    door: CurrentDoor,
+    state: Literal["queued", "running", "done"] | None = None,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
+    backend: Backend | None = None,
+    lane: _Text = None,
+    batch: _Text = None,
+    since: Annotated[datetime | None, Query(description="Submitted then or later; UTC unless it says so.")] = None,
+    limit: _Limit = 100,
+    cursor: _Text = None,
+) -> shapes.Page:
+    """Evaluations, the latest submitted first, in pages."""
+    found = await door.read(
+        reports.listing,
+        state=state,
+        category=category,
+        blame=blame,
+        problem=problem,
+        backend=backend,
+        lane=lane,
+        batch=batch,
+        since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
+        after=None if cursor is None else _after(cursor),
+        limit=limit + 1,
+    )
+    page = found[:limit]
+    more = _cursor(page[-1].submitted_at, page[-1].evaluation_id) if len(found) > limit else None
+    return shapes.Page(evaluations=page, cursor=more)
+
+
+@router.get("/evaluations/{evaluation_id}")
+async def get(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> shapes.Evaluation:
+    """One evaluation, with its attempts and its verdict."""
+    return shapes.Evaluation.of(await door.read(reports.show, evaluation_id))
+
+
+@router.post("/evaluations/{evaluation_id}/cancel")
+async def cancel(evaluation_id: UUID, _: Submitter, door: CurrentDoor) -> shapes.Cancelled:
+    """End an evaluation as `cancelled`, and kill it where it runs."""
+    return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await door.client.cancel(evaluation_id))
+
+
+@router.get("/evaluations/{evaluation_id}/wait")
+async def wait(
+    evaluation_id: UUID, request: Request, _: Reader, door: CurrentDoor, timeout: _Timeout = 30.0
+) -> shapes.Awaited:
+    """The verdict, as soon as there is one. Who goes away ends the wait, not the evaluation."""
+    await _check_known(door, [evaluation_id])
+    verdict = await door.wait(request, evaluation_id, timeout)
+    return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
+
+
+@router.post("/evaluations/wait")
+async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, door: CurrentDoor) -> shapes.Verdicts:
+    """The first verdicts of several evaluations, as soon as one of them has one."""
+    await _check_known(door, body.evaluation_ids)
+    found = await door.wait_any(request, body.evaluation_ids, body.timeout)
+    return shapes.Verdicts(verdicts=[shapes.VerdictShape.of(v) for v in list(found.values())[:_MOST_VERDICTS]])
+
+
+@router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
+async def log(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> str:
+    """The last of what the kernel wrote, sanitised; it says what it likes."""
+    return (await _finished(door, evaluation_id)).log
+
+
+@router.get("/evaluations/{evaluation_id}/artifacts")
+async def artifacts(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> shapes.Artifacts:
+    """The files of an evaluation: its sources, and once it has its verdict that and the evidence."""
+    files = _files(await door.read(reports.show, evaluation_id))
+    return shapes.Artifacts(
+        artifacts=[
+            shapes.Artifact(
+                name=name,
+                media_type=_media_type(name),
+                bytes=len(content),
+                href=f"/v1/evaluations/{evaluation_id}/artifacts/{name}",
+            )
+            for name, content in files.items()
+        ]
+    )
+
+
+@router.get(
+    "/evaluations/{evaluation_id}/artifacts/{name}",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The file.",
+            "content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {"schema": {}}},
+        }
+    },
+)
+async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, door: CurrentDoor) -> Response:
+    """One file of an evaluation."""
+    content = _files(await door.read(reports.show, evaluation_id)).get(name)
+    if content is None:
+        raise _unfinished(evaluation_id)
+    return Response(
+        content, media_type=_media_type(name), headers={"Content-Disposition": f'attachment; filename="{name}"'}
+    )
+
+
+@router.get("/batches/{batch:path}")
+async def batch(batch: events.BatchName, _: Reader, door: CurrentDoor) -> shapes.Batch:
+    """How far a batch is."""
+    state = await door.read(reports.batch_state, batch)
+    if state is None:
+        raise events.unknown_batch(batch)
+    return shapes.Batch.of(batch, state)
 
 
 @router.get("/categories")
-async def categories(_: Reader) -> list[dict[str, Any]]:
+async def categories(_: Reader) -> shapes.Categories:
     """The table of categories: what can come of an evaluation, and whose failure it is."""
-    return [
-        {
-            "category": row.category,
-            "blame": row.blame,
-            "compiled": row.compiled,
-            "correctness": row.correctness,
-            "retried": row.retried,
-            "meaning": row.meaning,
-        }
-        for row in CATEGORIES.values()
-    ]
+    return shapes.Categories(categories=[shapes.CategoryShape.of(row) for row in CATEGORIES.values()])
+
+
+@router.get("/leaderboard")
+async def leaderboard(
+    _: Reader,
+    door: CurrentDoor,
+    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
+    precision: Precision | None = None,
+    device: Annotated[_Text, Query(description="A device model's name, or a part of it.")] = None,
+    limit: _Limit = 100,
+) -> shapes.Leaderboard:
+    """The fastest passed kernel of each problem, precision and device model."""
+    best = await door.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
+    return shapes.Leaderboard(best=best)
+
+
+@router.get("/fleet")
+async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
+    """What waits, who works, and how the GPUs are."""
+    view = await fleet.get()
+    none = {"queued": 0, "running": 0}
+    return shapes.Fleet(
+        lanes={
+            lane: shapes.Lane(**view.backlog.get(lane, none), workers=view.lanes.get(lane, 0))
+            for lane in sorted({*view.backlog, *view.lanes})
+        },
+        workers=[shapes.Worker.model_validate(worker) for worker in view.workers],
+        gpus=[device.gpu for device in view.devices],
+    )
+
+
+def _keyed(
+    requests: Sequence[contract.Request], header: str | None, *, one: bool = False, first: int = 0
+) -> list[contract.Request]:
+    """Requests with the idempotency key of the header, where they have none of their own.
+
+    Raises:
+        InvalidRequest: header and field of a single request differ.
+    """
+    if header is None:
+        return list(requests)
+    keyed: list[contract.Request] = []
+    for place, request in enumerate(requests, start=first):
+        key = header if one else f"{header}/{place}"
+        if request.idempotency_key is None:
+            keyed.append(request.model_copy(update={"idempotency_key": key}))
+        elif one and request.idempotency_key != key:
+            raise InvalidRequest("idempotency_key: the header Idempotency-Key names another; give one of them")
+        else:
+            keyed.append(request)
+    return keyed
+
+
+def _cursor(moment: datetime, identity: UUID) -> str:
+    return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), str(identity)]).encode()).decode()
+
+
+def _after(cursor: str) -> tuple[datetime, UUID]:
+    """What a cursor says.
+
+    Raises:
+        InvalidRequest: it is none of ours.
+    """
+    try:
+        moment, identity = json.loads(base64.b64decode(cursor, altchars="-_", validate=True))
+        known = datetime.fromisoformat(moment)
+        if known.tzinfo is None:
+            raise ValueError(moment)
+        return known, UUID(identity)
+    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
+        raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
+
+
+async def _check_known(door: Door, ids: Sequence[UUID]) -> None:
+    """Raises UnknownEvaluation for the first of ``ids`` that is none: it would be waited for in vain."""
+    known = await door.read(evaluations.existing, ids)
+    for identity in ids:
+        if identity not in known:
+            raise UnknownEvaluation(identity)
+
+
+async def _finished(door: Door, evaluation_id: UUID) -> contract.Verdict:
+    verdict = await door.read(evaluations.verdict, evaluation_id)
+    if verdict is None:
+        raise _unfinished(evaluation_id)
+    return verdict
+
+
+def _unfinished(evaluation_id: UUID) -> HttpError:
+    return HttpError(404, f"{evaluation_id} has no verdict yet: wait for it", code="not_finished")
+
+
+def _files(detail: reports.Detail) -> dict[str, bytes]:
+    files = {ArtifactName.PROBLEM: detail.problem.encode(), ArtifactName.KERNEL: detail.kernel.encode()}
+    if detail.verdict is not None:
+        files[ArtifactName.VERDICT] = shapes.VerdictShape.of(detail.verdict).model_dump_json(indent=2).encode()
+        files[ArtifactName.EVIDENCE] = json.dumps(detail.verdict.evidence, indent=2).encode()
+    return {name.value: content for name, content in files.items()}
+
+
+def _media_type(name: str) -> str:
+    return "application/json" if name.endswith(".json") else "text/plain"

@@ -7,12 +7,28 @@ cannot be used.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, RowMapping, Uuid, and_, any_, false, func, literal, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    RowMapping,
+    Uuid,
+    and_,
+    any_,
+    column,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    table,
+    true,
+    tuple_,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue import contract
@@ -245,9 +261,7 @@ def results(
     if blame is not None:
         wanted.append(Verdict.blame == blame.value)
     if problem is not None:
-        wanted.append(
-            or_(Evaluation.problem_label == problem, Evaluation.problem_hash.startswith(problem, autoescape=True))
-        )
+        wanted.append(_problem_is(problem))
     if backend is not None:
         wanted.append(Kernel.backend == backend.value)
     if since is not None:
@@ -492,6 +506,7 @@ _PROGRESS: Final = (
         Verdict.finished_at,
         Verdict.blame,
     )
+    .select_from(Evaluation)
     .outerjoin(_LAST, true())
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
 )
@@ -499,4 +514,259 @@ _PROGRESS: Final = (
 
 def _progress(row: RowMapping) -> Progress:
     known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    return Progress(**known | {"blame": None if row["blame"] is None else Blame(row["blame"])})
+    known["blame"] = None if row["blame"] is None else Blame(row["blame"])
+    return Progress(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of a list of evaluations, finished or not; times in milliseconds, moments in UTC."""
+
+    evaluation_id: UUID
+    state: str
+    batch: str | None
+    problem_label: str | None
+    problem_hash: str
+    kernel_label: str | None
+    kernel_hash: str
+    backend: Backend
+    lane: str
+    attempts: int
+    submitted_at: datetime
+    category: Category | None
+    blame: Blame | None
+    message: str | None
+    runtime_ms: float | None
+    baseline_ms: float | None
+    speedup: float | None
+    finished_at: datetime | None
+
+
+def listing(
+    engine: Engine,
+    *,
+    state: str | None = None,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: str | None = None,
+    backend: Backend | None = None,
+    lane: str | None = None,
+    batch: str | None = None,
+    since: datetime | None = None,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int = 100,
+) -> list[Listed]:
+    """Evaluations, the latest submitted first.
+
+    Args:
+        engine: the database.
+        state: ``queued``, ``running`` or ``done``.
+        category: only those that came to this.
+        blame: only those of this blame.
+        problem: a problem's label, or the beginning of its hash.
+        backend: only kernels of this one.
+        lane: only those submitted to this one.
+        batch: only of this batch.
+        since: submitted then or later.
+        after: ``submitted_at`` and id of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = [
+        wants == str(value)
+        for wants, value in (
+            (Evaluation.state, state),
+            (Verdict.category, category),
+            (Verdict.blame, blame),
+            (Kernel.backend, backend),
+            (Evaluation.lane, lane),
+            (Evaluation.batch, batch),
+        )
+        if value is not None
+    ]
+    if problem is not None:
+        wanted.append(_problem_is(problem))
+    if since is not None:
+        wanted.append(Evaluation.submitted_at >= since)
+    if after is not None:
+        wanted.append(tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(*map(literal, after)))
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            _LISTED.where(*wanted).order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc()).limit(limit)
+        ).mappings()
+        return [_listed(row) for row in rows]
+
+
+def finished_in(
+    engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
+) -> list[Listed]:
+    """The finished evaluations of a batch in the order in which they finished.
+
+    Args:
+        engine: the database.
+        batch: its name.
+        since: finished then or later.
+        after: ``finished_at`` and id of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, Evaluation.state == "done"]
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    if after is not None:
+        wanted.append(tuple_(Verdict.finished_at, Evaluation.id) > tuple_(*map(literal, after)))
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id).limit(limit)
+        ).mappings()
+        return [_listed(row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """How far a batch is.
+
+    Attributes:
+        total: its evaluations.
+        queued, running, done: those in each state.
+        categories: how many came to each.
+        blames: the same by blame.
+        submitted_at: when its first was accepted, UTC.
+        finished_at: when its last one finished, UTC; None while one has not.
+    """
+
+    total: int
+    queued: int
+    running: int
+    done: int
+    categories: dict[Category, int]
+    blames: dict[Blame, int]
+    submitted_at: datetime
+    finished_at: datetime | None
+
+
+def batch_state(engine: Engine, batch: str) -> BatchState | None:
+    """How far a batch is; None where no evaluation belongs to one of that name."""
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(
+                Evaluation.state,
+                Verdict.category,
+                func.count().label("number"),
+                func.min(Evaluation.submitted_at).label("first"),
+                func.max(Verdict.finished_at).label("last"),
+            )
+            .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+            .where(Evaluation.batch == batch)
+            .group_by(Evaluation.state, Verdict.category)
+        ).all()
+    if not rows:
+        return None
+    states = {"queued": 0, "running": 0, "done": 0}
+    counted: dict[str, int] = {}
+    blames: dict[Blame, int] = {}
+    for row in rows:
+        states[row.state] += row.number
+        if row.category is not None:
+            counted[row.category] = row.number
+            blame = Category(row.category).blame
+            blames[blame] = blames.get(blame, 0) + row.number
+    total = sum(states.values())
+    return BatchState(
+        total=total,
+        **states,
+        categories={category: counted[category.value] for category in Category if category.value in counted},
+        blames=blames,
+        submitted_at=min(row.first for row in rows),
+        finished_at=max(row.last for row in rows) if states["done"] == total else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest kernel that passed for a problem, in a precision, on a device model; times in milliseconds."""
+
+    problem_hash: str
+    problem_label: str | None
+    precision: str
+    device: str | None
+    kernel_hash: str
+    kernel_label: str | None
+    backend: Backend
+    runtime_ms: float
+    baseline_ms: float | None
+    speedup: float | None
+    evaluation_id: UUID
+    finished_at: datetime
+
+
+def best(
+    engine: Engine,
+    *,
+    problem: str | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    limit: int = 100,
+) -> list[Best]:
+    """The view ``best_verdicts``, the largest speedup first.
+
+    Args:
+        engine: the database.
+        problem: a problem's label, or the beginning of its hash.
+        precision: only this one.
+        device: a device model's name, or a part of it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = []
+    columns = _BEST.c
+    if problem is not None:
+        wanted.append(or_(columns.problem_label == problem, columns.problem_hash.startswith(problem, autoescape=True)))
+    if precision is not None:
+        wanted.append(columns.precision == precision)
+    if device is not None:
+        wanted.append(columns.device.icontains(device, autoescape=True))
+    order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
+    with transaction(engine) as connection:
+        rows = connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)).mappings()
+        found = [{str(name): value for name, value in row.items()} for row in rows]
+    for record in found:
+        record["backend"] = Backend(record["backend"])
+    return [Best(**record) for record in found]
+
+
+_BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
+_LISTED: Final = (
+    select(
+        Evaluation.id.label("evaluation_id"),
+        Evaluation.state,
+        Evaluation.batch,
+        Evaluation.problem_label,
+        Evaluation.problem_hash,
+        Evaluation.kernel_label,
+        Evaluation.kernel_hash,
+        Kernel.backend,
+        Evaluation.lane,
+        Evaluation.attempts,
+        Evaluation.submitted_at,
+        Verdict.category,
+        Verdict.blame,
+        Verdict.message,
+        Verdict.runtime_ms,
+        Verdict.baseline_ms,
+        Verdict.speedup,
+        Verdict.finished_at,
+    )
+    .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+)
+
+
+def _listed(row: RowMapping) -> Listed:
+    known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    known["backend"] = Backend(row["backend"])
+    if row["category"] is not None:
+        known |= {"category": Category(row["category"]), "blame": Blame(row["blame"])}
+    return Listed(**known)
+
+
+def _problem_is(named: str) -> ColumnElement[bool]:
+    """Whether a problem has this label, or a hash that begins so."""
+    return or_(Evaluation.problem_label == named, Evaluation.problem_hash.startswith(named, autoescape=True))

@@ -1,0 +1,146 @@
+"""A batch's progress as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Path, Response
+from fastapi.sse import format_sse_event
+from pydantic import TypeAdapter
+from starlette.responses import StreamingResponse
+
+from kqueue.errors import InvalidRequest, KqueueError
+from kqueue.http import shapes
+from kqueue.http.auth import Reader
+from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.problems import HttpError
+from kqueue.store import reports
+
+_log = logging.getLogger(__name__)
+
+router: Final = APIRouter()
+
+#: Seconds between two looks at a batch, and between two signs of life where nothing happens.
+_LOOK_EVERY_S: Final = 1.0
+_ALIVE_EVERY_S: Final = 15.0
+#: A verdict carries the time at which its transaction began: one that finished before another may be seen
+#: after it, by as long as a transaction may take.
+_OVERLAP: Final = timedelta(seconds=60)
+_PAGE: Final = 500
+#: What the id of the last event begins with. Each id goes on with the moment up to which all was sent.
+_END: Final = "end-"
+_LISTED: Final = TypeAdapter(reports.Listed)
+
+#: With slashes: batches are named by people.
+BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]+$", examples=["tuesday"])]
+
+
+@router.get(
+    "/batches/{batch:path}/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "`progress` events (a `Batch`) when it changes, `verdict` events (an evaluation as in a "
+            "list), and an `end` event when all have their verdict.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The batch is at its end, and everything was sent before."},
+    },
+)
+async def batch_events(
+    batch: BatchName,
+    _: Reader,
+    door: CurrentDoor,
+    last_event_id: Annotated[
+        str | None, Header(max_length=100, description="The last id received: what follows it is sent.")
+    ] = None,
+) -> Response:
+    """Follow a batch until all its evaluations have their verdicts.
+
+    After a reconnection with `Last-Event-ID` no verdict is left out; those of the minute before may come
+    twice, and are told apart by `evaluation_id`.
+    """
+    since = None if not last_event_id else _moment(last_event_id)
+    state = await door.read(reports.batch_state, batch)
+    if state is None:
+        raise unknown_batch(batch)
+    if last_event_id and last_event_id.startswith(_END) and state.finished_at == since:
+        return Response(status_code=204)
+    return StreamingResponse(
+        _follow(door, batch, since), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+    )
+
+
+def unknown_batch(batch: str) -> HttpError:
+    """No evaluation belongs to a batch of this name."""
+    return HttpError(404, f"no evaluation was submitted under the batch {batch!r}", code="unknown_batch")
+
+
+async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
+    """The events after ``since``, until all have their verdict, or the server is stopped."""
+    sent: set[UUID] = set()
+    told: reports.BatchState | None = None
+    spoke_at = time.monotonic()
+    yield format_sse_event(retry=1000)
+    while not door.stopping.is_set():
+        events: list[bytes] = []
+        try:
+            # Counted first: when all had finished by then, all are found after it.
+            state = await door.read(reports.batch_state, batch)
+            async for moment, listed in _finished(door, batch, since):
+                if listed.evaluation_id not in sent:
+                    sent.add(listed.evaluation_id)
+                    since = max(since or moment, moment)
+                    events.append(_event("verdict", _LISTED.dump_json(listed), since.isoformat()))
+        except KqueueError as error:
+            # The client comes again by itself.
+            _log.warning("the events of the batch %r break off: %s", batch, error)
+            return
+        if state is not None and state != told:
+            told = state
+            events.append(_event("progress", shapes.Batch.of(batch, state).model_dump_json().encode()))
+        if time.monotonic() - spoke_at > _ALIVE_EVERY_S:
+            events.append(format_sse_event(comment="still there"))
+        for event in events:
+            spoke_at = time.monotonic()
+            yield event
+        if state is None or state.finished_at is not None:
+            yield _event("end", b"{}", None if since is None else _END + since.isoformat())
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(door.stopping.wait(), _LOOK_EVERY_S)
+
+
+async def _finished(door: Door, batch: str, since: datetime | None) -> AsyncGenerator[tuple[datetime, reports.Listed]]:
+    """What finished after ``since``, and a while before, page by page."""
+    after: tuple[datetime, UUID] | None = None
+    lower = None if since is None else since - _OVERLAP
+    while True:
+        page = await door.read(reports.finished_in, batch, since=lower, after=after, limit=_PAGE)
+        for listed in page:
+            assert listed.finished_at is not None, "it is done"
+            after = (listed.finished_at, listed.evaluation_id)
+            yield listed.finished_at, listed
+        if len(page) < _PAGE:
+            return
+
+
+def _event(name: str, data: bytes, identity: str | None = None) -> bytes:
+    return format_sse_event(event=name, data_str=data.decode(), id=identity)
+
+
+def _moment(last_event_id: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(last_event_id.removeprefix(_END))
+        if moment.tzinfo is None:
+            raise ValueError(last_event_id)
+    except ValueError:
+        raise InvalidRequest("Last-Event-ID: not one of this stream's; leave it out to begin anew") from None
+    return moment

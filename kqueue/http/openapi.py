@@ -1,0 +1,64 @@
+"""The OpenAPI document: what the routes say of themselves, and the errors that all of them share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from kqueue.http import problems
+
+_METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
+
+
+def install(app: FastAPI) -> None:
+    """Let ``app`` describe itself; the document is made when it is first asked for."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=(
+            "Errors are `application/problem+json` (RFC 9457); programs decide on `code`. 503 and 429 say with "
+            "`Retry-After` when to ask again."
+        ),
+        routes=app.routes,
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    own = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= own.pop("$defs", {}) | {"Problem": own}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if method in _METHODS:
+                _add_errors(operation, path)
+    return document
+
+
+def _add_errors(operation: dict[str, Any], path: str) -> None:
+    """Document what can become of any request of this kind, where the route does not itself."""
+    common = {503}
+    if operation.get("security"):
+        common |= {401, 403}
+    if "requestBody" in operation:
+        common |= {400, 413, 422}
+    if operation.get("parameters"):
+        common |= {422}
+    if "{" in path:
+        common |= {404}
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422")):
+        del responses["422"]
+    for status, described in problems.documented(*sorted(common)).items():
+        responses.setdefault(str(status), described)

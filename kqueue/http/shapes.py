@@ -1,0 +1,300 @@
+"""What the native API answers, as its OpenAPI describes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+from kqueue import contract
+from kqueue.categories import Blame, Category, CategoryInfo
+from kqueue.contract import Backend
+from kqueue.http.problems import Problem
+from kqueue.store import reports
+from kqueue.store.gpus import GpuStatus
+
+_ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
+
+
+class VerdictShape(contract.Verdict):
+    """A verdict, with the facts that follow from it."""
+
+    @classmethod
+    def of(cls, verdict: contract.Verdict) -> Self:
+        """A verdict's shape."""
+        return cls.model_construct(**{name: getattr(verdict, name) for name in contract.Verdict.model_fields})
+
+    @computed_field
+    @property
+    def blame(self) -> Blame:
+        """Whose failure it is."""
+        return super().blame
+
+    @computed_field
+    @property
+    def compiled(self) -> bool | None:
+        """KernelBench's `compiled`; null where it is unknown."""
+        return super().compiled
+
+    @computed_field
+    @property
+    def correctness(self) -> bool | None:
+        """KernelBench's `correctness`; null where it is unknown."""
+        return super().correctness
+
+    @computed_field
+    @property
+    def runtime_ms(self) -> float | None:
+        """Median time of a call in milliseconds; null unless passed and timed."""
+        return super().runtime_ms
+
+    @computed_field
+    @property
+    def baseline_ms(self) -> float | None:
+        """Median time of the eager reference in milliseconds, where taken."""
+        return super().baseline_ms
+
+    @computed_field
+    @property
+    def speedup(self) -> float | None:
+        """`baseline_ms / runtime_ms`; null unless both were timed by the same clock."""
+        return super().speedup
+
+    @computed_field
+    @property
+    def timing_basis(self) -> str | None:
+        """Whose clock took the time: `gpu_clock` or `cpu_clock`."""
+        return super().timing_basis
+
+
+class Entries(BaseModel):
+    """Evaluations to submit, all or none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entries: list[contract.Request] = Field(min_length=1)
+
+
+class LooseEntries(BaseModel):
+    """Evaluations to submit, each for itself: the fields of a `Request` each, checked one by one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entries: list[dict[str, Any]] = Field(
+        min_length=1,
+        examples=[[{"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "triton"}]],
+    )
+
+
+class Accepted(_Shape):
+    """An evaluation that lies in the database and will end in one verdict."""
+
+    evaluation_id: UUID = Field(examples=[_ID])
+    created: bool
+    """False where an earlier submission under the same idempotency key made it."""
+
+
+class AcceptedBatch(_Shape):
+    """Evaluations in the order of their entries."""
+
+    evaluations: list[Accepted]
+
+
+class Slot(_Shape):
+    """What became of one entry: one of the two."""
+
+    evaluation: Accepted | None = None
+    error: Problem | None = None
+    """Why it was refused; nothing of it was written."""
+
+
+class Slots(_Shape):
+    """What became of each entry, in their order."""
+
+    results: list[Slot]
+
+
+class Attempt(_Shape):
+    """One execution of an evaluation by one worker."""
+
+    number: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    category: Category | None
+    message: str | None
+    written_by: str | None
+    environment: dict[str, Any] | None
+
+
+class Evaluation(_Shape):
+    """One evaluation in full but for its sources, which are artifacts."""
+
+    evaluation_id: UUID = Field(examples=[_ID])
+    state: str = Field(examples=["done"])
+    """`queued`, `running` or `done`."""
+    lane: str = Field(examples=["gpu"])
+    backend: Backend
+    problem_label: str | None
+    problem_hash: str
+    kernel_label: str | None
+    kernel_hash: str
+    settings: dict[str, Any]
+    batch: str | None
+    submitted_at: datetime
+    expires_at: datetime | None
+    attempts: list[Attempt]
+    verdict: VerdictShape | None
+    """Null while there is none."""
+
+    @classmethod
+    def of(cls, detail: reports.Detail) -> Self:
+        """An evaluation's shape."""
+        known = {name: getattr(detail, name) for name in cls.model_fields}
+        known["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
+        known["attempts"] = [Attempt.model_validate(attempt) for attempt in detail.attempts]
+        known["settings"] = dict(detail.settings)
+        return cls.model_construct(**known)
+
+
+class Page(_Shape):
+    """Evaluations, the latest submitted first."""
+
+    evaluations: list[reports.Listed]
+    cursor: str | None
+    """Ask with it for those that follow; null where there are none."""
+
+
+class Awaited(_Shape):
+    """An evaluation's verdict, or null where it did not come in time."""
+
+    evaluation_id: UUID = Field(examples=[_ID])
+    verdict: VerdictShape | None
+
+
+class WaitFor(BaseModel):
+    """Which verdicts are awaited, and how long."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    evaluation_ids: list[UUID] = Field(min_length=1, max_length=1000, examples=[[_ID]])
+    timeout: float = Field(default=30.0, ge=0, le=300, allow_inf_nan=False)
+    """Seconds."""
+
+
+class Verdicts(_Shape):
+    """Verdicts that are there, at most a hundred; empty where none came in time."""
+
+    verdicts: list[VerdictShape]
+
+
+class Cancelled(_Shape):
+    """Whether the evaluation was ended; false where it had its verdict already."""
+
+    evaluation_id: UUID = Field(examples=[_ID])
+    cancelled: bool
+
+
+class Batch(_Shape):
+    """How far a batch is."""
+
+    batch: str = Field(examples=["tuesday"])
+    total: int
+    queued: int
+    running: int
+    done: int
+    categories: dict[Category, int]
+    """How many came to each."""
+    blames: dict[Blame, int]
+    submitted_at: datetime
+    """When its first evaluation was accepted."""
+    finished_at: datetime | None
+    """When the last one finished; null while one has not."""
+
+    @classmethod
+    def of(cls, batch: str, state: reports.BatchState) -> Self:
+        """A batch's shape."""
+        return cls(batch=batch, **asdict(state))
+
+
+class Artifact(_Shape):
+    """A file that belongs to an evaluation."""
+
+    name: str = Field(examples=["kernel.py"])
+    media_type: str = Field(examples=["text/plain"])
+    bytes: int
+    href: str = Field(examples=[f"/v1/evaluations/{_ID}/artifacts/kernel.py"])
+
+
+class Artifacts(_Shape):
+    """The files of an evaluation: before its verdict the two sources only."""
+
+    artifacts: list[Artifact]
+
+
+class CategoryShape(_Shape):
+    """A row of the table of categories."""
+
+    category: Category
+    blame: Blame
+    compiled: bool | None
+    correctness: bool | None
+    retried: bool
+    """Whether another attempt is made, until those of the evaluation are used up."""
+    meaning: str
+
+    @classmethod
+    def of(cls, row: CategoryInfo) -> Self:
+        """A row's shape."""
+        return cls.model_validate(row)
+
+
+class Categories(_Shape):
+    """What can come of an evaluation."""
+
+    categories: list[CategoryShape]
+
+
+class Leaderboard(_Shape):
+    """The fastest passed kernel of each problem, precision and device model, the largest speedup first."""
+
+    best: list[reports.Best]
+
+
+class Lane(_Shape):
+    """What waits on a lane, and who serves it."""
+
+    queued: int
+    running: int
+    workers: int
+    """Those that live."""
+
+
+class Worker(_Shape):
+    """A live worker: one slot of a device."""
+
+    id: UUID
+    name: str
+    host: str
+    pid: int
+    lanes: list[str]
+    device: str
+    paused: str | None
+    """Why it takes no evaluations at present."""
+    busy_with: UUID | None
+    busy_since: datetime | None
+
+
+class Fleet(_Shape):
+    """The fleet at this moment, a second old at most as a rule."""
+
+    lanes: dict[str, Lane]
+    workers: list[Worker]
+    gpus: list[GpuStatus]

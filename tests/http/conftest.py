@@ -1,0 +1,141 @@
+"""The HTTP door on a real port of loopback, in front of real services; a stand-in judges."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+import httpx
+import pytest
+import uvicorn
+from sqlalchemy import Engine
+
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Measurement, Outcome
+from kqueue.http.app import create_app
+from kqueue.store import evaluations, tokens
+
+
+def until(look: Callable[[], object], timeout_s: float = 30.0, what: str = "it") -> None:
+    """Look until there is something to see."""
+    deadline = time.monotonic() + timeout_s
+    while not look():
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout_s} s"
+        time.sleep(0.02)
+
+
+class Served:
+    """The application on uvicorn in a thread of this process, until closed."""
+
+    def __init__(self, config: Config) -> None:
+        self.app = create_app(config)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=5))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
+        self._thread.start()
+        until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
+        assert self._server.started
+
+    def client(self, token: str | None = None) -> httpx.Client:
+        """An HTTP client; the caller closes it."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Config], Served]]:
+    """Serve a fleet; as often as the test likes."""
+    running: list[Served] = []
+
+    def start(config: Config) -> Served:
+        running.append(Served(config))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.close()
+
+
+@pytest.fixture
+def http(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Iterator[httpx.Client]:
+    """A client of a served fleet with one live CPU worker, which does nothing by itself."""
+    with serve(config).client() as client:
+        yield client
+
+
+@pytest.fixture
+def token(engine: Engine) -> Callable[..., str]:
+    """Makes tokens; returns the secret."""
+
+    def make(*scopes: str) -> str:
+        return tokens.create(engine, f"a {' '.join(scopes)} one", [tokens.Scope(scope) for scope in scopes])[1]
+
+    return make
+
+
+def measured(median_ms: float) -> Measurement:
+    """A time as a judge would take it."""
+    spread = {"q1_ms": 0.9, "q3_ms": 1.1, "mean_ms": 1.0, "min_ms": 0.8, "max_ms": 2.0}
+    return Measurement(
+        basis="cpu_clock",
+        count=100,
+        median_ms=median_ms,
+        **{name: factor * median_ms for name, factor in spread.items()},
+        std_ms=0.01,
+        null_ms=0.002,
+        cold_l2=True,
+    )
+
+
+def passed() -> Outcome:
+    """The outcome of a right kernel, twice as fast as the reference."""
+    return Outcome(
+        category=Category.PASSED,
+        runtime=measured(0.5),
+        baseline=measured(1.0),
+        log="hello\n",
+        evidence={"phases": {"check": 0.1}},
+    )
+
+
+@pytest.fixture
+def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
+    """Ends an evaluation as a worker would."""
+
+    def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
+        known = UUID(str(identity))
+        claimed = evaluations.claim(engine, known, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
+        evaluations.set_environment(engine, claimed.attempt_id, facts)
+        ended = outcome or passed()
+        evaluations.finish(engine, known, claimed.number, ended, written_by="judge", retry_delay_s=0)
+
+    return one
+
+
+@pytest.fixture
+def judging(engine: Engine, judge: Callable[..., None]) -> Iterator[None]:
+    """A worker that passes whatever is queued."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.01):
+            for queued in evaluations.due_for_publishing(engine, older_than_s=0, limit=1000):
+                judge(queued.evaluation_id)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    over.set()
+    thread.join()

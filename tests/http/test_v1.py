@@ -1,0 +1,477 @@
+"""The native API: what it takes, what it answers, and how it says no."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue import broker
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Outcome
+
+#: A request's wrong fields, and the one that is named.
+WRONG = [
+    ({"color": "red"}, "body.color"),
+    ({"backend": "fortran"}, "body.backend"),
+    ({"kernel": 7}, "body.kernel"),
+    ({"kernel": " "}, "body.kernel"),
+    ({"kernel": "x" * (1 << 20) + "x"}, "body.kernel"),
+    ({"kernel": "\0"}, "body.kernel"),
+    ({"problem_label": "a\0b"}, "body.problem_label"),
+    ({"queue_wait_s": -1}, "body.queue_wait_s"),
+    ({"settings": {"checks": 0}}, "body.settings.checks"),
+    ({"settings": {"deadlines": {"load_s": 1e9}}}, "body.settings.deadlines.load_s"),
+]
+
+#: Bodies that are no request.
+BODIES = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"kernel": NaN}', b'{"problem": "\\ud800"}', b"null"]
+
+#: Filters, and which of the three evaluations of the tests they let through.
+FILTERS = [
+    ({}, [2, 1, 0]),
+    ({"state": "queued"}, [2]),
+    ({"state": "done", "blame": "candidate"}, [1]),
+    ({"category": "passed"}, [0]),
+    ({"problem": "relu", "lane": "cpu", "backend": "torch", "batch": "tues/day"}, [2, 1, 0]),
+    ({"problem": "gelu"}, []),
+    ({"backend": "cuda"}, []),
+    ({"since": "2020-01-01"}, [2, 1, 0]),
+    ({"since": "2100-01-01T00:00:00Z"}, []),
+]
+
+#: Filters that are none.
+NO_FILTERS = [
+    {"cursor": "x"},
+    {"cursor": "W10="},
+    {"cursor": "Wzpd"},
+    {"limit": 0},
+    {"limit": 1001},
+    {"state": "lost"},
+    {"category": "meh"},
+    {"batch": "a\0b"},
+    {"since": "yesterday"},
+]
+
+
+def problem_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem in an answer, after a look at its form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["code"] == code
+    assert body["type"] == f"urn:kqueue:error:{code}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert body["instance"] == answer.request.url.path
+    return body
+
+
+class TestSubmit:
+    """Accepting."""
+
+    def test_accepted_and_sent(self, http: httpx.Client, config: Config, fields) -> None:
+        """201, a Location, and the message in the lane's queue."""
+        answer = http.post("/v1/evaluations", json=fields())
+        assert answer.status_code == 201
+        identity = answer.json()["evaluation_id"]
+        assert answer.json() == {"evaluation_id": identity, "created": True}
+        assert answer.headers["location"] == f"/v1/evaluations/{identity}"
+        with broker.make_app(config) as app:
+            assert broker.waiting(app, "cpu") == {UUID(identity)}
+
+    def test_a_key_gives_the_same_evaluation(self, http: httpx.Client, fields) -> None:
+        """In the field and in the header alike; 200 says that it was known."""
+        first = http.post("/v1/evaluations", json=fields(idempotency_key="k"))
+        again = http.post("/v1/evaluations", json=fields(), headers={"Idempotency-Key": "k"})
+        both = http.post("/v1/evaluations", json=fields(idempotency_key="k"), headers={"Idempotency-Key": "k"})
+        assert [a.status_code for a in (first, again, both)] == [201, 200, 200]
+        assert len({a.json()["evaluation_id"] for a in (first, again, both)}) == 1
+
+    def test_a_key_for_another_kernel(self, http: httpx.Client, fields) -> None:
+        """422, and the key."""
+        http.post("/v1/evaluations", json=fields(0, idempotency_key="k"))
+        answer = http.post("/v1/evaluations", json=fields(1, idempotency_key="k"))
+        assert problem_of(answer, 422, "idempotency_conflict")["keys"] == ["k"]
+
+    def test_two_keys_at_once(self, http: httpx.Client, fields) -> None:
+        """Header and field that differ."""
+        answer = http.post("/v1/evaluations", json=fields(idempotency_key="a"), headers={"Idempotency-Key": "b"})
+        problem_of(answer, 422, "invalid_request")
+
+    def test_wrong_fields_are_named(self, http: httpx.Client, engine: Engine, fields) -> None:
+        """422 with each wrong field; sources are not repeated; nothing was written."""
+        for changes, where in WRONG:
+            body = problem_of(http.post("/v1/evaluations", json=fields(**changes)), 422, "invalid_request")
+            assert [error["field"] for error in body["errors"]] == [where]
+            assert len(json.dumps(body)) < 2000
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 0
+
+    def test_bodies_that_are_no_request(self, http: httpx.Client) -> None:
+        """400 or 422, never a failure of the server."""
+        for content in BODIES:
+            answer = http.post("/v1/evaluations", content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code in {400, 422}, answer.text
+            problem_of(answer, answer.status_code, answer.json()["code"])
+
+    def test_a_form_is_no_request(self, http: httpx.Client) -> None:
+        """A page in a browser may send one anywhere; it is not taken."""
+        problem_of(http.post("/v1/evaluations", data={"kernel": "x"}), 422, "invalid_request")
+
+    def test_lanes(self, http: httpx.Client, engine: Engine, fields) -> None:
+        """One that is none, one that nobody serves, and one that is wanted all the same."""
+        problem_of(http.post("/v1/evaluations", json=fields(lane="tpu")), 422, "unknown_lane")
+        problem_of(http.post("/v1/evaluations", json=fields(lane="gpu")), 409, "lane_unavailable")
+        answer = http.post("/v1/evaluations", json=fields(lane="gpu"), params={"allow_idle_lane": True})
+        assert answer.status_code == 201
+
+    def test_a_batch_is_all_or_nothing(self, http: httpx.Client, engine: Engine, fields) -> None:
+        """One wrong entry is named, and nothing is written."""
+        answer = http.post("/v1/evaluations/batch", json={"entries": [fields(0), fields(1, kernel="")]})
+        [error] = problem_of(answer, 422, "invalid_request")["errors"]
+        assert error["field"] == "body.entries.1.kernel"
+        answer = http.post("/v1/evaluations/batch", json={"entries": [fields(0), fields(1, lane="gpu")]})
+        assert "entry 1" in problem_of(answer, 409, "lane_unavailable")["detail"]
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 0
+        answer = http.post("/v1/evaluations/batch", json={"entries": [fields(0), fields(1)]})
+        assert answer.status_code == 201
+        assert [e["created"] for e in answer.json()["evaluations"]] == [True, True]
+
+    def test_a_batch_s_key_counts_its_entries(self, http: httpx.Client, engine: Engine, fields) -> None:
+        """An entry's own key stays; the same batch again gives the same evaluations."""
+        batch = {"entries": [fields(0), fields(1, idempotency_key="own")]}
+        first, again = (
+            http.post(f"/v1/evaluations/{way}", json=batch, headers={"Idempotency-Key": "step-3"})
+            for way in ("batch", "each")
+        )
+        ids = [e["evaluation_id"] for e in first.json()["evaluations"]]
+        assert [slot["evaluation"] for slot in again.json()["results"]] == [
+            {"evaluation_id": identity, "created": False} for identity in ids
+        ]
+        with engine.connect() as connection:
+            keys = connection.scalars(text("SELECT idempotency_key FROM evaluations")).all()
+        assert set(keys) == {"step-3/0", "own"}
+
+    def test_each_for_itself(self, http: httpx.Client, fields) -> None:
+        """A refused entry stands in its place as the problem it would have been alone."""
+        entries = [fields(0), fields(1, kernel=""), {"nothing": 1}, fields(2, lane="gpu"), fields(3)]
+        results = http.post("/v1/evaluations/each", json={"entries": entries}).json()["results"]
+        assert [slot["error"] and slot["error"]["code"] for slot in results] == [
+            None,
+            "invalid_request",
+            "invalid_request",
+            "lane_unavailable",
+            None,
+        ]
+        assert [bool(slot["evaluation"]) for slot in results] == [True, False, False, False, True]
+
+    def test_limits(self, serve, config: Config, worker_id: UUID, fields) -> None:
+        """A batch and a body that are too large: 413, also where the body's size is not announced."""
+        small = config.model_copy(update={"http_max_batch": 2, "http_max_body_bytes": 4096})
+        with serve(small).client() as http:
+            answer = http.post("/v1/evaluations/batch", json={"entries": [fields(i) for i in range(3)]})
+            problem_of(answer, 413, "too_large")
+            large = json.dumps(fields(kernel="#" * 5000)).encode()
+            json_body = {"Content-Type": "application/json"}
+            problem_of(http.post("/v1/evaluations", content=large, headers=json_body), 413, "too_large")
+            pieces = (large[i : i + 1000] for i in range(0, len(large), 1000))
+            problem_of(http.post("/v1/evaluations", content=pieces, headers=json_body), 413, "too_large")
+            assert http.post("/v1/evaluations", json=fields()).status_code == 201
+
+
+class TestWait:
+    """Waiting and looking."""
+
+    def test_the_verdict_whole(self, http: httpx.Client, judge, fields) -> None:
+        """What a producer wants of it stands in it, derived facts too."""
+        identity = http.post("/v1/evaluations", json=fields(kernel_label="mine")).json()["evaluation_id"]
+        assert http.get(f"/v1/evaluations/{identity}").json()["verdict"] is None
+        judge(identity)
+        answer = http.get(f"/v1/evaluations/{identity}/wait").json()
+        verdict = answer["verdict"]
+        assert answer["evaluation_id"] == verdict["evaluation_id"] == identity
+        assert (verdict["category"], verdict["blame"], verdict["compiled"]) == ("passed", "none", True)
+        assert (verdict["runtime_ms"], verdict["baseline_ms"], verdict["speedup"]) == (0.5, 1.0, 2.0)
+        assert verdict["environment"]["device"] == "test device"
+        whole = http.get(f"/v1/evaluations/{identity}").json()
+        assert whole["verdict"] == verdict
+        assert whole["state"] == "done"
+        assert [attempt["category"] for attempt in whole["attempts"]] == ["passed"]
+
+    def test_told_at_once(self, http: httpx.Client, judge, fields) -> None:
+        """A wait that began before the verdict ends with it."""
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+        later = threading.Timer(0.5, judge, [identity])
+        later.start()
+        began = time.monotonic()
+        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 60})
+        assert answer.json()["verdict"]["category"] == "passed"
+        assert time.monotonic() - began < 30
+        later.join()
+
+    def test_in_vain(self, http: httpx.Client, fields) -> None:
+        """No verdict in time is no error; an unknown evaluation is."""
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 0})
+        assert answer.json() == {"evaluation_id": identity, "verdict": None}
+        problem_of(http.get(f"/v1/evaluations/{uuid4()}/wait"), 404, "unknown_evaluation")
+        problem_of(http.get("/v1/evaluations/nonsense/wait"), 422, "invalid_request")
+
+    def test_no_time(self, http: httpx.Client) -> None:
+        """Seconds within bounds."""
+        for timeout in ("-1", "nan", "inf", "301", "soon"):
+            answer = http.get(f"/v1/evaluations/{uuid4()}/wait", params={"timeout": timeout})
+            problem_of(answer, 422, "invalid_request")
+
+    def test_the_first_of_several(self, http: httpx.Client, judge, fields) -> None:
+        """One answer for many; those that have none are asked for again."""
+        ids = [http.post("/v1/evaluations", json=fields(i)).json()["evaluation_id"] for i in range(3)]
+        judge(ids[1])
+        answer = http.post("/v1/evaluations/wait", json={"evaluation_ids": ids}).json()
+        assert [verdict["evaluation_id"] for verdict in answer["verdicts"]] == [ids[1]]
+        rest = {"evaluation_ids": [ids[0], ids[2]], "timeout": 0.1}
+        assert http.post("/v1/evaluations/wait", json=rest).json() == {"verdicts": []}
+        unknown = {"evaluation_ids": [ids[0], str(uuid4())]}
+        problem_of(http.post("/v1/evaluations/wait", json=unknown), 404, "unknown_evaluation")
+
+    def test_who_goes_away_ends_the_wait_and_not_the_evaluation(self, serve, config, judge, worker_id, fields) -> None:
+        """Nothing goes on for a client that hung up; its evaluation does."""
+        served = serve(config)
+        listener = lambda: served.app.state.door._listener._waiters  # noqa: E731
+        with served.client() as http:
+            identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+            with pytest.raises(httpx.ReadTimeout):
+                http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 300}, timeout=0.5)
+            deadline = time.monotonic() + 20
+            while listener():
+                assert time.monotonic() < deadline, "the server still waits for nobody"
+                time.sleep(0.02)
+            judge(identity)
+            assert http.get(f"/v1/evaluations/{identity}/wait").json()["verdict"]["category"] == "passed"
+
+    def test_cancel(self, http: httpx.Client, fields) -> None:
+        """Once; then it has its verdict."""
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+        assert http.post(f"/v1/evaluations/{identity}/cancel").json() == {"evaluation_id": identity, "cancelled": True}
+        assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is False
+        assert http.get(f"/v1/evaluations/{identity}/wait").json()["verdict"]["category"] == "cancelled"
+        problem_of(http.post(f"/v1/evaluations/{uuid4()}/cancel"), 404, "unknown_evaluation")
+
+
+class TestReports:
+    """Lists, batches, files, tables."""
+
+    @pytest.fixture
+    def three(self, http: httpx.Client, judge, fields) -> list[str]:
+        """One passed, one failed, one queued."""
+        labels = ["good", "bad", "late"]
+        ids = [
+            http.post(
+                "/v1/evaluations", json=fields(i, kernel_label=label, problem_label="relu", batch="tues/day")
+            ).json()["evaluation_id"]
+            for i, label in enumerate(labels)
+        ]
+        judge(ids[0])
+        judge(ids[1], Outcome(category=Category.WRONG_VALUES, message="off"))
+        return ids
+
+    def test_filters(self, http: httpx.Client, three: list[str]) -> None:
+        """Each narrows the list."""
+        for wanted, found in FILTERS:
+            page = http.get("/v1/evaluations", params=wanted).json()
+            assert [line["evaluation_id"] for line in page["evaluations"]] == [three[i] for i in found], wanted
+            assert page["cursor"] is None
+
+    def test_pages(self, http: httpx.Client, three: list[str]) -> None:
+        """A cursor goes on where the page ended, also when others were submitted meanwhile."""
+        first = http.get("/v1/evaluations", params={"limit": 2}).json()
+        second = http.get("/v1/evaluations", params={"limit": 2, "cursor": first["cursor"]}).json()
+        seen = [line["evaluation_id"] for page in (first, second) for line in page["evaluations"]]
+        assert seen == three[::-1]
+        assert second["cursor"] is None
+
+    def test_filters_that_are_none(self, http: httpx.Client) -> None:
+        """Named, not ignored."""
+        for wanted in NO_FILTERS:
+            body = problem_of(http.get("/v1/evaluations", params=wanted), 422, "invalid_request")
+            assert next(iter(wanted)) in body["detail"]
+
+    def test_a_batch(self, http: httpx.Client, three: list[str]) -> None:
+        """How far it is; its name may hold anything."""
+        batch = http.get("/v1/batches/tues/day").json()
+        assert (batch["total"], batch["queued"], batch["running"], batch["done"]) == (3, 1, 0, 2)
+        assert batch["categories"] == {"passed": 1, "wrong_values": 1}
+        assert batch["blames"] == {"none": 1, "candidate": 1}
+        assert batch["finished_at"] is None
+        problem_of(http.get("/v1/batches/friday"), 404, "unknown_batch")
+        problem_of(http.get("/v1/batches/friday/events"), 404, "unknown_batch")
+
+    def test_files(self, http: httpx.Client, three: list[str], fields) -> None:
+        """Sources at once, the verdict when it is there; never anything for a browser to run."""
+        good, late = three[0], three[2]
+        listed = http.get(f"/v1/evaluations/{good}/artifacts").json()["artifacts"]
+        assert [file["name"] for file in listed] == ["problem.py", "kernel.py", "verdict.json", "evidence.json"]
+        for file in listed:
+            answer = http.get(file["href"])
+            assert len(answer.content) == file["bytes"]
+            assert answer.headers["content-type"].startswith(file["media_type"])
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["content-disposition"].startswith("attachment")
+        assert http.get(listed[1]["href"]).text == fields(0)["kernel"]
+        assert http.get(listed[2]["href"]).json() == http.get(f"/v1/evaluations/{good}").json()["verdict"]
+        assert http.get(listed[3]["href"]).json() == {"phases": {"check": 0.1}}
+        assert len(http.get(f"/v1/evaluations/{late}/artifacts").json()["artifacts"]) == 2
+        problem_of(http.get(f"/v1/evaluations/{late}/artifacts/verdict.json"), 404, "not_finished")
+        problem_of(http.get(f"/v1/evaluations/{good}/artifacts/passwd"), 422, "invalid_request")
+        problem_of(http.get(f"/v1/evaluations/{uuid4()}/artifacts"), 404, "unknown_evaluation")
+
+    def test_the_log(self, http: httpx.Client, three: list[str]) -> None:
+        """Text, and nothing else."""
+        answer = http.get(f"/v1/evaluations/{three[0]}/log")
+        assert answer.text == "hello\n"
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        problem_of(http.get(f"/v1/evaluations/{three[2]}/log"), 404, "not_finished")
+
+    def test_the_leaderboard(self, http: httpx.Client, three: list[str]) -> None:
+        """The fastest kernel that passed."""
+        [best] = http.get("/v1/leaderboard").json()["best"]
+        assert (best["kernel_label"], best["speedup"], best["device"]) == ("good", 2.0, "test device")
+        assert http.get("/v1/leaderboard", params={"problem": "gelu"}).json() == {"best": []}
+        assert len(http.get("/v1/leaderboard", params={"device": "TEST", "precision": "fp32"}).json()["best"]) == 1
+
+    def test_the_fleet(self, http: httpx.Client, three: list[str], worker_id: UUID, engine: Engine) -> None:
+        """Lanes, workers, and no GPU here."""
+        fleet = http.get("/v1/fleet").json()
+        assert fleet["lanes"] == {"cpu": {"queued": 1, "running": 0, "workers": 1}}
+        assert [worker["id"] for worker in fleet["workers"]] == [str(worker_id)]
+        assert fleet["gpus"] == []
+
+    def test_categories(self, http: httpx.Client) -> None:
+        """The whole table."""
+        rows = http.get("/v1/categories").json()["categories"]
+        assert [row["category"] for row in rows] == list(Category)
+        assert rows[0]["retried"] is False
+
+    def test_what_is_not_there(self, http: httpx.Client) -> None:
+        """Unknown paths and methods are problems too."""
+        problem_of(http.get("/v2/evaluations"), 404, "not_found")
+        problem_of(http.delete("/v1/evaluations"), 405, "method_not_allowed")
+
+
+def events_of(lines: Any) -> list[dict[str, str]]:
+    """Server-sent events, parsed."""
+    found: list[dict[str, str]] = []
+    event: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            event[name] = value
+        elif event:
+            found.append(event)
+            event = {}
+    return found
+
+
+class TestEvents:
+    """A batch's progress as it happens."""
+
+    def test_to_the_end_and_again(self, http: httpx.Client, judge, fields) -> None:
+        """Each verdict once, progress, the end; then nothing is left to be sent."""
+        entries = [fields(i, batch="b") for i in range(3)]
+        accepted = http.post("/v1/evaluations/batch", json={"entries": entries}).json()["evaluations"]
+        ids = [entry["evaluation_id"] for entry in accepted]
+        judge(ids[0])
+
+        def finish() -> None:
+            judge(ids[1])
+            judge(ids[2])
+
+        later = threading.Timer(1.0, finish)
+        later.start()
+        with http.stream("GET", "/v1/batches/b/events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            events = events_of(stream.iter_lines())
+        later.join()
+        named = [event for event in events if "event" in event]
+        verdicts = [json.loads(event["data"]) for event in named if event["event"] == "verdict"]
+        assert [verdict["evaluation_id"] for verdict in verdicts] == ids
+        progress = [json.loads(event["data"]) for event in named if event["event"] == "progress"]
+        assert (progress[0]["done"], progress[-1]["done"]) == (1, 3)
+        assert named[-1]["event"] == "end"
+        last = {"Last-Event-ID": named[-1]["id"]}
+        assert http.get("/v1/batches/b/events", headers=last).status_code == 204
+
+    def test_taken_up_again(self, http: httpx.Client, engine: Engine, judge, fields) -> None:
+        """What came after the last event is sent; what came long before it is not."""
+        entries = [fields(i, batch="b") for i in range(3)]
+        accepted = http.post("/v1/evaluations/batch", json={"entries": entries}).json()["evaluations"]
+        ids = [entry["evaluation_id"] for entry in accepted]
+        for identity in ids:
+            judge(identity)
+        old = datetime(2026, 1, 1, tzinfo=UTC)
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE verdicts SET finished_at = :old WHERE evaluation_id = :id"), {"old": old, "id": ids[0]}
+            )
+            last = connection.scalar(text("SELECT finished_at FROM verdicts WHERE evaluation_id = :id"), {"id": ids[1]})
+        with http.stream("GET", "/v1/batches/b/events", headers={"Last-Event-ID": last.isoformat()}) as stream:
+            events = events_of(stream.iter_lines())
+        sent = [json.loads(event["data"])["evaluation_id"] for event in events if event.get("event") == "verdict"]
+        assert ids[2] in sent
+        assert ids[0] not in sent
+
+    def test_ids_of_other_streams(self, http: httpx.Client, fields) -> None:
+        """Named, not ignored."""
+        http.post("/v1/evaluations", json=fields(batch="b"))
+        for last in ("x", "2026-01-01", "end-", "end-5"):
+            answer = http.get("/v1/batches/b/events", headers={"Last-Event-ID": last})
+            problem_of(answer, 422, "invalid_request")
+
+
+def test_the_server_answers_while_hundreds_wait(http: httpx.Client, judge: Callable[..., None], fields) -> None:
+    """Waiting takes no thread: 200 waits are open, and all else is answered as if there were none."""
+    identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+
+    async def run() -> list[str]:
+        unlimited = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=http.base_url, timeout=150, limits=unlimited) as many:
+            path = f"/v1/evaluations/{identity}/wait"
+            waits = [asyncio.create_task(many.get(path, params={"timeout": 120})) for _ in range(200)]
+            for _ in range(20):
+                assert (await many.get("/health")).status_code == 200
+                assert (await many.get(f"/v1/evaluations/{identity}")).json()["state"] == "queued"
+            assert not any(wait.done() for wait in waits)
+            await asyncio.to_thread(judge, identity)
+            return [(await wait).json()["verdict"]["category"] for wait in waits]
+
+    assert asyncio.run(run()) == ["passed"] * 200
+
+
+def test_services_that_are_away(serve, config: Config, engine: Engine, worker_id: UUID, server, fields) -> None:
+    """Redis away: accepted all the same. Postgres away: 503 with Retry-After."""
+    gone = config.model_copy(update={"redis_url": type(config.redis_url)("redis://127.0.0.1:1/0")})
+    with serve(gone).client() as http:
+        assert http.post("/v1/evaluations", json=fields()).status_code == 201
+        name = engine.url.database
+        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        server.cut(config.require_database())
+        try:
+            answer = http.get("/v1/evaluations")
+            problem_of(answer, 503, "database_unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+        finally:
+            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        assert http.get("/v1/evaluations").status_code == 200
