@@ -299,11 +299,15 @@ class Supervisor:
             elif life.process is not None and life.killed_at and now - life.killed_at > STUCK_S:
                 self._bury(life, -signal.SIGKILL)
             self._look_after_survivors(life, now)
+        resets = self._monitor.resets()
         if self._stop.warm:
             self._end_workers()
         else:
+            for uuid in resets:
+                self._reset(uuid)
             for life in self._lives:
-                if life.process is None and not life.survivors and now >= life.start_at:
+                idle = life.process is None and not life.survivors and now >= life.start_at
+                if idle and life.slot.device not in resets:
                     self._start(life)
         self._pay_debts()
         looking = self._look.due(now)
@@ -449,6 +453,17 @@ class Supervisor:
             life.backoff_s = _FIRST_BACKOFF_S
         life.start_at = time.monotonic() + life.backoff_s
         life.backoff_s = min(2 * life.backoff_s, _LAST_BACKOFF_S)
+
+    def _reset(self, uuid: str) -> None:
+        """End a GPU's workers, and with them all that they started. What they ran is handed back."""
+        mine = [life for life in self._lives if life.slot.device == uuid]
+        for life in mine:
+            if life.process is not None and not life.killed_at:
+                _log.info("worker ended for a reset of its GPU", slot=life.slot.name)
+                life.killed_at = time.monotonic()
+                kill_group(life.process.pid)
+        if not any(life.process is not None for life in mine):
+            self._monitor.ended(uuid, self._in_database)
 
     def _spared(self) -> set[int]:
         """The children that are somebody's: no sweep may end them, or wait for those that do not die."""

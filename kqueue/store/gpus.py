@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Text, Uuid, and_, any_, case, func, literal, select, update
+from sqlalchemy import Connection, Engine, Row, Text, Uuid, and_, any_, case, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from kqueue.errors import InvalidRequest
@@ -43,6 +43,8 @@ class GpuStatus:
         failures: tests failed one after another.
         check_at: when it is tested next, UTC; while a serving GPU waits for that it is given nothing either.
         due: whether that is now.
+        reset_at: by when its workers are to be ended, UTC; None where nobody asked for that.
+        reset_due: whether that is now: nothing runs on it any more, or the time is over.
         facts: what was last seen of it (:mod:`workers.gpu.facts`).
         seen_at: when its supervisor last spoke of it, UTC.
         running: the evaluations that its workers execute.
@@ -58,6 +60,8 @@ class GpuStatus:
     failures: int
     check_at: datetime | None
     due: bool
+    reset_at: datetime | None
+    reset_due: bool
     facts: dict[str, Any]
     seen_at: datetime
     running: tuple[UUID, ...]
@@ -165,12 +169,34 @@ def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False
         suspect(connection, uuid, reason=reason, failed=failed)
 
 
+def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
+    """Give a GPU nothing, have its workers ended and started anew, and return it when it has then passed a test.
+
+    Args:
+        engine: the database.
+        uuid: the GPU, whatever its state.
+        reason: who asked, in one line.
+        grace_s: seconds that what runs on it may take to end; then it is broken off, and done again elsewhere.
+    """
+    with transaction(engine) as connection:
+        _move(connection, uuid, "quarantined", reason, check_at=None)
+        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s)))
+
+
+def test_after_reset(engine: Engine, uuid: str) -> None:
+    """A GPU's workers have ended as a reset asked for: it is due for a test."""
+    with transaction(engine) as connection:
+        connection.execute(
+            update(Gpu).where(Gpu.uuid == uuid, Gpu.reset_at.is_not(None)).values(reset_at=None, check_at=func.now())
+        )
+
+
 def record_pass(engine: Engine, uuid: str) -> None:
     """A test was passed: the GPU serves, unless an operator has drained it."""
     with transaction(engine) as connection:
-        state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
+        row = connection.execute(select(Gpu.state, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()).first()
         connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=0))
-        if state != "drained":
+        if row is not None and _left_to_tests(row):
             _move(connection, uuid, "serving", None, check_at=None)
 
 
@@ -181,12 +207,14 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
         the GPU as it is now; None if its row is gone.
     """
     with transaction(engine) as connection:
-        row = connection.execute(select(Gpu.state, Gpu.failures).where(Gpu.uuid == uuid).with_for_update()).first()
+        row = connection.execute(
+            select(Gpu.state, Gpu.failures, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()
+        ).first()
         if row is None:
             return None
         failures = row.failures + 1
         connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures))
-        if row.state != "drained":
+        if _left_to_tests(row):
             again_s = min(_FIRST_TEST_S * 2 ** max(failures - QUARANTINED_AFTER, 0), _LAST_TEST_S)
             if row.state == "quarantined" or failures >= QUARANTINED_AFTER:
                 _move(connection, uuid, "quarantined", reason, check_at=func.now() + timedelta(seconds=again_s))
@@ -194,6 +222,11 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
                 _move(connection, uuid, "serving", reason, check_at=func.now())
         [known] = _find(connection, uuids=[uuid], host=None)
         return known
+
+
+def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
+    """Whether a test decides on a GPU's state: not where an operator drained it, nor while a reset is under way."""
+    return row.state != "drained" and row.reset_at is None
 
 
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
@@ -218,6 +251,7 @@ def _move(connection: Connection, uuid: str, state: str, reason: str | None, *, 
             state=state,
             reason=reason,
             check_at=check_at,
+            reset_at=None,
             since=case((Gpu.state == state, Gpu.since), else_=func.now()),
         )
     )
@@ -237,7 +271,9 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
         .scalar_subquery()
     )
     due = and_(Gpu.check_at.is_not(None), Gpu.check_at <= func.now())
-    query = select(*Gpu.__table__.columns, due.label("due"), running.label("running"))
+    reset_due = and_(Gpu.reset_at.is_not(None), or_(Gpu.reset_at <= func.now(), func.cardinality(running) == 0))
+    labels = (due.label("due"), reset_due.label("reset_due"), running.label("running"))
+    query = select(*Gpu.__table__.columns, *labels)
     if uuids is not None:
         query = query.where(Gpu.uuid == any_(literal(list(uuids), ARRAY(Text))))
     if host is not None:

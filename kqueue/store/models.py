@@ -164,6 +164,8 @@ class Gpu(Base):
     """Health checks failed one after another."""
     check_at: Mapped[datetime | None]
     """When its supervisor is to test it next; null where nothing calls for it."""
+    reset_at: Mapped[datetime | None]
+    """By when its workers are to be ended, and it is to be tested; null where nobody asked for that."""
     facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     """What NVML and the kernel's log last said of it."""
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

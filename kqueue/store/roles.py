@@ -80,6 +80,9 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         **_PRODUCE,
         "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
         "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
+        # An operator's resets and tests of GPUs.
+        "gpus": {"UPDATE": ("state", "reason", "since", "failures", "check_at", "reset_at")},
+        "workers": {"UPDATE": ("paused",)},
     },
     WORKER: {
         "evaluations": {"UPDATE": ("state", "attempts", "available_at", "published_at")},

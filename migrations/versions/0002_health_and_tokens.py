@@ -25,6 +25,7 @@ def upgrade() -> None:
         sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
         sa.Column("check_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("reset_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("facts", postgresql.JSONB(), server_default=sa.text("'{}'::jsonb"), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name=op.f("ck_gpus_state")),

@@ -132,6 +132,8 @@ class Monitor:
         self._heard = b""
         self._facts: dict[str, dict[str, Any]] = {}
         self._xids: dict[str, list[dict[str, Any]]] = {}
+        #: The least memory that belonged to no process: what the driver itself takes.
+        self._least: dict[str, int] = {}
         self._unsaid = False
         self._suspicions: dict[str, str] = {}
         self._tests: dict[str, _Test] = {}
@@ -168,6 +170,19 @@ class Monitor:
         if uuid not in self._states:
             return "the state of its GPU is not known yet"
         return self._states[uuid].paused
+
+    def resets(self) -> set[str]:
+        """The GPUs whose workers are to be ended now, as an operator asked for; none of them begins a test before."""
+        return {uuid for uuid, state in self._states.items() if state.reset_due}
+
+    def ended(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
+        """Say that all workers of a GPU of :meth:`resets` have ended: it is tested next."""
+
+        def record() -> None:
+            gpus.test_after_reset(self._engine, uuid)
+            self._look()
+
+        in_database(record)
 
     def pids(self) -> set[int]:
         """The processes that belong to this monitor, those left behind too."""
@@ -251,6 +266,8 @@ class Monitor:
                 if reason := facts.breakage(self._facts.get(uuid, known if "error" not in known else {}), known):
                     self._suspicions[uuid] = reason
                 self._facts[uuid] = known
+                if (nobodys := known.get("unaccounted_bytes")) is not None:
+                    self._least[uuid] = min(nobodys, self._least.get(uuid, nobodys))
             self._unsaid = True
 
     def _on_xid(self, uuid: str, number: int) -> None:
@@ -270,7 +287,8 @@ class Monitor:
                 in_database(self._look)
             return
         output = os.fdopen(os.memfd_create("kqueue-canary", os.MFD_CLOEXEC), "w+b")
-        helper = _Helper(self._canary, [str(self._locks[uuid])], visible=uuid, output=output)
+        arguments = [uuid, str(self._locks[uuid])] + ([str(self._least[uuid])] if uuid in self._least else [])
+        helper = _Helper(self._canary, arguments, visible=uuid, output=output)
         self._tests[uuid] = _Test(helper, output)
         _log.info("a GPU is tested", gpu=uuid, reason=self._states[uuid].reason)
 

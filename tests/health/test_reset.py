@@ -1,0 +1,72 @@
+"""A reset of a GPU: its workers end, it is tested, and it serves again or does not."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.store import evaluations, gpus, workers
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture
+def worker(engine: Engine) -> UUID:
+    """A live worker of a GPU that serves."""
+    gpus.register(engine, host="here", index=0, uuid=GPU, name="NVIDIA H200")
+    identity = uuid4()
+    workers.register(engine, id=identity, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=GPU)
+    return identity
+
+
+def state(engine: Engine) -> gpus.GpuStatus:
+    [gpu] = gpus.find(engine)
+    return gpu
+
+
+def test_a_reset_takes_a_gpu_away_until_it_has_passed_a_test(engine: Engine, worker: UUID) -> None:
+    """Its workers pause at once; nothing runs there, so they may be ended now; then it is due for a test."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    assert "somebody asked" in (state(engine).paused or "")
+    assert workers.live(engine, within_s=30)[0].paused == state(engine).paused
+    assert (state(engine).reset_due, state(engine).due) == (True, False)
+    gpus.test_after_reset(engine, GPU)
+    assert (state(engine).reset_due, state(engine).due) == (False, True)
+    gpus.record_pass(engine, GPU)
+    assert (state(engine).state, state(engine).paused) == ("serving", None)
+
+
+def test_what_runs_is_waited_for_as_long_as_was_said(engine: Engine, worker: UUID, fields) -> None:
+    """While an evaluation runs the reset is not due, until its time is over."""
+    from kqueue.contract import Request
+
+    [submitted] = evaluations.submit(engine, [Request(**fields())])
+    assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30) is not None
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    assert not state(engine).reset_due
+    gpus.reset(engine, GPU, reason="somebody is in a hurry", grace_s=0)
+    assert state(engine).reset_due
+
+
+def test_a_test_that_was_under_way_does_not_bring_it_back(engine: Engine, worker: UUID) -> None:
+    """It was made with the workers that are to go; nor does its failure forget the reset."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    gpus.record_pass(engine, GPU)
+    gpus.record_failure(engine, GPU, reason="wrong")
+    assert state(engine).state == "quarantined"
+    assert state(engine).reset_due
+    gpus.test_after_reset(engine, GPU)
+    gpus.record_failure(engine, GPU, reason="wrong again")
+    assert (state(engine).state, state(engine).reset_at) == ("quarantined", None)
+    assert state(engine).check_at is not None
+
+
+def test_an_operator_s_later_word_counts(engine: Engine, worker: UUID) -> None:
+    """Drained while a reset is under way: it stays drained, and nothing is ended."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    gpus.drain(engine, GPU, reason="no, leave it")
+    assert not state(engine).reset_due
+    gpus.test_after_reset(engine, GPU)
+    assert (state(engine).state, state(engine).check_at) == ("drained", None)
