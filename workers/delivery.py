@@ -20,6 +20,7 @@ another signal, or an exit                    reference                   ``refe
 another signal, or an exit                    elsewhere                   ``judge_error``, by the worker
 Celery's hard limit                           reference, overdue          ``reference_timeout``, worker
 Celery's hard limit                           elsewhere                   ``judge_error``, by the worker
+a hard limit, another signal, or an exit      testing the GPU             ``gpu_unhealthy``, by the worker
 revoked (cancelled) while it ran              any                         ``cancelled``; attempt closed
 revoked while it was queued                   -                           ``cancelled``
 a cold stop of the worker                     any                         ``worker_lost``, by the worker
@@ -82,6 +83,8 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
 
     if isinstance(error, Terminated):
         return outcome(Category.CANCELLED, "the evaluation was cancelled while it ran")
+    if isinstance(error, TimeLimitExceeded) and record.phase is Phase.CANARY:
+        return outcome(Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline")
     if isinstance(error, TimeLimitExceeded):
         if in_reference and record.overdue:
             return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline")
@@ -99,6 +102,8 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
         return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline", **facts)
     if code in _FROM_OUTSIDE and not (in_reference and out_of_memory):
         return outcome(Category.WORKER_LOST, f"the judge {how}", **facts)
+    if record.phase is Phase.CANARY:
+        return outcome(Category.GPU_UNHEALTHY, f"the judge {how} while it tested the GPU", **facts)
     if in_reference:
         reason = " as the host ran out of memory" if out_of_memory else ""
         return outcome(Category.REFERENCE_ERROR, f"the reference's process {how}{reason}", **facts)

@@ -1,9 +1,10 @@
-"""``python -m workers.gpu.canary [LOCK]``: whether a GPU computes what is known to be right.
+"""``python -m workers.gpu.canary UUID LOCK [BYTES]``: whether a GPU computes what is known to be right.
 
 A few kernels over all of the GPU's processors, in integers and in floats that hold integers exactly, so that
 the right answer is one number on every device. The judge has the same computed in its own context when a
 candidate is gone; the supervisor starts this program, pinned to one GPU by ``CUDA_VISIBLE_DEVICES``, and sees
-to its deadline. It also multiplies matrices.
+to its deadline. It also multiplies matrices, and looks whether more than so many bytes of the GPU's memory belong
+to no living process.
 
 Exit status: 0 if the answers are right; 1 if they are wrong, or the GPU cannot be used; 3 if nothing can be
 said, as no memory was free. The last line of its output says what was found.
@@ -22,6 +23,9 @@ from typing import Any, Final
 
 import torch
 
+from workers.gpu import facts
+from workers.gpu.devices import opened
+
 WRONG: Final = 1
 UNKNOWN: Final = 3
 
@@ -32,6 +36,8 @@ _CHAINS: Final = (3377699553583604, 366503526400.0)
 _PRODUCTS: Final = (2159774709.0, 552763805.0)
 #: How long the program waits for those who use the GPU alone; then it does not wait for them any longer.
 _LOCK_S: Final = 30.0
+#: How long memory of what has just ended may take to be free.
+_LEAK_S: Final = 5.0
 #: CUDA's code for memory that is not there.
 _NO_MEMORY: Final = 2
 
@@ -83,11 +89,8 @@ def _compare(what: str, expected: tuple[float, ...], found: tuple[torch.Tensor, 
 
 
 @contextlib.contextmanager
-def _alone(lock: Path | None) -> Generator[None]:
+def _alone(lock: Path) -> Generator[None]:
     """Have the device alone, so that nobody's timing is disturbed, or go ahead when that takes too long."""
-    if lock is None:
-        yield
-        return
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
     try:
@@ -103,14 +106,15 @@ def _alone(lock: Path | None) -> Generator[None]:
 
 
 def main() -> int:
-    """Test the one GPU that is visible; see the module's text for the exit status."""
-    lock = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    """Test the one GPU that is visible; see the module's text for arguments and exit status."""
+    uuid, lock, *most = sys.argv[1:]
     try:
         torch.empty(1, device="cuda")  # the context, which takes longest, disturbs nobody more than others' do
-        with _alone(lock):
+        with _alone(Path(lock)):
             begun = time.monotonic()
             chains("cuda")
             products("cuda")
+            took = time.monotonic() - begun
     except torch.OutOfMemoryError as error:
         return _say(UNKNOWN, f"no memory is free for a test: {error}")
     except (torch.AcceleratorError, RuntimeError, AssertionError) as error:
@@ -120,7 +124,22 @@ def main() -> int:
         return _say(WRONG, f"the GPU cannot be used: {error}")
     except CanaryError as error:
         return _say(WRONG, str(error))
-    return _say(0, f"right in {1000 * (time.monotonic() - begun):.0f} ms")
+    if most and (leaked := leak(uuid, int(most[0]))):
+        return _say(WRONG, f"{leaked} bytes of its memory belong to no process")
+    return _say(0, f"right in {1000 * took:.0f} ms")
+
+
+def leak(uuid: str, before: int) -> int:
+    """Bytes of a GPU's memory that belong to no living process, beyond ``before`` and for seconds; 0 for none."""
+    deadline = time.monotonic() + _LEAK_S
+    with opened(uuid) as handle:
+        while True:
+            now = facts.unaccounted_bytes(handle)
+            if now is None or now <= before + facts.LEAK_BYTES:
+                return 0
+            if time.monotonic() >= deadline:
+                return now - before
+            time.sleep(0.05)
 
 
 def _say(status: int, what: str) -> int:

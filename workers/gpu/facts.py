@@ -32,6 +32,10 @@ _KMSG: Final = Path("/dev/kmsg")
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
 #: The library and the kernel's log tell of the same error, at about the same time.
 _SAME_S: Final = 5.0
+#: What Linux calls the namespace of all processes.
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+#: More memory than before that belongs to nobody: contexts that come and go are listed a moment late.
+LEAK_BYTES: Final = 1 << 30
 
 #: Errors that a program brings upon itself, and that end nothing but it: out of range, illegal instructions, page
 #: faults, corrupted command streams, engine classes, time slices overrun, and the cleaning up after them. NVIDIA's
@@ -74,6 +78,29 @@ def processes(handle: Any) -> list[Process] | None:
     return None if listed is None else [Process(int(p.pid), p.usedGpuMemory) for p in listed]
 
 
+def sees_all() -> bool:
+    """Whether this process sees all of the host's processes: else what NVML names cannot be told apart here."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def unaccounted_bytes(handle: Any) -> int | None:
+    """A GPU's memory that is in use and belongs to no living process: the driver's own, and what a dead one left.
+
+    None where that cannot be known, as in a container that sees only its own processes.
+    """
+    memory, computing = ask(_nvml.nvmlDeviceGetMemoryInfo, handle), processes(handle)
+    if memory is None or computing is None or not sees_all():
+        return None
+    drawing = ask(_nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    held = {p.pid: p.memory_bytes for p in computing} | {int(p.pid): p.usedGpuMemory for p in drawing}
+    living = [bytes_ for pid, bytes_ in held.items() if Path(f"/proc/{pid}").exists()]
+    known = [bytes_ for bytes_ in living if bytes_ is not None]
+    return None if len(known) < len(living) else max(int(memory.used) - sum(known), 0)
+
+
 def throttling(mask: int) -> list[str]:
     """Why the clocks are lower than they could be, by NVML's names."""
     prefix = "nvmlClocksEventReason"
@@ -84,10 +111,10 @@ def throttling(mask: int) -> list[str]:
 def read(handle: Any) -> dict[str, Any]:
     """A GPU's facts; those that cannot be had are left out.
 
-    ``temperature_c``; ``sm_mhz``; ``throttle``: :func:`throttling`; ``uncorrected_ecc``: since the driver was loaded
-    and in the GPU's life; ``remapped_rows``: corrected and not, and whether one is pending or has failed;
-    ``retired_pages``; ``memory_used_bytes`` and ``memory_bytes``; ``utilisation_percent`` of the SMs;
-    ``processes``: pid, name and memory of each.
+    ``compute_capability``, such as ``9.0``; ``temperature_c``; ``sm_mhz``; ``throttle``: :func:`throttling`;
+    ``uncorrected_ecc``: since the driver was loaded and in the GPU's life; ``remapped_rows``: corrected and not, and
+    whether one is pending or has failed; ``retired_pages``; ``memory_used_bytes`` and ``memory_bytes``;
+    :func:`unaccounted_bytes`; ``utilisation_percent`` of the SMs; ``processes``: pid, name and memory of each.
     """
 
     def ecc(counter: int) -> Any:
@@ -101,6 +128,7 @@ def read(handle: Any) -> dict[str, Any]:
     retired = [ask(_nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in causes]
     memory = ask(_nvml.nvmlDeviceGetMemoryInfo, handle)
     use = ask(_nvml.nvmlDeviceGetUtilizationRates, handle)
+    capability = ask(_nvml.nvmlDeviceGetCudaComputeCapability, handle)
     running = processes(handle)
     facts: dict[str, Any] = {
         "temperature_c": ask(_nvml.nvmlDeviceGetTemperature, handle, _nvml.NVML_TEMPERATURE_GPU),
@@ -111,8 +139,10 @@ def read(handle: Any) -> dict[str, Any]:
         if rows is None
         else {"corrected": rows[0], "uncorrected": rows[1], "pending": bool(rows[2]), "failed": bool(rows[3])},
         "retired_pages": None if None in retired else sum(map(len, retired)),
+        "compute_capability": capability and "{}.{}".format(*capability),
         "memory_used_bytes": memory and memory.used,
         "memory_bytes": memory and memory.total,
+        "unaccounted_bytes": unaccounted_bytes(handle),
         "utilisation_percent": use and use.gpu,
         "processes": None
         if running is None

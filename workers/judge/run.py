@@ -25,15 +25,17 @@ from sqlalchemy import Engine
 
 from kqueue.broker import GPU_WAIT_S
 from kqueue.categories import Blame, Category
+from kqueue.config import load
 from kqueue.contract import Backend, Measurement, Outcome, Phase, Policy
-from kqueue.store import baselines, evaluations
+from kqueue.errors import DatabaseUnavailable
+from kqueue.store import baselines, evaluations, gpus
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
 from workers.channel.activities import Activity, NotRecorded
 from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
-from workers.judge import build, clocks, compare, physics, provenance, static, timing, tools
+from workers.judge import build, clocks, compare, health, physics, provenance, static, timing, tools
 from workers.judge.build import Build
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
@@ -47,6 +49,8 @@ from workers.slot import Slot
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
+#: How long the device is waited for only to test it: a verdict is known, and others will test it.
+_TEST_WAIT_S: Final = 30.0
 #: A candidate's own nulls, as a share of its calls.
 _NULL_SHARE: Final = 0.2
 #: How many timed calls are verified: as many as the reference answers in this time (in seconds), but not few for
@@ -109,6 +113,10 @@ class _Evaluation:
         self._reference_blocks = False
         self._watch = environment.Watch(slot)
         self._activities: list[Activity] | None = None
+        self._memory: health.Memory | None = None
+        timed_on_gpu = slot.on_gpu and self._settings.timing.enabled
+        self._sharing = health.Sharing(slot.device if timed_on_gpu else None, load().gpu_shared)
+        self._tested = not slot.on_gpu
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
@@ -157,6 +165,8 @@ class _Evaluation:
         )
         with self._reference_alarm():
             problem = self._problem = Problem(self._request.problem, self._settings, self._device)
+        if self._slot.on_gpu:
+            self._memory = health.Memory(self._slot.device)
         candidate = self._begin_candidate()
         timed = self._settings.timing.enabled
         known = self._cached(self._basis) if timed else None
@@ -181,6 +191,8 @@ class _Evaluation:
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
         stopwatch = series = baseline = None
+        with self._telling_strangers() as sharing, self._timed("wait_for_strangers"):
+            sharing.before_timing()
         with self._alone("measure"), self._backstop(Phase.CHECK):
             self._evidence |= self._check(candidate, cases, later)
             if timed:
@@ -199,8 +211,10 @@ class _Evaluation:
                 self._look_at_provenance(candidate, cases[0])
         self._stop(candidate)
         if stopwatch is not None:
-            with self._alone("verify"), self._reference_alarm():
-                self._evidence["verified_calls"] = stopwatch.verify()
+            with self._alone("verify"):
+                with self._reference_alarm():
+                    self._evidence["verified_calls"] = stopwatch.verify()
+                self._test_device()
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
@@ -210,6 +224,8 @@ class _Evaluation:
             baseline = baseline or self._baseline_for(series, cases[0])
             null = timing.null_of(series, self._slot, baseline)
             runtime = timing.summarise(series, null, self._settings.timing, self._slot)
+            with self._telling_strangers() as sharing:
+                sharing.after_timing()
             if self._evidence["floor"]:
                 physics.enforce(self._evidence["floor"], runtime)
             if self._settings.timing.compiled_baseline:
@@ -510,6 +526,7 @@ class _Evaluation:
                     if outcome.category.blame is Blame.NONE:
                         raise
                     evidence["cleanup"] = str(error)
+        outcome = self._check_device(outcome)
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._slot.siblings
@@ -520,18 +537,81 @@ class _Evaluation:
             evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
         return outcome.model_copy(update={"log": log, "evidence": evidence})
 
+    def _check_device(self, outcome: Outcome) -> Outcome:
+        """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""
+        if not self._slot.on_gpu or not self._processes or outcome.category is Category.GPU_UNHEALTHY:
+            return outcome
+        leaked = self._evidence["leaked_bytes"] = self._memory.leak() if self._memory is not None else None
+        if leaked:
+            reason = f"{leaked} bytes of its memory belong to no process, since an evaluation"
+            with contextlib.suppress(DatabaseUnavailable):
+                gpus.ask_for_test(self._engine, self._slot.device, reason=reason, failed=True)
+        # A reference may have spoilt the judge's own context, which then tells nothing of the GPU.
+        if self._tested or outcome.blame is Blame.PROBLEM:
+            return outcome
+        try:
+            with self._device_soon() as had:
+                if had:
+                    self._test_device()
+                else:
+                    self._evidence["canary"] = "not asked: the device was in use"
+        except EvaluationEnded as ended:
+            failed = ended.outcome
+            return failed.model_copy(update={"facts": {**failed.facts, "instead_of": outcome.category}})
+        return outcome
+
+    def _test_device(self) -> None:
+        """Have the GPU tested by what it can compute; the device is had alone, and the candidate is gone."""
+        if self._tested:
+            return
+        self._tested = True
+        self._blackbox.enter(Phase.CANARY, time.monotonic() + health.CANARY_S)
+        with self._timed("canary"):
+            self._evidence["canary"] = health.test()
+        self._blackbox.enter(Phase.CLEANUP)
+
+    @contextlib.contextmanager
+    def _telling_strangers(self) -> Generator[health.Sharing]:
+        """Tell in the evidence who else was seen on the GPU, whatever comes of that."""
+        try:
+            yield self._sharing
+        finally:
+            if self._slot.on_gpu and self._settings.timing.enabled:
+                strangers = self._sharing.strangers
+                self._evidence["strangers"] = "unknown" if strangers is None else strangers
+
+    @contextlib.contextmanager
+    def _device_soon(self) -> Generator[bool]:
+        """Have the device alone, if it is free before long."""
+        with self._lock() as lock:
+            deadline = time.monotonic() + _TEST_WAIT_S
+            had = False
+            with self._timed("wait_for_device"):
+                while not had and time.monotonic() < deadline:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        had = True
+                    except BlockingIOError:
+                        time.sleep(0.005)
+            yield had
+
+    @contextlib.contextmanager
+    def _lock(self) -> Generator[int]:
+        lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
     @contextlib.contextmanager
     def _alone(self, what: str) -> Generator[None]:
         """Have the device alone among its slots."""
         self._blackbox.enter(Phase.PREPARE)
-        lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with self._lock() as lock:
             with self._timed("wait_for_device"), _alarm(GPU_WAIT_S):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             with self._timed(f"alone_{what}"):
                 yield
-        finally:
-            os.close(lock)
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Generator[None]:

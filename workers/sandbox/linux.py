@@ -101,6 +101,22 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int | None:
+    """A process's parent; None if it is gone or has none here."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) or None
+    except (OSError, ValueError):
+        return None
+
+
+def descends(pid: int, ancestor: int | None) -> bool:
+    """Whether a process is ``ancestor`` or below it."""
+    at: int | None = pid
+    while at is not None and at != ancestor:
+        at = parent(at)
+    return at is not None
+
+
 def is_zombie(pid: int) -> bool:
     """Whether the process has ended and waits to be reaped; also True if it is gone."""
     try:
