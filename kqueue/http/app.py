@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.http import eval_server, jobs, openapi, problems, v1
+from kqueue.http import eval_server, jobs, maintenance, openapi, problems, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.door import Door
 
 #: Every door's routes.
-_ROUTERS: Final = (v1.router, eval_server.router, jobs.router)
+_ROUTERS: Final = (v1.router, eval_server.router, jobs.router, maintenance.router)
 
 
 def create_app(config: Config) -> FastAPI:

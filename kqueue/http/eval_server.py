@@ -18,7 +18,6 @@ from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.joining import RESPONSES, IdempotencyKey
-from kqueue.http.problems import Problem
 from kqueue.store import gpus, reports
 
 router: Final = APIRouter(tags=["simple_eval_server"])
@@ -74,11 +73,7 @@ class KernelExecResult(BaseModel):
     ref_runtime_stats: dict[str, Any]
 
 
-@router.post(
-    "/eval",
-    response_model=KernelExecResult,
-    responses=RESPONSES | {400: {"model": Problem, "description": "There is no such device, or the body is no JSON."}},
-)
+@router.post("/eval", response_model=KernelExecResult, responses=RESPONSES)
 async def evaluate(
     body: EvalRequest,
     request: Request,
@@ -154,7 +149,7 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     }
 
 
-@router.get("/health", responses={503: {"model": Problem, "description": "The database cannot be used."}})
+@router.get("/health")
 async def health(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     """How the fleet is, as of a second ago; never waits for an evaluation.
 

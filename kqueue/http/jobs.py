@@ -20,7 +20,6 @@ from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.eval_server import KernelExecResult, result_of
 from kqueue.http.joining import RESPONSES, IdempotencyKey
-from kqueue.http.problems import Problem
 from kqueue.store import reports
 from kqueue.store.reports import Progress
 
@@ -78,9 +77,7 @@ class Job(Accepted):
     queued_at: float
     started_at: float | None = None
     completed_at: float | None = None
-
-
-_UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {404: {"model": Problem, "description": "There is no such job."}}
+    execution_time: float | None = Field(None, description="Seconds from start to completion.")
 
 
 @router.post("/evaluate", response_model=Accepted, responses=RESPONSES)
@@ -107,7 +104,7 @@ async def evaluate_sync(
     return await _job(door, await fleet.get(), job_id)
 
 
-@router.get("/job/{job_id}", responses=_UNKNOWN)
+@router.get("/job/{job_id}")
 async def job(job_id: str, door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> Job:
     """How far a job is, and its result."""
     try:
@@ -188,11 +185,13 @@ def _moments(view: View, progress: Progress) -> dict[str, Any]:
     def seconds(moment: datetime | None) -> float | None:
         return None if moment is None else moment.timestamp()
 
+    began, ended = seconds(progress.started_at), seconds(progress.finished_at)
     return {
         "device": None if progress.device is None else view.name_of(progress.device),
         "queued_at": progress.submitted_at.timestamp(),
-        "started_at": seconds(progress.started_at),
-        "completed_at": seconds(progress.finished_at),
+        "started_at": began,
+        "completed_at": ended,
+        "execution_time": None if began is None or ended is None else ended - began,
     }
 
 

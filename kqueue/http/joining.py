@@ -10,7 +10,7 @@ What the fleet failed at, or was cancelled, is evaluated anew when it is asked f
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import Header
@@ -23,7 +23,7 @@ from kqueue.errors import LaneUnavailable
 from kqueue.http import problems
 from kqueue.http.auth import Caller
 from kqueue.http.door import Door
-from kqueue.http.problems import HttpError, Problem
+from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
 #: Seconds for which an answer stands for an equal request without a key.
@@ -40,13 +40,8 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-#: What routes that wait may answer beside 200, for OpenAPI.
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    409: {"model": Problem, "description": "The evaluation was cancelled."},
-    422: {"model": Problem, "description": "A field is wrong, or the key was used for another request."},
-    429: {"model": Problem, "description": "Too many evaluations of this token have no verdict yet."},
-    503: {"model": Problem, "description": "The fleet failed, not the kernel: ask again after `Retry-After` seconds."},
-}
+#: What these routes may answer beside what all routes may: the evaluation was cancelled, or the caller has too many.
+RESPONSES: Final = problems.documented(409, 429)
 
 
 async def accept(door: Door, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:

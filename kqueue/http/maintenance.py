@@ -1,0 +1,144 @@
+"""What an operator asks of a fleet through the drop-in's routes: to tidy up, and to test GPUs.
+
+The server only says in the database what is wanted. The GPUs' own supervisors do it, whether or not anybody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from psycopg.errors import InsufficientPrivilege
+from sqlalchemy import Engine
+
+from kqueue import broker, sweeper
+from kqueue.config import Config
+from kqueue.errors import DatabaseUnavailable
+from kqueue.http import problems
+from kqueue.http.auth import Admin
+from kqueue.http.devices import CurrentFleet, Device, Fleet, View
+from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.problems import HttpError
+from kqueue.store import gpus
+from kqueue.sweeper import SweepReport
+
+router: Final = APIRouter(tags=["maintenance"])
+
+#: Between two looks at how far a GPU is.
+_LOOK_S: Final = 0.25
+#: What ending and starting workers and a test may take, after the grace.
+_RESET_S: Final = 180.0
+_Wait = Annotated[float, Query(ge=0, le=600, description="Seconds that tests are waited for; they go on after that.")]
+
+
+@router.post("/cleanup")
+async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+    """Tidy up, and test every GPU that is not drained.
+
+    Attempts whose worker is gone are ended and done again, silent workers given up, messages that Redis lost sent
+    again, and what is older than the retention settings allow removed. A GPU is given nothing until it has passed.
+    """
+    swept = await door.read(_sweep, door.config)
+    chosen = [device for device in (await fleet.renewed()).devices if device.slots and device.gpu.state != "drained"]
+    for device in chosen:
+        await _test_now(door, device)
+    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen}, wait_s)
+    return {
+        "status": "cleanup completed" if over else "cleanup completed; tests go on",
+        "message": "swept" if swept else "sweeping is left to the workers, who do it every second",
+        "swept": swept
+        and {name: value for name, value in dataclasses.asdict(swept).items() if name != "lost"}
+        | {"lost": len(swept.lost)},
+        "devices": _summaries(await fleet.get()),
+    }
+
+
+@router.post("/reset_gpu/{device_id}", responses=problems.documented(400))
+async def reset_gpu(
+    device_id: int,
+    door: CurrentDoor,
+    fleet: CurrentFleet,
+    caller: Admin,
+    grace_s: Annotated[float, Query(ge=0, le=3600, description="Seconds that evaluations on it may take to end.")] = 30,
+) -> dict[str, Any]:
+    """Take a GPU out of service, end its workers, test it, and return it or keep it quarantined.
+
+    What does not end within `grace_s` is broken off and done again. With the workers goes all that they had started.
+    Nobody resets the hardware. A GPU that was drained is returned, too.
+    """
+    device = (await fleet.renewed()).device(device_id)
+    if not device.slots:
+        raise HttpError(503, f"device {device_id}: {device.error}", code="gpu_unattended")
+    begun = time.monotonic()
+    uuid = device.gpu.uuid
+    await door.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
+    over = await _until_decided(door, fleet, {uuid}, grace_s + _RESET_S)
+    now = (await fleet.get()).device(device_id)
+    status = "reset" if now.error is None else "quarantined" if over else "still being reset"
+    message = now.error or "its workers were started anew, it passed its test and is in service"
+    return now.summary() | {"status": status, "message": message, "seconds": time.monotonic() - begun}
+
+
+@router.post("/reset_devices")
+async def reset_devices(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+    """Return drained GPUs to service, and test quarantined ones at once."""
+    chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != "serving"]
+    for device in chosen:
+        await door.read(gpus.resume, device.gpu.uuid)
+    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen if device.slots}, wait_s)
+    view = await fleet.get()
+    return {
+        "status": "device pool reset" if over else "device pool reset; tests go on",
+        "available_devices": [device.id for device in view.devices if device.available],
+        "devices": _summaries(view),
+    }
+
+
+def _sweep(engine: Engine, config: Config) -> SweepReport | None:
+    """Sweep once; None where this server may not: the workers' supervisors do it all the time."""
+    app = broker.make_app(config)
+    try:
+        return sweeper.sweep(
+            engine,
+            app,
+            retry_delay_s=config.retry_delay_s,
+            retention_days=config.retention_days,
+            log_retention_days=config.log_retention_days,
+        )
+    except DatabaseUnavailable as error:
+        if isinstance(getattr(error.__cause__, "orig", None), InsufficientPrivilege):
+            return None
+        raise
+    finally:
+        app.close()
+
+
+async def _test_now(door: Door, device: Device) -> None:
+    if device.gpu.state == "serving":
+        await door.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up asked for a test")
+    elif device.gpu.failures:
+        await door.read(gpus.resume, device.gpu.uuid)
+
+
+async def _until_decided(door: Door, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
+    """Wait until each of the GPUs serves or has failed its test; False if it takes longer, or the server is to stop."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        view = await fleet.renewed()
+        if all(_decided(device) for device in view.devices if device.gpu.uuid in uuids):
+            return True
+        if time.monotonic() >= deadline or door.stopping.is_set():
+            return False
+        await asyncio.sleep(_LOOK_S)
+
+
+def _decided(device: Device) -> bool:
+    gpu = device.gpu
+    return device.error is None or (gpu.reset_at is None and not gpu.due and gpu.state != "serving")
+
+
+def _summaries(view: View) -> list[dict[str, Any]]:
+    return [device.summary() for device in view.devices]
