@@ -66,10 +66,10 @@ class IdempotencyConflict(InvalidRequest):
 
 
 class UnknownEvaluation(KqueueError, LookupError):
-    """No evaluation has this id."""
+    """No evaluation has this id, or belongs to this batch."""
 
-    def __init__(self, evaluation_id: UUID | str) -> None:
-        super().__init__(f"no evaluation has the id {evaluation_id}: see `kqueue results` for those that exist")
+    def __init__(self, name: UUID | str, *, what: str = "the id") -> None:
+        super().__init__(f"no evaluation has {what} {name}: see `kqueue results` for those that exist")
 
 
 class WaitTimeout(KqueueError, TimeoutError):

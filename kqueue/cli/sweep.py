@@ -1,0 +1,126 @@
+"""`kqueue sweep`: what every fleet's sweeper does each second, once and now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kqueue.config import Config
+    from kqueue.store.retention import Pruned
+    from kqueue.sweeper import SweepReport
+
+#: How long a fleet's own sweeper, which takes a moment each second, is waited for.
+_OTHERS_S: Final = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to ``app``."""
+    app.command()(sweep)
+
+
+def sweep(
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Also remove and empty all that is older than the settings say.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, one line.")] = False,
+) -> None:
+    """Do what is to be done: end what was lost or expired, and send the messages that Redis lacks.
+
+    Fleets do that every second by themselves. Exits with 3 where Redis cannot be reached.
+    """
+    from kqueue.cli.render import write_json
+    from kqueue.config import load
+    from kqueue.errors import ConfigError
+    from kqueue.store import schema
+    from kqueue.store.engine import connect
+    from kqueue.store.retention import Pruned
+
+    config = load()
+    if prune and config.retention_days is None and config.log_retention_days is None:
+        raise ConfigError(
+            "--prune: everything is kept for ever; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
+        )
+    engine = connect(config.require_database(), application="kqueue sweep", pool_size=2)
+    try:
+        schema.check(engine)
+        reports = list(_sweeps(engine, config))
+        pruned = sum((report.pruned for report in reports), Pruned())
+        if prune:
+            pruned += _prune(engine, config)
+    finally:
+        engine.dispose()
+    record = {
+        "swept": reports[-1].swept,
+        "lost": [
+            {"evaluation_id": identity, "recorded": became.value}
+            for report in reports
+            for identity, became in report.lost
+        ],
+        "expired": sum(report.expired for report in reports),
+        "stopped_workers": sum(report.stopped_workers for report in reports),
+        "missing": sum(report.missing for report in reports),
+        "published": sum(report.published for report in reports),
+        "pruned": asdict(pruned),
+        "broker_error": reports[-1].broker_error,
+    }
+    if as_json:
+        write_json(record)
+    else:
+        _print(record)
+    if record["broker_error"] is not None:
+        raise typer.Exit(3)
+
+
+def _sweeps(engine: Engine, config: Config) -> Generator[SweepReport]:
+    """Sweep until there is nothing more to send, waiting a while for another sweeper."""
+    from kqueue import broker, sweeper
+
+    deadline = time.monotonic() + _OTHERS_S
+    with broker.make_app(config) as app:
+        while True:
+            report = sweeper.sweep(engine, app, retry_delay_s=config.retry_delay_s)
+            if report.swept or time.monotonic() >= deadline:
+                yield report
+                if not report.more:
+                    return
+            else:
+                time.sleep(0.1)
+
+
+def _prune(engine: Engine, config: Config) -> Pruned:
+    from kqueue.store import retention
+
+    pruned = retention.Pruned()
+    while bite := retention.prune(
+        engine, retention_days=config.retention_days, log_retention_days=config.log_retention_days
+    ):
+        pruned += bite
+    return pruned
+
+
+def _print(record: dict[str, Any]) -> None:
+    from kqueue.cli.render import console, text
+
+    if not record["swept"]:
+        typer.echo("another sweeper has been at it all the time")
+    counts = {
+        "attempts ended whose workers fell silent": len(record["lost"]),
+        "evaluations expired": record["expired"],
+        "workers given up": record["stopped_workers"],
+        "messages that Redis had lost": record["missing"],
+        "messages sent": record["published"],
+        **{f"{kind} {'emptied' if kind == 'logs' else 'removed'}": n for kind, n in record["pruned"].items()},
+    }
+    if told := [f"{name}: {number}" for name, number in counts.items() if number]:
+        typer.echo("\n".join(told))
+    elif record["swept"] and record["broker_error"] is None:
+        typer.echo("nothing was to be done")
+    if record["broker_error"] is not None:
+        console().print(text(f"redis: {record['broker_error']}", "bold red"))

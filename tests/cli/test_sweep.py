@@ -1,0 +1,112 @@
+"""`kqueue sweep` and `kqueue wait`: looking after what was submitted by somebody who is gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+
+from kqueue import broker
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Outcome
+
+from .conftest import Cli, Judgement, judge, passed
+
+
+def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:
+    """Submit kernels as the batch `night`; their ids, in order."""
+    for name in kernels:
+        cli.write(f"{name}.py", f"class ModelNew: name = '{name}'\n")
+    files = [f"{name}.py" for name in kernels]
+    done = cli("submit", "-p", "relu.py", "-b", "torch", "--batch", "night", "--json", *files, **environment)
+    assert done.returncode == 0
+    return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+
+def change(engine: Engine, statement: str) -> None:
+    """Change the database behind kqueue's back."""
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+class TestSweep:
+    """One sweep, now."""
+
+    def test_a_quiet_fleet_needs_nothing(self, cli: Cli, worker: UUID) -> None:
+        """And the command says so."""
+        done = cli("sweep")
+        assert (done.returncode, done.stdout) == (0, "nothing was to be done\n")
+
+    def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, worker: UUID) -> None:
+        """Everything queued, after Redis was emptied by hand."""
+        ids = submitted(cli, "a", "b", "c")
+        with broker.make_app(config) as app:
+            with app.connection_for_read() as connection:
+                connection.default_channel.client.flushall()
+            done = cli("sweep", "--json")
+            assert done.returncode == 0
+            record = json.loads(done.stdout)
+            assert (record["swept"], record["missing"], record["published"], record["lost"]) == (True, 3, 3, [])
+            assert {str(identity) for identity in broker.waiting(app, "cpu")} == set(ids)
+
+    def test_without_redis_the_rest_is_done(self, cli: Cli, engine: Engine, worker: UUID) -> None:
+        """And the status is that of a service that is away."""
+        [identity] = submitted(cli, "a")
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
+        done = cli("sweep", KQUEUE_REDIS_URL="redis+socket:///nowhere.sock")
+        assert done.returncode == 3
+        assert "evaluations expired: 1" in done.stdout
+        assert "redis: Redis cannot be used" in done.stdout
+        assert json.loads(cli("show", identity, "--json").stdout)["verdict"]["category"] == "expired"
+
+    def test_old_evaluations_go_as_the_settings_say(self, cli: Cli, engine: Engine, worker: UUID) -> None:
+        """`--prune` does all of it at once."""
+        ids = submitted(cli, "a", "b", "c")
+        judge(engine, worker, lambda _: Outcome(category=Category.CRASHED, log="gone\n"))
+        change(engine, f"UPDATE verdicts SET finished_at = now() - interval '8 days' WHERE evaluation_id = '{ids[0]}'")
+        change(engine, f"UPDATE verdicts SET finished_at = now() - interval '2 days' WHERE evaluation_id = '{ids[1]}'")
+        done = cli("sweep", "--prune", KQUEUE_RETENTION_DAYS="7", KQUEUE_LOG_RETENTION_DAYS="1")
+        assert done.returncode == 0
+        assert set(done.stdout.splitlines()) == {"evaluations removed: 1", "kernels removed: 1", "logs emptied: 1"}
+        assert cli("show", ids[0]).returncode == 5
+        logs = [json.loads(cli("show", identity, "--json").stdout)["verdict"]["log"] for identity in ids[1:]]
+        assert logs == ["", "gone\n"]
+
+    def test_pruning_needs_a_setting(self, cli: Cli, worker: UUID) -> None:
+        """Nothing is ever removed by a default."""
+        done = cli("sweep", "--prune")
+        assert done.returncode == 3
+        assert "KQUEUE_RETENTION_DAYS" in done.stderr
+
+
+class TestWait:
+    """Verdicts of what was submitted before."""
+
+    def test_a_batch_is_found_by_its_name(self, cli: Cli, worker: UUID, judging: Callable[[Judgement], None]) -> None:
+        """By somebody who knows no id, in the order of submission."""
+        ids = submitted(cli, "a", "b", "c")
+        judging(lambda kernel: passed() if kernel != "b" else Outcome(category=Category.CRASHED))
+        done = cli("wait", "--batch", "night", "--json")
+        assert done.returncode == 1
+        records: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [record["id"] for record in records] == ids
+        assert [record["verdict"]["category"] for record in records] == ["passed", "crashed", "passed"]
+        assert [record["kernel_label"] for record in records] == ["a", "b", "c"]
+        assert cli("wait", ids[0][:8], ids[2]).returncode == 0
+
+    def test_too_long(self, cli: Cli, worker: UUID) -> None:
+        """Who waits no longer ends nothing."""
+        submitted(cli, "a")
+        done = cli("wait", "--batch", "night", "--timeout", "0.1")
+        assert done.returncode == 4
+        assert "1 of 1 without a verdict" in done.stderr
+
+    def test_what_is_not_there(self, cli: Cli, worker: UUID) -> None:
+        """A wrong name is no empty success."""
+        done = cli("wait", "--batch", "nigth")
+        assert (done.returncode, "the batch nigth" in done.stderr) == (5, True)
+        assert cli("wait").returncode == 2
