@@ -1,0 +1,111 @@
+"""One live fleet on the `cpu` lane for all tests of the integrations, and kernels so small that it is quick."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue import Client
+from kqueue.config import Config, load
+from kqueue.errors import LocalFleetError
+from kqueue.local.fleet import LocalFleet
+
+REFERENCE = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+RIGHT = REFERENCE.replace("class Model", "class ModelNew")
+WRONG = RIGHT.replace("x * 2 + 1", "x * 2")
+RAISES = RIGHT.replace("return x * 2 + 1", "raise ValueError('only for rows of seven')")
+NO_KERNEL = "x = 1\n"
+#: The reference fails: nothing can be said of any kernel.
+BROKEN_REFERENCE = REFERENCE.replace("return x * 2 + 1", "raise OSError('no such weights')")
+
+#: The fewest calls that there are: arguments of KernelBench's form.
+QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "num_perf_trials": 5}
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[LocalFleet]:
+    """The fleet."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        root = Path(name)
+        root.chmod(0o711)  # pytest's own folders are closed to candidates
+        config = load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2)
+        try:
+            running = LocalFleet(config, durable=False).start()
+        except LocalFleetError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(error))
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+@pytest.fixture
+def config(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The fleet's settings, which are the environment's too."""
+    for name, value in fleet.config.environment().items():
+        monkeypatch.setenv(name, value)
+    return fleet.config
+
+
+@pytest.fixture
+def kq(config: Config) -> Iterator[Client]:
+    """A client of the fleet."""
+    with Client(config) as client:
+        yield client
+
+
+@pytest.fixture
+def needs() -> Callable[[str], None]:
+    """Skips where a package is missing that `make adapters` installs; CI fails there."""
+
+    def look(package: str) -> None:
+        if importlib.util.find_spec(package) is None:
+            if os.environ.get("CI"):
+                pytest.fail(f"{package} is not installed: `make adapters`")
+            pytest.skip(f"{package} is not installed: `make adapters`")
+
+    return look
+
+
+@pytest.fixture
+def run_example(config: Config, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an example against the fleet, from another folder than its own."""
+    examples = Path(__file__).resolve().parents[2] / "examples"
+
+    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, examples / name, *arguments],
+            env=os.environ | config.environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+
+    return run

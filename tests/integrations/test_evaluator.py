@@ -1,0 +1,260 @@
+"""The evaluator with the interface of Modal's, against a live fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from kqueue import AsyncClient, Category, EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue.config import Config
+from kqueue.errors import ConfigError
+from kqueue.integrations import modal_like
+from kqueue.integrations.modal_like import (
+    ModalEvaluatorConfig,
+    ModalKernelEvaluator,
+    get_modal_evaluator,
+    set_modal_evaluator,
+)
+
+from .conftest import BROKEN_REFERENCE, NO_KERNEL, QUICK, RAISES, REFERENCE, RIGHT, WRONG
+
+KEYS = {
+    "format_ok",
+    "compiled",
+    "correctness",
+    "tests_passed",
+    "tests_total",
+    "speedup",
+    "runtime_ms",
+    "baseline_runtime_ms",
+    "error_message",
+    "code_length",
+    "metadata",
+}
+ON_CPU = ModalEvaluatorConfig(gpu_type="cpu")
+
+
+def entry(kernel: str = RIGHT, **changes: Any) -> dict[str, Any]:
+    """The arguments of one evaluation."""
+    return {"ref_code": REFERENCE, "kernel_code": kernel, **QUICK, **changes}
+
+
+class CountingClient(AsyncClient):
+    """A client that remembers how many went out together."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.batches: list[int] = []
+
+    async def evaluate_batch(self, entries: Iterable[Any], **options: Any) -> Any:
+        """As the client's."""
+        everything = list(entries)
+        self.batches.append(len(everything))
+        return await super().evaluate_batch(everything, **options)
+
+
+async def evaluated(
+    config: Config, use: Callable[[ModalKernelEvaluator], Any], **settings: Any
+) -> tuple[Any, list[int]]:
+    """What ``use`` came to with an evaluator of the fleet, and how many went out together each time."""
+    client = CountingClient(config)
+    try:
+        evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(**{"gpu_type": "cpu", **settings}), client)
+        return await use(evaluator), client.batches
+    finally:
+        await client.close()
+
+
+def test_one_kernel(config: Config) -> None:
+    """The result's keys, with times where they are asked for."""
+    result, _ = asyncio.run(
+        evaluated(
+            config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1, True, 5, "fp32", "do_bench", True, 0.0)
+        )
+    )
+    assert result.keys() == KEYS
+    assert (result["format_ok"], result["compiled"], result["correctness"]) == (True, True, True)
+    assert (result["tests_passed"], result["tests_total"]) == (1, 1)
+    assert result["error_message"] is None
+    assert result["code_length"] == len(RIGHT)
+    assert result["runtime_ms"] is not None
+    assert result["baseline_runtime_ms"] is not None
+    metadata = result["metadata"]
+    assert (metadata["timing_method"], metadata["timing_basis"]) == ("do_bench", "cpu_clock")
+    # Above a threshold of nothing every speedup is excessive; on a busy CPU there may be none.
+    assert metadata.get("excessive_speedup", False) == (result["speedup"] is not None)
+
+
+def test_untimed_by_default(config: Config) -> None:
+    """As with Modal's, nothing is timed unless asked for."""
+    result, _ = asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1)))
+    assert result["correctness"] is True
+    assert (result["runtime_ms"], result["baseline_runtime_ms"], result["speedup"]) == (None, None, None)
+
+
+def test_a_batch_with_faults(config: Config) -> None:
+    """Results come in order; what has none has its exception in its own place and spoils no other."""
+    entries = [
+        entry(),
+        entry(WRONG),
+        entry(backend="fortran"),
+        entry(ref_code=BROKEN_REFERENCE),
+        entry(NO_KERNEL),
+        entry(RAISES),
+        entry(""),
+        {"ref_code": REFERENCE},
+        entry(colour="red"),
+        entry(timing_method="sundial"),
+        entry(backend="cuda"),
+    ]
+    slots, _ = asyncio.run(evaluated(config, lambda e: e.evaluate_batch(entries)))
+    categories = [slot["metadata"]["category"] if isinstance(slot, dict) else type(slot) for slot in slots]
+    assert categories == [
+        "passed",
+        "wrong_values",
+        InvalidRequest,
+        EvaluationFailed,
+        "entry_point_missing",
+        "runtime_error",
+        InvalidRequest,
+        InvalidRequest,
+        InvalidRequest,
+        InvalidRequest,
+        InvalidRequest,
+    ]
+    assert slots[3].verdict.category is Category.REFERENCE_ERROR
+    for place, named in {
+        2: "fortran",
+        6: "kernel",
+        7: "kernel_code",
+        8: "colour",
+        9: "timing_method",
+        10: "cuda",
+    }.items():
+        assert named in str(slots[place])
+    assert (slots[1]["compiled"], slots[1]["correctness"], slots[1]["tests_passed"]) == (True, False, 0)
+    assert slots[1]["error_message"].startswith("wrong_values: ")
+    assert (slots[4]["format_ok"], slots[4]["compiled"]) == (False, False)
+    assert "seven" in slots[5]["error_message"]
+
+
+def test_the_first_exception_is_raised_where_so_configured(config: Config) -> None:
+    """Without `return_exceptions` a batch raises what stands first."""
+    entries = [entry(WRONG), entry(ref_code=BROKEN_REFERENCE), entry(backend="fortran")]
+    with pytest.raises(EvaluationFailed):
+        asyncio.run(evaluated(config, lambda e: e.evaluate_batch(entries), return_exceptions=False))
+    assert asyncio.run(evaluated(config, lambda e: e.evaluate_batch([]))) == ([], [])
+
+
+def test_calls_of_one_window_go_out_together(config: Config) -> None:
+    """Single calls are gathered, up to the batch's size, each with its own result or exception."""
+
+    async def use(evaluator: ModalKernelEvaluator) -> list[Any]:
+        calls = [evaluator.evaluate_single_batched(**entry(kernel)) for kernel in (RIGHT, WRONG, "", RIGHT)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    slots, batches = asyncio.run(evaluated(config, use, max_batch_size=3, batch_window_s=0.3))
+    assert [slot["correctness"] if isinstance(slot, dict) else type(slot) for slot in slots] == [
+        True,
+        False,
+        InvalidRequest,
+        True,
+    ]
+    assert batches == [2, 1]  # the third of the first three was refused before
+
+
+def test_calls_are_not_gathered_where_so_configured(config: Config) -> None:
+    """Without `batch_single` each goes out by itself."""
+
+    async def use(evaluator: ModalKernelEvaluator) -> list[Any]:
+        return await asyncio.gather(
+            *(evaluator.evaluate_single_batched(REFERENCE, WRONG, "torch", 1) for _ in range(2))
+        )
+
+    slots, batches = asyncio.run(evaluated(config, use, batch_single=False))
+    assert ([slot["correctness"] for slot in slots], batches) == ([False, False], [1, 1])
+
+
+def test_a_cancelled_call_spoils_no_other(config: Config) -> None:
+    """A caller that gives up leaves the others of its window their results."""
+
+    async def use(evaluator: ModalKernelEvaluator) -> dict[str, Any]:
+        given_up = asyncio.create_task(evaluator.evaluate_single_batched(**entry(WRONG)))
+        kept = asyncio.create_task(evaluator.evaluate_single_batched(**entry()))
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        return await kept
+
+    result, batches = asyncio.run(evaluated(config, use))
+    assert (result["correctness"], batches) == (True, [2])
+
+
+def test_one_evaluator_in_several_loops(config: Config) -> None:
+    """The process's evaluator may be used by one event loop after another."""
+    set_modal_evaluator(ModalKernelEvaluator(ON_CPU))
+    try:
+        for kernel in (RIGHT, WRONG):
+            result = asyncio.run(get_modal_evaluator().evaluate_single_batched(**entry(kernel)))
+            assert result["correctness"] is (kernel == RIGHT)
+        asyncio.run(get_modal_evaluator().close())
+    finally:
+        set_modal_evaluator(None)
+
+
+def test_the_processs_evaluator(config: Config) -> None:
+    """It is made once, keeps its place, and takes a new configuration."""
+    try:
+        first = get_modal_evaluator()
+        assert first.config.gpu_type == "A100"
+        assert get_modal_evaluator(ON_CPU) is first
+        assert first.config is ON_CPU
+        other = ModalKernelEvaluator()
+        set_modal_evaluator(other)
+        assert get_modal_evaluator() is other
+    finally:
+        set_modal_evaluator(None)
+    assert modal_like.ModalEvaluatorConfig().timeout == 120
+
+
+def test_a_gpu_that_no_worker_has(config: Config) -> None:
+    """It is a clear error that says what there is."""
+    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*served now: cpu"):
+        asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT), gpu_type="L40S"))
+
+
+def test_waiting_for_a_gpu(config: Config) -> None:
+    """Where so configured it waits, for as long as is allowed; then nothing is known of the kernel."""
+    with pytest.raises(EvaluationFailed) as raised:
+        asyncio.run(
+            evaluated(
+                config,
+                lambda e: e.evaluate_single(REFERENCE, RIGHT),
+                gpu_type="L40S",
+                wait_for_gpu=True,
+                max_queue_wait_s=0.5,
+            )
+        )
+    assert raised.value.verdict.category is Category.EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"deployment_mode": "eager"}, "deployment_mode"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"batch_window_s": -1}, "window"),
+    ],
+)
+def test_wrong_configurations_are_named(wrong: dict[str, Any], named: str) -> None:
+    """A field that cannot work is refused when it is set."""
+    with pytest.raises(ConfigError, match=named):
+        ModalEvaluatorConfig(**wrong)
+
+
+def test_disabled(config: Config) -> None:
+    """What is switched off says so."""
+    with pytest.raises(ConfigError, match="enabled=True"):
+        asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT), enabled=False))

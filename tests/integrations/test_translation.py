@@ -1,0 +1,358 @@
+"""KernelBench's form, scores and words: pure functions of a verdict."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
+from kqueue.contract import Comparison, Phase
+from kqueue.feedback import describe, instruction, kernel_in
+from kqueue.integrations.modal_like import lane_of
+from kqueue.integrations.scores import scorer
+from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
+
+KERNEL = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + bias\n"
+
+
+def measurement(median_ms: float, basis: str = "gpu_clock") -> Measurement:
+    """A time, its mean twice its median."""
+    return Measurement(
+        basis=basis,  # pyright: ignore[reportArgumentType]
+        count=17,
+        median_ms=median_ms,
+        q1_ms=median_ms * 0.9,
+        q3_ms=median_ms * 1.1,
+        mean_ms=median_ms * 2,
+        std_ms=0.5,
+        min_ms=median_ms / 2,
+        max_ms=median_ms * 4,
+        null_ms=0.1,
+        cold_l2=True,
+    )
+
+
+def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
+    """A verdict of the lane gpu.h200."""
+    made: dict[str, Any] = {
+        "evaluation_id": uuid4(),
+        "backend": Backend.CUDA,
+        "lane": "gpu.h200",
+        "attempts": 1,
+        "written_by": "judge",
+        "environment": {"device": "NVIDIA H200"},
+        "submitted_at": datetime.now(UTC),
+        "finished_at": datetime.now(UTC),
+        "message": "what happened",
+    }
+    return Verdict(category=category, **made | fields)
+
+
+def test_arguments_become_settings() -> None:
+    """Each argument of KernelBench has its place in a request."""
+    request = request_of(
+        "class Model: ...",
+        "class ModelNew: ...",
+        backend="Triton",
+        seed_num=7,
+        num_correct_trials=3,
+        num_perf_trials=250,
+        precision="torch.bfloat16",
+        comparison="kernelbench",
+        timeout_s=30,
+        lane="gpu.h200",
+        batch="run",
+    )
+    settings = request.settings
+    assert (request.backend, request.lane, request.batch) == (Backend.TRITON, "gpu.h200", "run")
+    assert (settings.seed, settings.checks, settings.precision) == (7, 3, Precision.BF16)
+    assert settings.comparison is Comparison.KERNELBENCH
+    assert (settings.timing.enabled, settings.timing.calls) == (True, 250)
+    assert settings.deadlines.compile_s == settings.deadlines.check_s == 30
+
+
+def test_defaults_are_kernelbenchs() -> None:
+    """Without arguments: seed 42, 5 checks, 100 calls, fp32, cuda; deadlines as they are."""
+    settings = request_of("p", "k").settings
+    assert (settings.seed, settings.checks, settings.timing.calls) == (42, 5, 100)
+    assert settings.deadlines.compile_s == 300
+
+
+@pytest.mark.parametrize(
+    ("trials", "measure", "timed", "calls"), [(0, True, False, 5), (2, True, True, 5), (9, False, False, 9)]
+)
+def test_few_trials(trials: int, measure: bool, timed: bool, calls: int) -> None:
+    """No trials take no time, and fewer than a median can be taken of are made that many."""
+    timing = request_of("p", "k", num_perf_trials=trials, measure_performance=measure).settings.timing
+    assert (timing.enabled, timing.calls) == (timed, calls)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"backend": "tilelang"}, "backend: 'tilelang'"),
+        ({"precision": "fp8"}, "precision: 'fp8'"),
+        ({"num_correct_trials": 0}, "num_correct_trials"),
+        ({"num_correct_trials": True}, "num_correct_trials"),
+        ({"num_correct_trials": "5"}, "num_correct_trials"),
+        ({"num_perf_trials": 10_001}, "num_perf_trials"),
+        ({"num_perf_trials": -1}, "num_perf_trials"),
+        ({"seed_num": -1}, "seed_num"),
+        ({"timeout_s": 0}, "timeout"),
+        ({"timeout_s": float("nan")}, "timeout"),
+        ({"comparison": "loose"}, "comparison"),
+        ({"flavour": "vanilla"}, "flavour: there is no such field"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict[str, Any], named: str) -> None:
+    """A wrong argument is refused by the name that its caller used."""
+    with pytest.raises(InvalidRequest, match=named):
+        request_of("p", "k", **wrong)
+
+
+def test_a_right_kernels_result() -> None:
+    """KernelBench's keys, the mean as it has it, the judge's facts beside them; and all of it is JSON."""
+    right = verdict(
+        runtime=measurement(2.0),
+        baseline=measurement(3.0),
+        evidence={"checks": 7, "comparison": {"kernelbench_correct": True}},
+    )
+    result = result_of(right)
+    json.dumps(result, allow_nan=False)
+    assert (result["compiled"], result["correctness"]) == (True, True)
+    assert (result["runtime"], result["ref_runtime"]) == (4.0, 6.0)
+    assert result["runtime_stats"] == {
+        "mean": 4.0,
+        "median": 2.0,
+        "std": 0.5,
+        "min": 1.0,
+        "max": 8.0,
+        "num_trials": 17,
+        "hardware": "NVIDIA H200",
+        "device": "cuda:0",
+    }
+    metadata = result["metadata"]
+    assert (metadata["category"], metadata["blame"]) == ("passed", "none")
+    assert (metadata["speedup"], metadata["correctness_trials"]) == (1.5, "(7 / 7)")
+    assert metadata["evaluation_id"] == str(right.evaluation_id)
+    assert row_of(right, 3) == {"sample_id": 3, **result}
+
+
+@pytest.mark.parametrize(
+    ("category", "compiled", "key"),
+    [
+        (Category.COMPILE_ERROR, False, "compilation_error"),
+        (Category.SYNTAX_ERROR, False, "compilation_error"),
+        (Category.ILLEGAL_MEMORY_ACCESS, True, "runtime_error"),
+        (Category.TIMEOUT, True, "runtime_error"),
+        (Category.WRONG_VALUES, True, "correctness_issue"),
+        (Category.REWARD_HACK, True, "correctness_issue"),
+        (Category.WORKER_LOST, False, "error"),
+        (Category.REFERENCE_ERROR, False, "error"),
+        (Category.CANCELLED, False, "error"),
+    ],
+)
+def test_a_failures_result(category: Category, compiled: bool, key: str) -> None:
+    """Each failure says what it is where scripts for KernelBench look, and whose it is."""
+    result = result_of(verdict(category, facts={"max_abs_error": 0.5, "exception": "builtins.ValueError"}, log="trace"))
+    assert (result["compiled"], result["correctness"], result["runtime"]) == (compiled, False, -1.0)
+    assert result["runtime_stats"] == result["ref_runtime_stats"] == {}
+    metadata = result["metadata"]
+    assert metadata["blame"] == str(category.blame)
+    assert "what happened" in metadata[key]
+    assert metadata[f"{key}_name"] == "builtins.ValueError"
+    present = {"compilation_error", "runtime_error", "correctness_issue", "error"} & metadata.keys()
+    assert present == {key}
+    assert ("max_difference" in metadata) == (key == "correctness_issue")
+
+
+def test_pass_at_k() -> None:
+    """The unbiased estimate: 1 - C(n-c, k) / C(n, k)."""
+    assert pass_at_k(10, 0, 5) == 0
+    assert pass_at_k(10, 10, 1) == 1
+    assert pass_at_k(4, 1, 2) == pytest.approx(0.5)
+    assert pass_at_k(4, 3, 2) == 1
+
+
+def sample(sample_id: int, correct: bool, speedup: float | None = None, **more: Any) -> dict[str, Any]:
+    """An entry of a results file."""
+    metadata = {"category": "passed" if correct else "wrong_values", "speedup": speedup}
+    return {"sample_id": sample_id, "compiled": True, "correctness": correct, "metadata": metadata, **more}
+
+
+def test_scores_of_a_run() -> None:
+    """pass@k over problems with k samples, fast_p within each problem first, and the categories."""
+    results = {
+        "1": [sample(0, True, 2.0), sample(1, False)],
+        "2": [sample(0, True, 0.5)],
+        "3": [],
+        "4": [sample(0, True, None, runtime=2.0, ref_runtime=8.0)],
+    }
+    scores = scores_of(results, [1, 2, 3], [0.0, 1.0, 2.0, 4.0])
+    assert (scores["problems"], scores["samples"], scores["correct"], scores["timed"]) == (3, 4, 3, 3)
+    assert scores["pass_at_k"] == {
+        1: {"value": pytest.approx((0.5 + 1 + 1) / 3), "problems": 3},
+        2: {"value": 1.0, "problems": 1},
+        3: {"value": None, "problems": 0},
+    }
+    assert scores["fast_p"] == {
+        0.0: pytest.approx((0.5 + 1 + 1) / 3),
+        1.0: pytest.approx((0.5 + 0 + 1) / 3),
+        2.0: pytest.approx((0 + 0 + 1) / 3),
+        4.0: 0.0,
+    }
+    assert scores["geometric_mean_speedup"] == pytest.approx((2.0 * 0.5 * 4.0) ** (1 / 3))
+    assert scores["categories"] == {"passed": 3, "wrong_values": 1}
+
+
+def test_untimed_kernels_count_for_correctness_alone() -> None:
+    """fast_0 is the share of correct samples, timed or not; any other p needs a speedup."""
+    scores = scores_of({"1": [sample(0, True, None, runtime=-1.0, ref_runtime=-1.0)]}, [1], [0.0, 0.5])
+    assert scores["fast_p"] == {0.0: 1.0, 0.5: 0.0}
+    assert scores["geometric_mean_speedup"] is None
+    assert scores_of({}, [1], [1.0])["fast_p"] == {1.0: None}
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "lane"),
+    [
+        ("A100", "gpu.a100"),
+        ("A100-80GB", "gpu.a100"),
+        ("NVIDIA A100-SXM4-80GB", "gpu.a100"),
+        ("L40S", "gpu.l40s"),
+        ("H100!", "gpu.h100"),
+        ("H200:1", "gpu.h200"),
+        ("A10G", "gpu.a10g"),
+        ("rtx 4090", "gpu.rtx4090"),
+        ("any", "gpu"),
+        ("CPU", "cpu"),
+        ("auto", "auto"),
+    ],
+)
+def test_gpu_types_are_lanes(gpu_type: str, lane: str) -> None:
+    """The names that people use, and those of the vendor, come to the lane that workers serve."""
+    assert lane_of(gpu_type) == lane
+
+
+@pytest.mark.parametrize("gpu_type", ["H100:8", "", "!", "H100:many"])
+def test_gpu_types_that_cannot_be(gpu_type: str) -> None:
+    """An evaluation has one GPU, and it has a name."""
+    with pytest.raises(InvalidRequest, match="gpu_type"):
+        lane_of(gpu_type)
+
+
+def test_scores_of_verdicts() -> None:
+    """The named policies: nothing for what is not the kernel's, 0 for its failures."""
+    right = verdict(runtime=measurement(2.0), baseline=measurement(3.0))
+    assert [scorer(name)(right) for name in ("inverse_runtime", "speedup", "correctness")] == [500.0, 1.5, 1.0]
+    for category in (Category.COMPILE_ERROR, Category.WRONG_VALUES, Category.REWARD_HACK):
+        assert {scorer(name)(verdict(category)) for name in ("inverse_runtime", "speedup", "correctness")} == {0.0}
+    for category in (Category.WORKER_LOST, Category.REFERENCE_ERROR, Category.EXPIRED):
+        assert {scorer(name)(verdict(category)) for name in ("inverse_runtime", "speedup", "correctness")} == {None}
+    untimed = verdict()
+    assert (scorer("speedup")(untimed), scorer("correctness")(untimed)) == (None, 1.0)
+    assert scorer(lambda given: given.attempts + 1.0)(right) == 2.0
+    with pytest.raises(ConfigError, match="correctness"):
+        scorer("fastest")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kernel"),
+    [
+        ("class ModelNew: ...", "class ModelNew: ..."),
+        ("Here:\n```python\nclass ModelNew: ...\n```\nDone.", "class ModelNew: ...\n"),
+        ("```py\nclass ModelNew: 1\n```\n```\nprint(1)\n```", "class ModelNew: 1\n"),
+        ("```python\nclass ModelNew: 1\n```\nbetter:\n~~~python\nclass ModelNew: 2\n~~~", "class ModelNew: 2\n"),
+        ("```\na = '''```'''\nclass ModelNew: ...\n```", "a = '''```'''\nclass ModelNew: ...\n"),
+        ("```python\nclass ModelNew: never closed", "```python\nclass ModelNew: never closed"),
+        ("", ""),
+    ],
+)
+def test_the_kernel_in_an_answer(answer: str, kernel: str) -> None:
+    """The last fenced block that names ModelNew, else the last one, else the whole answer."""
+    assert kernel_in(answer) == kernel
+
+
+def test_the_instruction_has_the_reference() -> None:
+    """The task in words names the backend and quotes the reference in a block that is found again."""
+    text = instruction("class Model: ...", "triton")
+    assert "triton" in text
+    assert kernel_in(text) == "class Model: ...\n"
+
+
+def test_words_for_wrong_values() -> None:
+    """Which output, how many, and the first places with expected and got."""
+    first = [{"index": [0, 3], "expected": 1.5, "got": "NaN"}]
+    text = describe(
+        verdict(
+            Category.WRONG_VALUES,
+            phase=Phase.CHECK,
+            facts={"output": 1, "wrong": 4, "of": 9, "first": first, "kind": "given"},
+        ),
+        KERNEL,
+    )
+    assert "FAILED: wrong_values in the phase check: what happened" in text
+    assert "Output 1, on the problem's own inputs: 4 of 9 values are wrong" in text
+    assert "index [0, 3]: expected 1.5, got NaN" in text
+
+
+def test_words_for_a_compilers_error() -> None:
+    """The compiler's lines with what follows each, without its command or a worker's folders."""
+    message = (
+        "RuntimeError: Error building extension 'k': [1/2] c++ -I/opt/include -c /tmp/x/main.cpp\n"
+        "/tmp/x/main.cpp: In function 'f':\n/tmp/x/main.cpp:6:43: error: cannot convert\n"
+        "    6 | return x;\n      |        ^\n"
+    )
+    text = describe(verdict(Category.COMPILE_ERROR, phase=Phase.COMPILE, message=message), KERNEL)
+    assert "  main.cpp:6:43: error: cannot convert\n      6 | return x;" in text
+    assert "/tmp/" not in text
+    assert "-I" not in text
+
+
+def test_words_for_an_exception() -> None:
+    """The line of the kernel that raised, marked, between its neighbours."""
+    log = '  File "/w/harness.py", line 9, in run\n  File "/s/kernel.py", line 6, in forward\nNameError: bias\n'
+    text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log), KERNEL)
+    assert "At line 6, in forward:" in text
+    assert ">    6 |         return x + bias" in text
+    assert "     5 |     def forward(self, x):" in text
+    missing = describe(verdict(Category.RUNTIME_ERROR, log=log.replace("line 6", "line 600")), KERNEL)
+    assert "At line" not in missing
+
+
+def test_words_for_a_syntax_error() -> None:
+    """The line that the judge's facts name."""
+    text = describe(verdict(Category.SYNTAX_ERROR, phase=Phase.PREPARE, facts={"line": 4, "column": 1}), KERNEL)
+    assert ">    4 | class ModelNew(torch.nn.Module):" in text
+
+
+@pytest.mark.parametrize(("floor_ms", "limit"), [(1.5, "memory bandwidth"), (0.1, "not the memory")])
+def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
+    """Its time beside the reference's, how much of it memory explains, and whose code ran."""
+    floor = {"bytes_in": 1000, "bytes_out": 500, "bandwidth_gbs": 4000.0, "floor_ms": floor_ms, "floor_out_ms": 0.0}
+    evidence = {"floor": floor, "provenance": {"why": "kernels of its own source 98%"}}
+    text = describe(verdict(runtime=measurement(2.0), baseline=measurement(3.0), evidence=evidence), KERNEL)
+    assert "CORRECT" in text
+    assert "Runtime: 2 ms (median of 17 calls" in text
+    assert "Reference: 3 ms: speedup 1.5x." in text
+    assert f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime" in text
+    assert f"What limits it: {limit}" in text
+    assert "kernels of its own source 98%" in text
+
+
+def test_words_where_nothing_is_known() -> None:
+    """A fleet's failure is told as one, and never as the kernel's."""
+    text = describe(verdict(Category.WORKER_LOST), KERNEL)
+    assert text.startswith("NOT JUDGED (worker_lost, to blame: fleet)")
+    assert "FAILED" not in text
+
+
+def test_words_are_cut() -> None:
+    """Feedback fits into a prompt, however much a compiler says."""
+    text = describe(verdict(Category.RUNTIME_ERROR, message="m" * 9000), KERNEL, limit=500)
+    assert len(text) == 500
+    assert text.endswith("... (cut off)")
