@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
@@ -57,7 +58,7 @@ class Guarded(Valkey):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.port = free_port()
-        self.passwords = {name: secrets.token_hex(16) for name in user_lines() if name != "default"}
+        self.passwords = {name: f"marked{secrets.token_hex(16)}" for name in user_lines() if name != "default"}
 
     def _command(self, program: Path, sockets: Path) -> list[str]:
         command = super()._command(program, sockets)
@@ -108,8 +109,15 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         owned = Services(postgres, SimpleNamespace(url=guarded.url_of("operator")), directory)  # type: ignore[arg-type]
         house = House(owned, guarded)
         for role in ("producer", "worker", "reader"):
-            roles.login(owned.engine, role, f"kqueue_{role}", "secret")
-            house.logins[role] = make_url(postgres.url).set(username=role).render_as_string(hide_password=False)
+            password = f"marked{secrets.token_hex(16)}"
+            roles.login(owned.engine, role, f"kqueue_{role}", password)
+            url = make_url(postgres.url).set(username=role, password=password)
+            house.logins[role] = url.render_as_string(hide_password=False)
+        # From now on all but the owner need their passwords.
+        rules = "local all postgres trust\nlocal all all scram-sha-256\n"
+        (directory / "pg" / "data" / "pg_hba.conf").write_text(rules)
+        with owned.engine.begin() as connection:
+            connection.execute(text("SELECT pg_reload_conf()"))
         yield house
         owned.engine.dispose()
         owned.app.close()
@@ -118,7 +126,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @contextmanager
 def running_flower(config: Config, log: Path) -> Iterator[Flower]:
     """Flower on a free port of loopback, started as `kqueue up` and the compose file start it."""
-    port, auth = free_port(), f"ann:{secrets.token_hex(8)}"
+    port, auth = free_port(), f"ann:marked{secrets.token_hex(8)}"
     environment = os.environ | config.environment()
     environment |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": auth}
     command = [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"]

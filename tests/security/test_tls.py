@@ -45,9 +45,10 @@ class Place:
     def database(self, kind: str, user: str = "producer") -> str:
         """The database's address."""
         doors = self.kinds[kind]
-        name = make_url(self.house.logins[user]).database
-        query = f"sslmode=verify-full&sslrootcert={quote(str(doors.authority))}"
-        return f"postgresql+psycopg://{user}@localhost:{doors.postgres.port}/{name}?{query}"
+        direct = make_url(self.house.logins[user])
+        tls = {"sslmode": "verify-full", "sslrootcert": str(doors.authority)}
+        url = direct.set(host="localhost", port=doors.postgres.port, query=tls)
+        return url.render_as_string(hide_password=False)
 
     def redis(self, kind: str, user: str = "producer") -> str:
         """The broker's address."""
@@ -73,7 +74,7 @@ def place(house: House) -> Iterator[Place]:
     ours, theirs = trustme.CA(), trustme.CA()
     authority = directory / "authority.pem"
     ours.cert_pem.write_to_path(str(authority))
-    house.logins["owner"] = owner.set(username="postgres").render_as_string(hide_password=False)
+    house.logins["owner"] = house.services.postgres.url
     certificates = {
         "right": ours.issue_cert("localhost"),
         "another authority": theirs.issue_cert("localhost"),
@@ -106,7 +107,7 @@ wrong = pytest.mark.parametrize("kind", WRONG)
 def test_everything_takes_it(place: Place) -> None:
     """Migration, client, listener, supervisor, workers and Flower, all behind the doors, judge together."""
     house = place.house
-    url = place.database("right", "owner").replace("owner@", "postgres@")
+    url = place.database("right", "owner")
     schema.upgrade(url)
     assert schema.current(url) == schema.head()
     doors = place.kinds["right"]
