@@ -25,8 +25,12 @@ def whole(services: told.Services) -> Whole:
 
 
 @pytest.fixture(autouse=True)
-def _no_orphan(services: told.Services) -> Iterator[None]:
+def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test's fleets leave behind becomes a child of the tests' process: there is none in the end."""
+    if "services" not in request.fixturenames:
+        yield
+        return
+    services: told.Services = request.getfixturevalue("services")
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     mine = set(linux.children(os.getpid()))
     try:

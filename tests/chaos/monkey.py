@@ -85,7 +85,7 @@ class Monkey(threading.Thread):
         self._redis_url = redis_url
         self._random = random.Random(seed)
         self._every_s = every_s
-        self._stop = threading.Event()
+        self._told = threading.Event()
 
     def run(self) -> None:
         """Act."""
@@ -93,7 +93,7 @@ class Monkey(threading.Thread):
             acts = [action for action, times in ROUND.items() for _ in range(times)]
             self._random.shuffle(acts)
             for action in acts:
-                if self._stop.wait(self._random.expovariate(1 / self._every_s)):
+                if self._told.wait(self._random.expovariate(1 / self._every_s)):
                     return
                 choice = self._random.random()
                 if (event := self._act(action, choice)) is not None:
@@ -101,7 +101,7 @@ class Monkey(threading.Thread):
 
     def stop(self) -> None:
         """Finish the act in progress, so that everything is whole again, and end."""
-        self._stop.set()
+        self._told.set()
         self.join()
 
     def _act(self, action: str, choice: float) -> Event | None:

@@ -118,6 +118,13 @@ def _soak(options: argparse.Namespace, root: Path) -> int:
     gpu = options.lane == "gpu"
     table = {entry.name: entry for entry in _gallery(options.lane)}
     fleet = _start_fleet(root, options.lane, options.slots or (6 if gpu else 2))
+    try:
+        return _run(options, root, table, fleet, gpu)
+    finally:
+        fleet.stop((signal.SIGINT, 30.0))
+
+
+def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet: Child, gpu: bool) -> int:
     config = load(home=root / "home")
     family = Family(fleet.pid)
     watch = Watch(family, gpu)

@@ -20,7 +20,7 @@ from sqlalchemy import text
 from kqueue import broker
 from kqueue.contract import Request
 from kqueue.store import evaluations
-from tests.chaos.family import below
+from tests.chaos.family import below, name
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
 from workers.sandbox import cgroups
 
@@ -205,7 +205,7 @@ def test_a_kernel_is_judged_by_another_worker(services: Any, start_fleet: Any, t
 
 
 def _candidates(worker: int) -> list[int]:
-    return [pid for pid in below(worker) if Path(f"/proc/{pid}/comm").read_text().strip() == "kq-candidate"]
+    return [pid for pid in below(worker) if name(pid) == "kq-candidate"]
 
 
 def _submit_true(services: Any, body: str) -> UUID:

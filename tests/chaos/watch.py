@@ -67,7 +67,7 @@ class Watch(threading.Thread):
         super().__init__(name="watch", daemon=True)
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         self._family = family
-        self._stop = threading.Event()
+        self._told = threading.Event()
         self._samples: dict[tuple[str, int, int], list[Sample]] = defaultdict(list)
         self._strangers: dict[int, float] = {}
         self._orphans: dict[int, str] = {}
@@ -77,12 +77,12 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Look."""
-        while not self._stop.wait(_EVERY_S):
+        while not self._told.wait(_EVERY_S):
             self._look()
 
     def stop(self) -> None:
         """Look no more."""
-        self._stop.set()
+        self._told.set()
         self.join()
 
     def gpu_used(self) -> int | None:

@@ -70,24 +70,31 @@ class Services:
         return load(**places | {"gpus": "none"} | settings)
 
     def submit(
-        self, kernel: str, *, time_limit: float | None = None, send: bool = True, attempts: int = 1, **more: Any
+        self,
+        kernel: str,
+        *,
+        time_limit: float | None = None,
+        send: bool = True,
+        attempts: int = 1,
+        lane: str = "cpu",
+        **more: Any,
     ) -> UUID:
         """Submit an evaluation whose judge is to do `kernel`; an attempt only, unless said."""
         request = Request(
-            problem="p", kernel=kernel, backend="torch", lane="cpu", settings=Settings(max_attempts=attempts), **more
+            problem="p", kernel=kernel, backend="torch", lane=lane, settings=Settings(max_attempts=attempts), **more
         )
         [submitted] = evaluations.submit(self.engine, [request])
         if send:
-            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.label)
+            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.label, lane=lane)
             evaluations.mark_published(self.engine, [submitted.evaluation_id])
         return submitted.evaluation_id
 
-    def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "") -> None:
+    def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "", lane: str = "cpu") -> None:
         self.app.send_task(
             broker.EVALUATE,
             args=[str(evaluation_id)],
             task_id=str(evaluation_id),
-            queue=broker.queue("cpu"),
+            queue=broker.queue(lane),
             time_limit=time_limit,
             argsrepr=f"('{evaluation_id}',)",
             kwargsrepr=label,
