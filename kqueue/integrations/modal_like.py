@@ -28,7 +28,6 @@ from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
     from kqueue.integrations.local import LocalKernelEvaluator
-    from kqueue.remote import AsyncRemoteClient
 
 _log = logging.getLogger(__name__)
 
@@ -106,14 +105,12 @@ class ModalEvaluatorConfig:
 class ModalKernelEvaluator:
     """Evaluates kernels on a fleet. It may be shared by threads and by event loops, one after another or at once."""
 
-    def __init__(
-        self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | AsyncRemoteClient | None = None
-    ) -> None:
+    def __init__(self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | None = None) -> None:
         """Name the settings; nothing is connected before the first evaluation.
 
         Args:
             config: how to evaluate.
-            client: whom to ask, for fleets behind HTTP an :class:`~kqueue.AsyncRemoteClient`; the caller closes
+            client: whom to ask, for a fleet behind HTTP an :class:`~kqueue.AsyncRemoteClient`; the caller closes
                 it. By default an :class:`~kqueue.AsyncClient` by the environment's settings.
         """
         self.config = config or ModalEvaluatorConfig()

@@ -18,7 +18,7 @@ import importlib
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from kqueue.client import AsyncClient, Client
@@ -28,9 +28,6 @@ from kqueue.feedback import describe, instruction
 from kqueue.integrations.answers import Answer, kernel_of, request_for
 from kqueue.integrations.connection import Connection
 from kqueue.integrations.scores import Score, scorer
-
-if TYPE_CHECKING:
-    from kqueue.remote import AsyncRemoteClient, RemoteClient
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ async def reward(
     completions: Sequence[Answer],
     *,
     score: Score = "speedup",
-    client: AsyncClient | AsyncRemoteClient | None = None,
+    client: AsyncClient | None = None,
     run: str | None = None,
     timeout: float | None = None,
     **arguments: Any,
@@ -90,9 +87,7 @@ async def reward(
     return rewards
 
 
-async def _judge(
-    client: AsyncClient | AsyncRemoteClient, requests: Sequence[Request], timeout: float | None
-) -> list[Verdict | None]:
+async def _judge(client: AsyncClient, requests: Sequence[Request], timeout: float | None) -> list[Verdict | None]:
     verdicts = dict[UUID, Verdict]()
     slots = await client.submit_each(requests)
     for slot in slots:
@@ -151,7 +146,7 @@ class KernelEnv(_Env):
         max_turns: int = 8,
         score: Score = "speedup",
         target: float | None = None,
-        client: Client | RemoteClient | None = None,
+        client: Client | None = None,
         **arguments: Any,
     ) -> None:
         """Name the problems; nothing is connected before the first turn.

@@ -16,7 +16,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from kqueue.client import Client
@@ -27,9 +27,6 @@ from kqueue.integrations.answers import kernel_of, request_for
 from kqueue.integrations.connection import Connection
 from kqueue.integrations.modal_like import lane_of
 from kqueue.integrations.scores import Score, scorer
-
-if TYPE_CHECKING:
-    from kqueue.remote import RemoteClient
 
 #: What stands for a score where nothing is known of the kernel; searches want a number.
 UNKNOWN = -1.0
@@ -83,7 +80,7 @@ class KernelGuide(_Guide):
         num_perf_trials: int = 100,
         *,
         score: Score = "inverse_runtime",
-        connect: Callable[[], Client | RemoteClient] = Client,
+        connect: Callable[[], Client] = Client,
         run: str | None = None,
         **arguments: Any,
     ) -> None:
