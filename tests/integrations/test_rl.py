@@ -1,0 +1,176 @@
+"""Rewards for batches, and the environment with several turns."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue.config import Config
+from kqueue.integrations.rl import KernelEnv, reward
+
+from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+
+SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
+
+
+def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | None]:
+    """What :func:`reward` gives on the `cpu` lane."""
+    return asyncio.run(reward(problems, completions, **SETTINGS | changes))
+
+
+def test_rewards_of_a_batch(config: Config) -> None:
+    """In order, whatever form an answer has; masked where the problem failed, 0 where the kernel did."""
+    completions = [
+        WRONG,
+        f"Sure.\n```python\n{RIGHT}\n```",
+        RIGHT,
+        [{"role": "user", "content": "faster!"}, {"role": "assistant", "content": f"```\n{RIGHT}\n```"}],
+        "",
+        "I cannot do that.",
+        [],
+    ]
+    problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE, REFERENCE, REFERENCE, REFERENCE, REFERENCE]
+    assert rewards(problems, completions) == [0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0]
+    assert rewards(REFERENCE, []) == []
+
+
+def test_speedups(config: Config) -> None:
+    """The default: 0 for a wrong kernel, the speedup of a right one (masked if a busy CPU hid its time)."""
+    wrong, right = rewards(REFERENCE, [WRONG, RIGHT], score="speedup")
+    assert wrong == 0.0
+    assert right is None or right > 0
+
+
+def test_no_worker_is_a_mask(config: Config) -> None:
+    """A lane without workers says nothing of the kernels."""
+    assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
+
+
+def test_too_late_is_a_mask(config: Config) -> None:
+    """What has no verdict in time is cancelled and masked."""
+    slow = RIGHT.replace("import torch\n", "import torch, time\ntime.sleep(600)\n", 1)
+
+    async def both() -> tuple[list[float | None], Any]:
+        async with AsyncClient(config) as client:
+            found = await reward(REFERENCE, [slow], client=client, timeout=1.0, run="late", **SETTINGS)
+            ticket = await client.submit(
+                kernel=slow, problem=REFERENCE, backend="torch", lane="cpu", idempotency_key="late/0"
+            )
+            return found, await ticket.wait(60)
+
+    found, verdict = asyncio.run(both())
+    assert found == [None]
+    assert verdict.category == "cancelled"
+
+
+def test_a_batch_again(kq: Client) -> None:
+    """Under the name of a run the same answers get the same verdicts, and other answers are refused."""
+    assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
+    first = kq.submit(problem=REFERENCE, kernel=RIGHT, backend="torch", lane="cpu", idempotency_key="step-7/0")
+    assert not first.created
+    assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
+    with pytest.raises(InvalidRequest, match="step-7/0"):
+        rewards(REFERENCE, [WRONG, WRONG], run="step-7")
+
+
+@pytest.mark.parametrize(
+    ("problems", "changes", "named"),
+    [
+        ([REFERENCE], {}, "1 for 2"),
+        ([REFERENCE, ""], {}, "problem"),
+        (REFERENCE, {"backend": "fortran"}, "fortran"),
+        (REFERENCE, {"lane": "tpu"}, "tpu"),
+        (REFERENCE, {"colour": "red"}, "colour"),
+    ],
+)
+def test_wrong_arguments_are_raised(config: Config, problems: Any, changes: dict[str, Any], named: str) -> None:
+    """A trainer's own mistake is an error, and no reward."""
+    with pytest.raises(InvalidRequest, match=named):
+        rewards(problems, [RIGHT, WRONG], **changes)
+
+
+def test_an_episode(kq: Client) -> None:
+    """Each turn is judged and told; turns run out, and a target ends it."""
+    env = KernelEnv([REFERENCE], max_turns=2, client=kq, **SETTINGS)
+    task, info = env.reset(seed=1)
+    assert "class Model(nn.Module)" in task
+    assert (info["turn"], info["best"], info["verdict"]) == (0, None, None)
+    text, score, terminated, truncated, info = env.step(WRONG)
+    assert text.startswith("FAILED: wrong_values")
+    assert (score, terminated, truncated, info["turn"], info["correct"]) == (0.0, False, False, 1, False)
+    assert info["verdict"]["category"] == "wrong_values"
+    text, score, terminated, truncated, info = env.step(f"```python\n{RIGHT}```")
+    assert text.startswith("CORRECT")
+    assert (score, terminated, truncated, info["best"], info["correct"]) == (1.0, False, True, 1.0, True)
+    with pytest.raises(InvalidRequest, match="reset"):
+        env.step(RIGHT)
+    env.close()
+
+
+def test_a_target_ends_an_episode(kq: Client) -> None:
+    """Reached, the episode has terminated, and only `reset` goes on."""
+    env = KernelEnv([REFERENCE], target=1.0, client=kq, **SETTINGS)
+    with pytest.raises(InvalidRequest, match="reset"):
+        env.step(RIGHT)
+    env.reset()
+    assert env.step("no kernel")[1:4] == (0.0, False, False)
+    assert env.step(RIGHT)[1:4] == (1.0, True, False)
+    with pytest.raises(InvalidRequest, match="reset"):
+        env.step(RIGHT)
+
+
+def test_a_failure_of_others_is_no_turn(kq: Client) -> None:
+    """Where nothing becomes known of a kernel, or no worker is there, the turn does not count."""
+    env = KernelEnv([BROKEN_REFERENCE, REFERENCE], max_turns=1, client=kq, **SETTINGS)
+    env.reset(options={"problem": 0})
+    for _ in range(2):
+        with pytest.raises(EvaluationFailed):
+            env.step(RIGHT)
+    env.reset(options={"problem": 1})
+    assert env.step(RIGHT)[1] == 1.0
+    away = KernelEnv([REFERENCE], max_turns=1, client=kq, **SETTINGS | {"lane": "gpu.l40s"})
+    away.reset()
+    with pytest.raises(LaneUnavailable):
+        away.step(RIGHT)
+
+
+def test_problems_are_chosen_by_the_seed(config: Config) -> None:
+    """The same seed gives the same problems; an option names one."""
+    problems = [f"{REFERENCE}\n# {number}\n" for number in range(20)]
+    env = KernelEnv(problems, **SETTINGS)
+    first = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
+    second = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
+    assert first == second
+    assert len(set(first)) > 1
+    assert env.reset(options={"problem": 13})[1]["problem"] == 13
+    for wrong in (20, -1, "3"):
+        with pytest.raises(InvalidRequest, match="problem: "):
+            env.reset(options={"problem": wrong})
+
+
+@pytest.mark.parametrize(
+    ("problems", "changes"), [([], {}), ([""], {}), ([REFERENCE], {"max_turns": 0}), ([REFERENCE], {"backend": "x"})]
+)
+def test_wrong_environments(problems: list[str], changes: dict[str, Any]) -> None:
+    """What cannot be judged is refused before the first turn."""
+    with pytest.raises(InvalidRequest):
+        KernelEnv(problems, **SETTINGS | changes)
+
+
+def test_gymnasium_checks_it(config: Config, needs: Callable[[str], None]) -> None:
+    """With gymnasium installed it is an environment of gymnasium's, which passes its own checks."""
+    needs("gymnasium")
+    import gymnasium
+    from gymnasium.utils.env_checker import check_env
+
+    env = KernelEnv([REFERENCE], **SETTINGS)
+    assert isinstance(env, gymnasium.Env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_env(env, skip_render_check=True)
+    env.close()

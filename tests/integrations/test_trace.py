@@ -1,0 +1,206 @@
+"""The guide and the agent for Trace."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kqueue import Client, ConfigError, InvalidRequest, Verdict
+from kqueue.config import Config
+from kqueue.integrations import trace
+from kqueue.integrations.trace import KernelAgent, KernelGuide, starting_kernel
+
+from .conftest import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
+
+TASK = "Write it faster."
+
+
+def guide(**changes: Any) -> KernelGuide:
+    """A guide on the `cpu` lane with the fewest calls."""
+    settings = {"gpu": "cpu", "num_correct_trials": 1, "num_perf_trials": 5, "backend": "torch", "score": "correctness"}
+    return KernelGuide(**settings | changes)
+
+
+def attempts(verdict: Verdict) -> float:
+    """A custom metric."""
+    return 10.0 * verdict.attempts
+
+
+def evaluations(kq: Client, run: str) -> int:
+    """How many evaluations a run has made."""
+    from sqlalchemy import text
+
+    from kqueue.store.engine import connect, transaction
+
+    engine = connect(kq._core._config.require_database(), application="tests", pool_size=1)
+    try:
+        with transaction(engine) as connection:
+            return connection.scalar(
+                text("SELECT count(*) FROM evaluations WHERE idempotency_key LIKE :like"), {"like": f"{run}/%"}
+            )
+    finally:
+        engine.dispose()
+
+
+def test_a_right_kernel(config: Config) -> None:
+    """1 / seconds, and its time beside the reference's; -1 only if a busy CPU hid the time."""
+    own = guide(score="inverse_runtime")
+    score, feedback = own.get_feedback(TASK, RIGHT, REFERENCE)
+    own.close()
+    assert score > 0 or score == -1.0
+    assert feedback.startswith("CORRECT")
+    assert "Runtime: " in feedback
+    assert "Reference: " in feedback
+
+
+def test_a_wrong_kernel(config: Config) -> None:
+    """0, and the first wrong places."""
+    own = guide(score="inverse_runtime")
+    score, feedback = own.get_feedback(TASK, WRONG, REFERENCE)
+    own.close()
+    assert score == 0.0
+    assert feedback.startswith("FAILED: wrong_values")
+    assert "index [0, 0]: expected" in feedback
+
+
+def test_every_way_to_call_it(kq: Client) -> None:
+    """By position, by name, as Trace's base class does, with more arguments, and through `metric`; judged once."""
+    own = guide()
+    in_a_block = f"Here it is:\n```python\n{RIGHT}\n```"
+    assert own.get_feedback(TASK, RIGHT, REFERENCE)[0] == 1.0
+    assert own.get_feedback(task=TASK, response=RIGHT, info=REFERENCE)[0] == 1.0
+    assert own.get_feedback(TASK, RIGHT, reference=REFERENCE, step=3)[0] == 1.0
+    assert own.get_feedback(TASK, RIGHT, {"ref_arch_src": REFERENCE, "level": 1})[0] == 1.0
+    assert own(TASK, RIGHT, REFERENCE)[0] == 1.0
+    assert own.metric(TASK, RIGHT, REFERENCE) == own.metric(TASK, RIGHT, info=REFERENCE, seed=1) == 1.0
+    assert own.metric(TASK, in_a_block, REFERENCE) == 1.0
+    assert evaluations(kq, own._run) == 2  # in the block it ends with one line more
+    own.close()
+
+
+def test_copies_share_verdicts_and_connection(kq: Client) -> None:
+    """A guide is copied for each item of a batch: copies judge a kernel once, and connect once."""
+    own = guide()
+    copies = [copy.deepcopy(own), own, pickle.loads(pickle.dumps(own)), copy.deepcopy(own)]
+    with ThreadPoolExecutor(8) as pool:
+        scores = list(pool.map(lambda each: each.metric(TASK, RIGHT, REFERENCE), copies * 4))
+    assert scores == [1.0] * 16
+    assert evaluations(kq, own._run) == 1
+    assert copies[0]._connection is own._connection
+    assert copies[2]._connection is not own._connection
+    for each in (own, copies[2]):
+        each.close()
+
+
+def test_what_is_known_of_nothing_is_tried_again(kq: Client) -> None:
+    """A failure that is not the kernel's scores -1, says so, and is not given again as if it were a verdict."""
+    own = guide()
+    for tries in (1, 2):
+        score, feedback = own.get_feedback(TASK, RIGHT, BROKEN_REFERENCE)
+        assert score == -1.0
+        assert feedback.startswith("NOT JUDGED (reference_error, to blame: problem)")
+        assert evaluations(kq, own._run) == tries
+    own.close()
+
+
+def test_a_custom_metric(config: Config) -> None:
+    """A function of the verdict; it is pickled with the guide."""
+    own = pickle.loads(pickle.dumps(guide(score=attempts)))
+    assert own.metric(TASK, WRONG, REFERENCE) == 10.0
+    own.close()
+
+
+def test_it_finds_another_fleet(fleet: Any) -> None:
+    """The client is made by what is given: nothing in the environment names the fleet here."""
+    own = guide(connect=functools.partial(Client, fleet.config))
+    assert own.metric(TASK, WRONG, REFERENCE) == 0.0
+    own.close()
+    with pytest.raises(ConfigError, match="no fleet is known"):
+        guide().metric(TASK, WRONG, REFERENCE)
+
+
+@pytest.mark.parametrize("answer", ["", None, "\n", "class ModelNew: '\0'", "# " + "x" * (1 << 20)])
+def test_answers_without_a_kernel(config: Config, answer: str | None) -> None:
+    """They are the model's failure, without an evaluation."""
+    score, feedback = guide().get_feedback(TASK, answer, REFERENCE)
+    assert score == 0.0
+    assert feedback.startswith("FAILED: kernel: ")
+
+
+def test_no_reference(config: Config) -> None:
+    """A guide cannot compare with nothing."""
+    for info in (None, {"level": 1}, 7):
+        with pytest.raises(InvalidRequest, match="reference"):
+            guide().get_feedback(TASK, RIGHT, info)
+    with pytest.raises(InvalidRequest, match="problem"):
+        guide().get_feedback(TASK, RIGHT, "")
+
+
+def test_policies_need_times() -> None:
+    """A policy that needs times is refused where none are taken."""
+    for untimed in ({"num_perf_trials": 0}, {"measure_performance": False}):
+        with pytest.raises(ConfigError, match="needs times"):
+            guide(score="speedup", **untimed)
+    with pytest.raises(ConfigError, match="no policy"):
+        guide(score="fastest")
+
+
+def test_feedback_is_written_where_asked_for(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `verbose` each feedback goes to stderr."""
+    guide(verbose=True).get_feedback(TASK, "", REFERENCE)
+    assert "score 0\nFAILED: " in capsys.readouterr().err
+
+
+def test_the_starting_kernel_is_right(config: Config) -> None:
+    """A kernel made of a reference passes."""
+    own = guide()
+    agent = KernelAgent(initial_kernel_code=REFERENCE)
+    answer = agent(TASK)
+    assert own.metric(TASK, getattr(answer, "data", answer), REFERENCE) == 1.0
+    own.close()
+
+
+def test_only_the_model_is_renamed() -> None:
+    """The class and what means it; comments, strings, attributes and longer names stay."""
+    source = (
+        "import torch\n\n\nclass Modelled: ...\n\n\n@torch.no_grad\n"
+        "class  Model(torch.nn.Module):  # Model é\n"
+        '    """A Model."""\n\n    def __init__(self):\n'
+        "        é = 1; super(Model, self).__init__()\n        self.Model = é\n"
+    )
+    kernel = starting_kernel(source)
+    assert "class  ModelNew(torch.nn.Module):  # Model é\n" in kernel
+    assert "é = 1; super(ModelNew, self).__init__()" in kernel
+    assert "class Modelled: ..." in kernel
+    assert '"""A Model."""' in kernel
+    assert "self.Model = é" in kernel
+    assert starting_kernel(kernel) == kernel
+
+
+@pytest.mark.parametrize("source", ["class Model(", "x = 1", "", "class A:\n    class Model: ..."])
+def test_nothing_to_start_from(source: str) -> None:
+    """What is neither a kernel nor a reference is refused."""
+    with pytest.raises(InvalidRequest, match="initial_kernel_code"):
+        KernelAgent(source)
+
+
+def test_the_agent_is_traces(needs: Callable[[str], None]) -> None:
+    """With Trace installed the kernel is a trainable parameter, and the answer a node that depends on it."""
+    needs("opto")
+    agent = KernelAgent(REFERENCE)
+    [parameter] = agent.parameters()
+    assert parameter.trainable
+    assert parameter.data == starting_kernel(REFERENCE)
+    answer = agent(TASK)
+    assert answer.data == parameter.data
+    answer.backward(feedback="make it faster")
+    assert parameter.feedback
+    again = pickle.loads(pickle.dumps(agent))
+    assert again.parameters()[0].data == parameter.data
+    assert issubclass(KernelAgent, trace._Module)
