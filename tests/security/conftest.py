@@ -133,7 +133,7 @@ def running_flower(config: Config, log: Path) -> Iterator[Flower]:
     with log.open("ab") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
     try:
-        until(lambda: answers(port), 60, "Flower")
+        until(lambda: answers(port), 150, "Flower")
         yield Flower(f"http://127.0.0.1:{port}", auth, process.pid)
     finally:
         process.terminate()

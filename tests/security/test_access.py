@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
@@ -159,6 +161,42 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         assert revoked.wait(30).category == "cancelled"
     assert house.refusals() == []
     assert "NOPERM" not in fleet.log.read_text() + _log(house).read_text()
+
+
+def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
+    """Markup, escapes and turned text in a label: neither Flower's pages nor a terminal take them for anything."""
+    _, flower = lived
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b]0;title\x07\x1b[2J\u202egnp.exe\u2066"
+    with Client(**house.settings("producer")) as client:
+        ticket = client.submit(
+            problem="p",
+            kernel="ok # evil",
+            backend="torch",
+            lane="cpu",
+            kernel_label=evil,
+            problem_label=evil,
+            batch=evil,
+        )
+        assert ticket.wait(60).category == "passed"
+    identity = ticket.evaluation_id
+    until(lambda: str(identity) in flower.text("/api/tasks"), 30, "the task in Flower")
+    pages = {page: flower.text(page) for page in (f"/task/{identity}", "/tasks", "/workers")}
+    assert "&lt;script&gt;alert(1)" in pages[f"/task/{identity}"]
+    known = json.dumps(flower.get(f"/api/task/info/{identity}"), ensure_ascii=False)
+    for what in (*pages.values(), known):
+        assert "<img src=x" not in what or what is known
+        assert "<script>alert" not in what or what is known
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", what)
+    environment = os.environ | house.services.config(**house.settings("producer")).environment()
+    for command in (["show", str(identity), "--source", "--log"], ["results"], ["show", str(identity), "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kqueue", *command], env=environment, capture_output=True, text=True, check=True
+        )
+        assert "alert(1)" in done.stdout
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", done.stdout + done.stderr)
+        if "--json" in command:
+            assert done.stdout.isascii()
+            assert json.loads(done.stdout)["kernel_label"] == evil
 
 
 def test_flower_sends_no_task(house: House, lived: Any) -> None:
