@@ -82,3 +82,10 @@ def test_the_base_package_imports_without_torch_and_quickly() -> None:
     code = "import sys, kqueue; kqueue.Client; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_supervisor_is_light() -> None:
+    """It judges nothing, so it loads neither torch nor Triton: memory, and seconds at each start."""
+    code = "import sys, workers.fleet; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

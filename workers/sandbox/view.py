@@ -8,20 +8,22 @@ of sight. Where mounting is refused the candidate keeps the fleet's uid, and the
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import stat
 import sys
 from pathlib import Path
 
-import torch
-
 from workers.sandbox import linux
 
 
 def needed() -> list[Path]:
     """Directories that a candidate reads: interpreter, packages, compilers."""
-    paths = {Path(sys.prefix), Path(sys.base_prefix), Path(torch.__file__).parent, Path(__file__).parents[2]}
+    paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]}
+    # Found, not imported: the supervisor looks here too, and is light.
+    if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
+        paths.add(Path(torch.origin).parent)
     paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
     if (toolkit := _toolkit()) is not None:
         paths.add(toolkit)
