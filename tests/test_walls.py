@@ -87,5 +87,5 @@ def test_the_base_package_imports_without_torch_and_quickly() -> None:
 def test_the_supervisor_is_light() -> None:
     """It judges nothing, so it loads neither torch nor Triton: memory, and seconds at each start."""
     code = "import sys, workers.fleet; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
