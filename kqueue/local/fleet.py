@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from kqueue.config import FLEET_FILE, Config
 from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.postgres import Postgres
-from kqueue.local.process import Child, Lock, wait_until_ready
+from kqueue.local.process import Child, Lock, bound_log, command_line, wait_until_ready
 from kqueue.local.valkey import Valkey
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _QUICK_S: Final = 20.0
 #: Pause before a part that died is started again: doubled while it keeps dying, forgotten when it lasts.
 _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
+#: What the supervisor runs for each slot.
+_WORKER: Final = "workers.start"
 
 
 class _Part(Protocol):
@@ -171,7 +173,7 @@ class LocalFleet:
                 signal.signal(signum, handler)
 
     def supervisor(self, report: Callable[[str], None]) -> Callable[[], None]:
-        """What starts parts again that died, for those who do not :meth:`run_forever`.
+        """What starts parts again that died, and bounds their logs, for those who do not :meth:`run_forever`.
 
         Call it about every half second, always from the thread that started the fleet: parts end with it.
 
@@ -183,6 +185,8 @@ class LocalFleet:
         def look() -> None:
             for one in supervised:
                 one.look(report)
+            for log in (self.config.home_path / "logs").glob("*.log"):
+                bound_log(log)
 
         return look
 
@@ -217,7 +221,8 @@ class LocalFleet:
         def ready() -> bool:
             # All are started before the first is registered.
             registered = {slot.pid for slot in self.slots() if slot.id not in earlier}
-            started = child.children()
+            # Beside workers it has helpers, which come and go.
+            started = {pid for pid in child.children() if _WORKER in command_line(pid)}
             return bool(started) and started <= registered
 
         wait_until_ready(child, "the worker fleet", ready, _READY_S, every_s=0.1)

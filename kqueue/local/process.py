@@ -24,8 +24,10 @@ from typing import Final, Self
 from kqueue.errors import HomeInUse, LocalFleetError
 
 _PR_SET_PDEATHSIG: Final = 1
-#: A log larger than this many bytes is moved to ``<name>.1`` when its process starts.
+#: What a log may hold, in bytes; what was before is kept in ``<name>.1``, once.
 _LOG_BYTES: Final = 8 << 20
+#: How long a killed child may take to go; one that hangs in the kernel is left behind.
+_KILLED_S: Final = 10.0
 #: The longest path that a unix socket can be bound to, in bytes.
 _SOCKET_PATH_BYTES: Final = 107
 #: How long the servers of an owner that was killed may take to end, in seconds.
@@ -124,7 +126,8 @@ class Child:
     def stop(self, *steps: tuple[signal.Signals, float]) -> None:
         """End it: each step's signal and its grace in seconds, then SIGKILL to its process group.
 
-        An interruption (Ctrl-C) cuts the graces short, and the process is gone all the same.
+        An interruption (Ctrl-C) cuts the graces short, and the process is gone all the same, unless it hangs in the
+        kernel: then it is left behind.
         """
         try:
             for signum, grace_s in steps:
@@ -135,7 +138,7 @@ class Child:
             if self.alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-                self._process.wait()
+                self.wait(_KILLED_S)
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of its log."""
@@ -153,11 +156,30 @@ def log_tail(log: Path, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def bound_log(log: Path) -> None:
+    """Copy a log that has become large to ``<name>.1`` and empty it; who writes it appends and goes on.
+
+    What is written between the copy and its end is lost.
+    """
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > _LOG_BYTES:
+            before = log.with_name(log.name + ".1")
+            shutil.copyfile(log, before)
+            before.chmod(0o600)
+            os.truncate(log, 0)
+
+
+def command_line(pid: int) -> list[str]:
+    """A process's program and arguments; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
 def _open_log(log: Path) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        if log.stat().st_size > _LOG_BYTES:
-            log.replace(log.with_name(log.name + ".1"))
+    bound_log(log)
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 

@@ -111,12 +111,12 @@ class ForkServer:
         return not self._ended
 
     def stop(self) -> None:
-        """End it and every candidate of it. Only its parent may ask."""
+        """End it and every candidate of it, within a bounded time. Only its parent may ask."""
         self._requests.close()
         deadline = time.monotonic() + _STOP_S
-        while self.alive():
+        while self.alive() and time.monotonic() < deadline + _STOP_S:
             if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
+                self.kill()
             time.sleep(0.01)
 
     def kill(self) -> None:
