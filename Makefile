@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo test adapters check wheelhouse env sbom audit compose-test gpu-shown clock integrity chaos soak clean
+.PHONY: help venv demo test adapters check wheelhouse env sbom audit compose-test gpu-shown clock integrity doors chaos soak clean
 
 help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
@@ -20,6 +20,7 @@ help:
 	@echo 'make gpu-shown      the whole fleet on this GPU: gallery, 300 mixed evaluations, figures'
 	@echo 'make clock          the judge'\''s clock beside CUPTI, events, graphs and do_bench on this GPU'
 	@echo 'make integrity      the corpus of cheats and controls (ARGS="--lane gpu" or "--lane cpu")'
+	@echo 'make doors          what the HTTP door costs, and how quick it stays while 200 requests wait'
 	@echo 'make chaos          the tests in which something is away for long'
 	@echo 'make soak           20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS="--lane gpu")'
 	@echo 'make clean          remove what these made'
@@ -66,6 +67,9 @@ clock: venv
 
 integrity: venv
 	$(PY) tests/integrity/run.py $(ARGS)
+
+doors: venv
+	$(PY) benchmarks/doors.py $(ARGS)
 
 chaos: venv
 	$(PY) -m pytest -m chaos $(ARGS)
