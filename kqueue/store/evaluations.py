@@ -67,7 +67,7 @@ PUBLISHING_S: Final = 10.0
 _ELSEWHERE_S: Final = 10.0
 #: After so many tries that took their worker or GPU with them a kernel is suspected.
 _SUSPECT_AFTER: Final = 2
-#: How often a submission is written again that met the removal of a source which it shares.
+#: How often a submission is written that meets the removal of what it shares.
 _SUBMIT_TRIES: Final = 5
 #: The most rows that one call of the sweeper's functions ends.
 _SWEEP_ROWS: Final = 1000
@@ -155,9 +155,9 @@ def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     for _ in range(_SUBMIT_TRIES - 1):
         try:
             return _submit(engine, requests)
+        except _Removed:
+            continue
         except IntegrityError as error:
-            # A problem or kernel that nobody else refers to was removed (:func:`kqueue.store.retention.prune`)
-            # after it was found here: the next try writes it again.
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
     return _submit(engine, requests)
@@ -472,6 +472,13 @@ def lose_worker(
     ]
 
 
+class _Removed(Exception):
+    """What was found is gone for its age (:func:`kqueue.store.retention.prune`): the next try writes it anew.
+
+    Of a problem or kernel Postgres says so itself, by a violation of a foreign key.
+    """
+
+
 def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     first: dict[str, int] = {}
     for i, request in enumerate(requests):
@@ -499,6 +506,8 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
         ).all()
         by_id = {row.id: row for row in rows}
         by_key = {row.idempotency_key: row for row in rows}
+        if not first.keys() <= by_key.keys():
+            raise _Removed
         found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
         conflicts = {
             row.idempotency_key

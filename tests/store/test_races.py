@@ -1,0 +1,240 @@
+"""Whoever races for an evaluation: one verdict, nothing left open, and everybody knows what they did."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.store import evaluations, retention, workers
+from kqueue.store.evaluations import Claim, Recorded
+
+PASSED = Outcome(category=Category.PASSED, message="fine")
+LOST = Outcome(category=Category.WORKER_LOST, message="killed")
+#: Enough that each pair of racers meets in every order.
+ROUNDS = 25
+
+
+def race(*racers: Callable[[], Any]) -> list[Any]:
+    """Let all go at the same moment, in a random order; what each returned."""
+    barrier = threading.Barrier(len(racers))
+
+    def run(racer: Callable[[], Any]) -> Any:
+        barrier.wait()
+        return racer()
+
+    order = random.sample(range(len(racers)), len(racers))
+    with ThreadPoolExecutor(len(racers)) as pool:
+        results = dict(zip(order, pool.map(run, [racers[place] for place in order]), strict=True))
+    return [results[place] for place in range(len(racers))]
+
+
+def facts(engine: Engine, identity: UUID) -> tuple[str, int, int, int]:
+    """State, verdicts, open attempts and all attempts of an evaluation."""
+    with engine.connect() as connection:
+        return tuple(
+            connection.execute(
+                text(
+                    "SELECT state, (SELECT count(*) FROM verdicts WHERE evaluation_id = e.id), "
+                    "(SELECT count(*) FROM attempts WHERE evaluation_id = e.id AND ended_at IS NULL), "
+                    "(SELECT count(*) FROM attempts WHERE evaluation_id = e.id) FROM evaluations AS e WHERE id = :id"
+                ),
+                {"id": identity},
+            ).one()
+        )
+
+
+class Racers:
+    """What the parties do to one evaluation."""
+
+    def __init__(self, engine: Engine, identity: UUID, worker: UUID) -> None:
+        self.engine, self.identity, self.worker = engine, identity, worker
+
+    def claim(self) -> Claim | None:
+        return evaluations.claim(self.engine, self.identity, worker_id=self.worker, lease_s=30)
+
+    def cancel(self) -> bool:
+        return evaluations.cancel(self.engine, self.identity)
+
+    def finish(self, outcome: Outcome = PASSED, number: int = 1, by: str = "judge") -> Recorded:
+        return evaluations.finish(self.engine, self.identity, number, outcome, written_by=by, retry_delay_s=0)
+
+    def lose(self) -> list[tuple[UUID, Recorded]]:
+        return evaluations.lose_worker(self.engine, self.worker, retry_delay_s=0, message="gone")
+
+    def expire_leases(self) -> list[tuple[UUID, Recorded]]:
+        return evaluations.expire_leases(self.engine, retry_delay_s=0)
+
+    def note(self, *, lost: bool = False) -> None:
+        evaluations.mark_published(self.engine, [self.identity], lost=lost)
+
+    def expire_queued(self) -> int:
+        return evaluations.expire_queued(self.engine)
+
+
+@pytest.fixture
+def begin(engine: Engine, fields, worker_id: UUID) -> Callable[..., Racers]:
+    """Submit an evaluation."""
+
+    def one(**changes: object) -> Racers:
+        [submitted] = evaluations.submit(engine, [Request(**fields(**changes))])
+        return Racers(engine, submitted.evaluation_id, worker_id)
+
+    return one
+
+
+def overdue(engine: Engine) -> None:
+    """Let every lease run out."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 s' WHERE ended_at IS NULL"))
+
+
+def test_cancel_claim(engine: Engine, begin) -> None:
+    """A cancelled evaluation may have been begun or not, and is cancelled either way."""
+    seen: Counter[bool] = Counter()
+    for _ in range(ROUNDS):
+        it = begin()
+        cancelled, *claims = race(it.cancel, it.claim, it.claim)
+        assert cancelled is True
+        begun = [claim for claim in claims if claim is not None]
+        assert len(begun) <= 1
+        seen[bool(begun)] += 1
+        assert facts(engine, it.identity) == ("done", 1, len(begun), len(begun))
+        if begun:
+            assert it.finish() is Recorded.LATE
+        assert facts(engine, it.identity)[:3] == ("done", 1, 0)
+        assert evaluations.verdict(engine, it.identity).category is Category.CANCELLED  # pyright: ignore
+        assert it.claim() is None
+
+
+def test_cancel_finish_sweep_bury(engine: Engine, begin) -> None:
+    """Judge, supervisor, sweeper and producer end one attempt at once."""
+    for _ in range(ROUNDS):
+        it = begin(settings={"max_attempts": 1})
+        assert it.claim() is not None
+        overdue(engine)
+        cancelled, finished, lost, swept = race(it.cancel, it.finish, it.lose, it.expire_leases)
+        assert facts(engine, it.identity) == ("done", 1, 0, 1)
+        final = [finished] + [recorded for _, recorded in lost + swept]
+        # Exactly one of the four wrote the verdict, and knows it.
+        assert final.count(Recorded.FINAL) + cancelled == 1
+        verdict = evaluations.verdict(engine, it.identity)
+        assert verdict is not None
+        expected = "client" if cancelled else "judge" if finished is Recorded.FINAL else None
+        assert expected is None or verdict.written_by == expected
+        assert expected is not None or verdict.category is Category.WORKER_LOST
+
+
+def test_retry_cancel_claim(engine: Engine, begin) -> None:
+    """The fleet's failure puts it back while its producer gives up and another worker waits for it."""
+    for _ in range(ROUNDS):
+        it = begin(settings={"max_attempts": 3})
+        assert it.claim() is not None
+        failed, cancelled, claimed = race(lambda it=it: it.finish(LOST, by="worker"), it.cancel, it.claim)
+        assert cancelled is True
+        assert failed in (Recorded.RETRY, Recorded.LATE)
+        assert failed is Recorded.RETRY or claimed is None
+        if claimed is not None:
+            assert it.finish(number=2) is Recorded.LATE
+        assert facts(engine, it.identity)[:3] == ("done", 1, 0)
+
+
+def test_one_try_is_spent_by_many_who_see_a_death(engine: Engine, begin) -> None:
+    """Worker, supervisor and two sweepers see the same death: one attempt is used up, one message is due."""
+    for _ in range(ROUNDS):
+        it = begin(settings={"max_attempts": 3})
+        assert it.claim() is not None
+        overdue(engine)
+        race(lambda it=it: it.finish(LOST, by="worker"), it.lose, it.expire_leases, it.expire_leases)
+        assert facts(engine, it.identity) == ("queued", 0, 0, 1)
+        assert it.identity in {s.evaluation_id for s in evaluations.due_for_publishing(engine, limit=1000)}
+        it.cancel()
+
+
+def test_expire_claim_cancel(engine: Engine, begin) -> None:
+    """The moment at which its producer's patience ends: expired, or cancelled, never judged."""
+    for _ in range(ROUNDS):
+        it = begin(queue_wait_s=60)
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id"), {"id": it.identity}
+            )
+        cancelled, claimed, *_ = race(it.cancel, it.claim, it.expire_queued, it.expire_queued)
+        assert claimed is None
+        assert facts(engine, it.identity) == ("done", 1, 0, 0)
+        verdict = evaluations.verdict(engine, it.identity)
+        assert verdict is not None
+        assert verdict.category is (Category.CANCELLED if cancelled else Category.EXPIRED)
+
+
+def test_publishing_claim(engine: Engine, begin) -> None:
+    """Two sweepers note messages and losses while a worker claims: nothing is claimed twice, nothing stays unseen."""
+    for _ in range(ROUNDS):
+        it = begin()
+        claimed, *_ = race(
+            it.claim,
+            it.note,
+            lambda it=it: it.note(lost=True),
+            it.claim,
+        )
+        claimed = claimed or it.claim()
+        assert facts(engine, it.identity) == ("running", 0, 1, 1)
+        assert it.finish() is Recorded.FINAL
+
+
+def test_a_paused_worker_and_its_neighbour(engine: Engine, begin) -> None:
+    """A pause that comes while both claim: one of them has it, or nobody and its message is due."""
+    neighbour = uuid4()
+    workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+    for _ in range(ROUNDS):
+        it = begin()
+        evaluations.mark_published(engine, [it.identity])
+        workers.pause(engine, {it.worker: None})
+        claimed, _ = race(it.claim, lambda it=it: workers.pause(engine, {it.worker: "the host is short of memory"}))
+        state, _, running, _ = facts(engine, it.identity)
+        assert (state, running) == (("queued", 0) if claimed is None else ("running", 1))
+        if claimed is None:
+            assert it.identity in {
+                s.evaluation_id for s in evaluations.due_for_publishing(engine, patience_s=0, limit=9)
+            }
+        it.cancel()
+        it.lose()
+
+
+def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) -> None:
+    """What is being removed for its age is submitted again at that moment: no submission fails, none is lost."""
+    keys = [f"k{n}" for n in range(5)]
+    requests = [Request(**fields(n, idempotency_key=key)) for n, key in enumerate(keys)]
+
+    def prune() -> retention.Pruned:
+        return retention.prune(engine, retention_days=1e-9, log_retention_days=None)
+
+    for _ in range(ROUNDS):
+        for submitted in evaluations.submit(engine, requests):
+            it = Racers(engine, submitted.evaluation_id, worker_id)
+            if it.claim() is not None:
+                assert it.finish() is Recorded.FINAL
+        again = race(lambda: evaluations.submit(engine, requests), prune, lambda: evaluations.submit(engine, requests))
+        ids = {s.evaluation_id for s in again[0]} | {s.evaluation_id for s in again[2]}
+        alive = evaluations.existing(engine, ids)
+        # One that was found before it was removed is gone with its verdict; all others are there, with their sources.
+        assert all(s.evaluation_id in alive for result in (again[0], again[2]) for s in result if s.created)
+        for identity in alive - set(evaluations.verdicts(engine, alive)):
+            claimed = Racers(engine, identity, worker_id).claim()
+            assert claimed is not None
+            assert claimed.request.kernel.startswith("class ModelNew")
+            assert Racers(engine, identity, worker_id).finish() is Recorded.FINAL
+    while prune():
+        pass
+    for table in ("kernels", "problems", "attempts"):
+        with engine.connect() as connection:
+            assert connection.scalars(text(f"SELECT count(*) FROM {table}")).one() == 0

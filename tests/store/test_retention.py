@@ -1,0 +1,159 @@
+"""What is removed for its age, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue import broker
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Outcome, Request
+from kqueue.store import baselines, evaluations, workers
+from kqueue.store.retention import Pruned, prune
+from kqueue.sweeper import sweep
+
+from .test_evaluations import ENVIRONMENT, measured
+
+OUTCOME = Outcome(
+    category=Category.CRASHED,
+    message="it died",
+    facts={"signal": "SIGSEGV"},
+    log="a long story\n",
+    evidence={"isolation": "strong", "findings": ["x" * 1001]},
+)
+
+
+@pytest.fixture
+def judged(engine: Engine, fields, worker_id: UUID) -> Callable[..., UUID]:
+    """Makes an evaluation whose verdict is so many days old."""
+
+    def one(days: float, number: int = 0, **changes: object) -> UUID:
+        [submitted] = evaluations.submit(engine, [Request(**fields(number, **changes))])
+        claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT)
+        evaluations.finish(engine, submitted.evaluation_id, 1, OUTCOME, written_by="judge", retry_delay_s=0)
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE verdicts SET finished_at = now() - make_interval(secs => :s) WHERE evaluation_id = :id"),
+                {"s": days * 86400, "id": submitted.evaluation_id},
+            )
+        return submitted.evaluation_id
+
+    return one
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    """Rows of the tables."""
+    tables = ("evaluations", "attempts", "verdicts", "problems", "kernels", "environments", "baselines", "workers")
+    with engine.connect() as connection:
+        return {table: connection.scalars(text(f"SELECT count(*) FROM {table}")).one() for table in tables}
+
+
+def test_nothing_goes_by_default(engine: Engine, judged) -> None:
+    """Without the settings everything is kept, however old."""
+    judged(10_000)
+    before = counts(engine)
+    assert not prune(engine, retention_days=None, log_retention_days=None)
+    assert counts(engine) == before
+
+
+def test_old_evaluations_go_with_what_nobody_else_needs(engine: Engine, judged, fields) -> None:
+    """Sources go with the last evaluation that refers to them; environments stay, and so does what waits."""
+    judged(8, 0)
+    judged(8, 1)
+    young = judged(6, 1)
+    [waiting] = evaluations.submit(engine, [Request(**fields(2))])
+    assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=2, kernels=1)
+    assert evaluations.existing(engine, [young, waiting.evaluation_id]) == {young, waiting.evaluation_id}
+    assert counts(engine)["environments"] == 1
+    assert not prune(engine, retention_days=7, log_retention_days=None)
+
+
+def test_a_problem_with_a_baseline_stays(engine: Engine, judged, fields) -> None:
+    """All speedups in an environment share one base, also those to come."""
+    judged(8)
+    request = Request(**fields())
+    with engine.connect() as connection:
+        environment = connection.scalars(text("SELECT hash FROM environments")).one()
+    baselines.put(engine, request.problem_hash, environment, "key", measured(1.0))
+    assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=1, kernels=1)
+    assert counts(engine)["problems"] == counts(engine)["baselines"] == 1
+
+
+def test_an_idempotency_key_goes_with_its_evaluation(engine: Engine, judged, fields) -> None:
+    """Given again it makes a new one."""
+    first = judged(8, idempotency_key="k")
+    prune(engine, retention_days=7, log_retention_days=None)
+    [again] = evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
+    assert again.created
+    assert again.evaluation_id != first
+
+
+def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged) -> None:
+    """Log and long evidence go, in the attempts too; category, facts, times and short evidence stay."""
+    old, young = judged(2, 0), judged(0.5, 1)
+    assert prune(engine, retention_days=None, log_retention_days=1) == Pruned(logs=1)
+    assert not prune(engine, retention_days=None, log_retention_days=1)
+    emptied, whole = evaluations.verdict(engine, old), evaluations.verdict(engine, young)
+    assert emptied is not None
+    assert whole is not None
+    assert (emptied.log, emptied.category, emptied.facts) == ("", OUTCOME.category, OUTCOME.facts)
+    assert emptied.evidence.keys() == {"isolation", "emptied_at"}
+    assert (whole.log, whole.evidence) == (OUTCOME.log, OUTCOME.evidence)
+    with engine.connect() as connection:
+        kept = connection.execute(
+            text("SELECT evaluation_id, outcome FROM attempts WHERE NOT outcome ? 'log' AND NOT outcome ? 'evidence'")
+        ).all()
+    assert [(row.evaluation_id, row.outcome["message"]) for row in kept] == [(old, OUTCOME.message)]
+
+
+def test_workers_that_left_nothing_behind_are_forgotten(engine: Engine, judged, worker_id: UUID) -> None:
+    """A week after they ended, once their attempts are gone; those that live never."""
+    judged(8)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET stopped_at = now() - interval '8 days'"))
+    assert not prune(engine, retention_days=None, log_retention_days=None)
+    assert prune(engine, retention_days=7, log_retention_days=None).workers == 1
+    workers.register(engine, id=worker_id, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
+    assert not prune(engine, retention_days=7, log_retention_days=None)
+
+
+def test_the_sweeper_prunes_in_bites(engine: Engine, config: Config, judged) -> None:
+    """By itself where the settings say so, a bite every few seconds and not at every sweep."""
+    judged(8)
+    with broker.make_app(config) as app:
+        assert not sweep(engine, app, retry_delay_s=1).pruned
+        with app.connection_for_read() as connection:
+            client = connection.default_channel.client
+            assert client.ttl("kqueue.sweeper.prune") > 0
+            assert not sweep(engine, app, retry_delay_s=1, retention_days=7).pruned
+            client.delete("kqueue.sweeper.prune")
+        assert sweep(engine, app, retry_delay_s=1, retention_days=7).pruned.evaluations == 1
+
+
+def test_a_sweeper_that_may_not_remove_does_the_rest(
+    engine: Engine, database_url: str, config: Config, judged, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A login without that right: it is logged, and nothing else suffers."""
+    judged(8)
+    with engine.begin() as connection:
+        # As the owner cannot take rights from himself for good, a trigger stands in for their want.
+        connection.execute(
+            text(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE insufficient_privilege USING MESSAGE = 'permission denied'; END $$"
+            )
+        )
+        connection.execute(
+            text("CREATE TRIGGER refuse BEFORE DELETE ON verdicts FOR EACH ROW EXECUTE FUNCTION refuse()")
+        )
+    with broker.make_app(config) as app:
+        report = sweep(engine, app, retry_delay_s=1, retention_days=7)
+    assert report.swept
+    assert not report.pruned
+    assert "could not be removed" in caplog.text
