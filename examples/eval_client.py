@@ -1,0 +1,94 @@
+"""A client of `simple_eval_server`, as people have it: before `kqueue serve` it needs another address at most.
+
+    python examples/eval_client.py                          # asks http://127.0.0.1:18188
+    python examples/eval_client.py http://gpu-host:18188    # KQUEUE_TOKEN holds a token where one is needed
+
+It prints what came of a right kernel, a wrong one, and one that crashes. The exit status is 1 where that is not what
+it must be.
+"""
+
+import os
+import sys
+
+import httpx
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(64, 1000)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+KERNEL = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double_relu(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, tl.maximum(x, 0.0) * 2.0, mask=mask)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        double_relu[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+        return out
+"""
+
+KERNELS = {
+    "right": KERNEL,
+    "wrong": KERNEL.replace("* 2.0, mask", "* 2.5, mask"),
+    "crashes": "import os\n" + KERNEL.replace("out = torch", "os.abort(); out = torch"),
+}
+EXPECTED = {"right": (True, True), "wrong": (True, False), "crashes": (True, False)}
+
+
+def main() -> int:
+    """Evaluate the three kernels and print what came of them."""
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
+    token = os.environ.get("KQUEUE_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    found = {}
+    with httpx.Client(base_url=url, headers=headers, timeout=600) as server:
+        health = server.get("/health").raise_for_status().json()
+        print(f"{health['status']}, {health['total_gpu_devices']} GPUs, {health['queued']} evaluations queued")
+        for name, kernel in KERNELS.items():
+            answer = server.post(
+                "/eval",
+                json={
+                    "original_model_src": PROBLEM,
+                    "custom_model_src": kernel,
+                    "seed_num": 42,
+                    "num_correct_trials": 5,
+                    "num_perf_trials": 100,
+                    "measure_performance": True,
+                    "backend": "triton",
+                },
+            )
+            answer.raise_for_status()
+            result = answer.json()
+            found[name] = (result["compiled"], result["correctness"])
+            print(f"{name}: compiled {result['compiled']}, correct {result['correctness']}, {result['runtime']:.4f} ms")
+            print(f"  {result['metadata']['category']}: {result['metadata']['message']}")
+    return 0 if found == EXPECTED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
