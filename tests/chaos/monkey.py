@@ -64,6 +64,11 @@ class Event:
     pid: int
     note: str = ""
 
+    @property
+    def harmless(self) -> bool:
+        """Whether no attempt may fail of it: Redis only carries messages."""
+        return self.action.startswith("Redis")
+
 
 class Monkey(threading.Thread):
     """Acts on a fleet until told to stop. ``events`` is its log."""
@@ -96,7 +101,12 @@ class Monkey(threading.Thread):
                 if self._told.wait(self._random.expovariate(1 / self._every_s)):
                     return
                 choice = self._random.random()
-                if (event := self._act(action, choice)) is not None:
+                try:
+                    event = self._act(action, choice)
+                except Exception as error:  # noqa: BLE001
+                    # A thread's end would pass for calm.
+                    event = Event(action, time.time(), time.time(), None, 0, f"could not be done: {error!r}")
+                if event is not None:
                     self.events.append(event)
 
     def stop(self) -> None:
@@ -137,14 +147,15 @@ class Monkey(threading.Thread):
         note = ""
         if waits_for is not None and not _eventually(lambda: not words(waits_for), _ENDED_S):
             note = f"worker {waits_for} had not ended after {_ENDED_S:.0f} s"
-        return Event(action, at, time.time() if waits_for else at + _AFTERMATH_S, worker, pid, note)
+        return Event(action, at, time.time() if waits_for else at, worker, pid, note)
 
     def _supervisor(self, action: str) -> Event | None:
         supervisor = self._family.supervisor()
         if supervisor is None:
             return None
         at, theirs = time.time(), list(below(supervisor))
-        os.kill(supervisor, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGKILL)
         gone = _eventually(lambda: not any(words(pid) for pid in theirs), _ENDED_S)
         return Event(action, at, time.time(), None, supervisor, "" if gone else "its processes lived on")
 

@@ -57,9 +57,9 @@ def reconcile(
 ) -> Reconciliation:
     """Compare.
 
-    An attempt that ended by the fleet's fault is explained by an act of chaos that struck its worker, or all workers,
-    while it ran. A verdict other than the expected one is explained where it puts the blame on the fleet and each
-    attempt of its evaluation is explained so.
+    An attempt that ended by the fleet's fault is explained by an act of chaos, other than on Redis, that struck its
+    worker, or all workers, while it ran. A verdict other than the expected one is explained where it puts the blame
+    on the fleet and each attempt of its evaluation is explained so.
 
     Args:
         engine: the database.
@@ -73,12 +73,14 @@ def reconcile(
         rows = connection.execute(_EVALUATIONS, {"batch": batch}).all()
         attempts = connection.execute(_ATTEMPTS, {"batch": batch}).all()
     found = Reconciliation()
-    causes = {attempt.id: _cause(attempt, acts) for attempt in attempts}
+    harmful = [act for act in acts if not act.harmless]
+    causes = {attempt.id: _cause(attempt, harmful) for attempt in attempts}
+    disturbed = {attempt.id: _cause(attempt, acts) for attempt in attempts}
     of: dict[UUID, list[Any]] = {}
     for attempt in attempts:
         of.setdefault(attempt.evaluation_id, []).append(attempt)
 
-    _count_attempts(found, attempts, causes)
+    _count_attempts(found, attempts, causes, disturbed)
     stored = {row.id: row.kernel_label for row in rows}
     for evaluation in accepted.keys() - stored.keys():
         found.faults.append(f"lost: {evaluation} ({accepted[evaluation]}) was accepted and is not stored")
@@ -121,7 +123,9 @@ def _cause(attempt: Any, acts: list[Event]) -> str | None:
     )
 
 
-def _count_attempts(found: Reconciliation, attempts: list[Any], causes: Mapping[int, str | None]) -> None:
+def _count_attempts(
+    found: Reconciliation, attempts: list[Any], causes: Mapping[int, str | None], disturbed: Mapping[int, str | None]
+) -> None:
     lost = unexplained = 0
     for i, attempt in enumerate(attempts):
         what = f"attempt {attempt.number} of {attempt.evaluation_id} ({attempt.kernel_label})"
@@ -140,7 +144,11 @@ def _count_attempts(found: Reconciliation, attempts: list[Any], causes: Mapping[
         following = attempts[i + 1] if i + 1 < len(attempts) and attempts[i + 1].name == attempt.name else None
         if following is not None:
             # What chaos disturbed is told apart: a pause for want of Postgres is not the kernel's doing.
-            kind = f"chaos: {cause}" if cause else f"{attempt.kernel_label}: {attempt.category}"
+            kind = (
+                f"chaos: {disturbed[attempt.id]}"
+                if disturbed[attempt.id]
+                else f"{attempt.kernel_label}: {attempt.category}"
+            )
             found.next_s.setdefault(kind, []).append(following.started - attempt.ended)
     found.counts |= {
         "attempts": len(attempts),

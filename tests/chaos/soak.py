@@ -71,6 +71,8 @@ _HARD: Final = (
     "bad/index_out_of_range",
     "bad/kill_itself",
 )
+#: The deadline of what never ends, by lane.
+_DEADLINE_S: Final = {"cpu": 1.0, "gpu": 3.0}
 #: Evaluations submitted at once, and how many are kept waiting in Redis.
 _SUBMIT: Final = 40
 _WAITING: Final = 60
@@ -203,7 +205,7 @@ def _request(entry: Entry, lane: str, number: int | None) -> Request:
     if entry.expected in {Category.TIMEOUT, Category.REFERENCE_TIMEOUT}:
         # All that are not the default: the ones that end it.
         short = settings.deadlines.model_dump(exclude_defaults=True)
-        changes["deadlines"] = Deadlines(**{name: min(1.0, value) for name, value in short.items()})
+        changes["deadlines"] = Deadlines(**{name: min(_DEADLINE_S[lane], value) for name, value in short.items()})
     return request.model_copy(
         update={
             "settings": settings.model_copy(update=changes),

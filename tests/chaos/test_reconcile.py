@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -63,10 +64,11 @@ def test_chaos_explains_a_lost_worker(engine: Engine, worker_id: UUID, worker: i
 
 
 def test_chaos_elsewhere_or_earlier_explains_nothing(engine: Engine, worker_id: UUID) -> None:
-    """Another worker's death, and one that was over before."""
+    """Another worker's death, one that was over before, and the loss of Redis."""
     accepted = {_judged(engine, worker_id, "good", Category.WORKER_LOST): "good"}
     earlier = Event("worker killed", time.time() - 60, time.time() - 30, PID, 7)
-    faults = _found(engine, accepted, _struck(PID + 1), earlier).faults
+    on_redis = replace(_struck(None), action="Redis killed")
+    faults = _found(engine, accepted, _struck(PID + 1), earlier, on_redis).faults
     assert [fault.split(":")[0] for fault in faults] == ["no act of chaos explains", "wrong verdict"]
 
 
