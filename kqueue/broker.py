@@ -282,6 +282,8 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
                 kwargsrepr=printable(message.label),
                 retry=False,
                 producer=producer,
+                # Lists need no declaring, and a producer no right to change what is bound to what.
+                declare=[],
             )
 
 
