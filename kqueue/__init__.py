@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kqueue.contract import Timing as Timing
     from kqueue.contract import Tolerance as Tolerance
     from kqueue.contract import Verdict as Verdict
+    from kqueue.errors import AccessRefused as AccessRefused
     from kqueue.errors import BrokerUnavailable as BrokerUnavailable
     from kqueue.errors import ConfigError as ConfigError
     from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
@@ -45,10 +46,13 @@ if TYPE_CHECKING:
     from kqueue.errors import LaneUnavailable as LaneUnavailable
     from kqueue.errors import LocalFleetError as LocalFleetError
     from kqueue.errors import SchemaMismatch as SchemaMismatch
+    from kqueue.errors import ServerUnavailable as ServerUnavailable
     from kqueue.errors import ServiceError as ServiceError
     from kqueue.errors import UnknownEvaluation as UnknownEvaluation
     from kqueue.errors import UnknownLane as UnknownLane
     from kqueue.errors import WaitTimeout as WaitTimeout
+    from kqueue.remote import AsyncRemoteClient as AsyncRemoteClient
+    from kqueue.remote import RemoteClient as RemoteClient
 
 _HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
@@ -68,6 +72,7 @@ _HOMES: Final = {
         "Verdict",
     ],
     "kqueue.errors": [
+        "AccessRefused",
         "BrokerUnavailable",
         "ConfigError",
         "DatabaseUnavailable",
@@ -78,11 +83,13 @@ _HOMES: Final = {
         "LaneUnavailable",
         "LocalFleetError",
         "SchemaMismatch",
+        "ServerUnavailable",
         "ServiceError",
         "UnknownEvaluation",
         "UnknownLane",
         "WaitTimeout",
     ],
+    "kqueue.remote": ["AsyncRemoteClient", "RemoteClient"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 from uuid import UUID
 
 from celery import Celery
@@ -42,7 +42,6 @@ from kqueue.errors import (
 )
 from kqueue.store import evaluations, schema, workers
 from kqueue.store.engine import connect
-from kqueue.store.evaluations import Submitted
 from kqueue.store.listener import Listener
 from kqueue.sweeper import publish
 
@@ -56,6 +55,51 @@ _APPLICATION: Final = "kqueue-client"
 _MARK_EVERY: Final = 500
 
 
+class Accepted(NamedTuple):
+    """An evaluation that will end in one verdict, and whether this submission made it."""
+
+    evaluation_id: UUID
+    created: bool
+
+
+class Core(Protocol):
+    """How a client reaches its fleet. Every method blocks but :meth:`watch`, and may be called by any thread."""
+
+    def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
+        """Accept all or none."""
+        ...
+
+    def submit_each(
+        self, slots: Sequence[Request | InvalidRequest], allow_idle_lane: bool
+    ) -> list[Accepted | InvalidRequest]:
+        """Accept what can be accepted; the rest stays in its place as what is wrong with it."""
+        ...
+
+    def existing(self, evaluation_id: UUID) -> UUID:
+        """The same id, or UnknownEvaluation."""
+        ...
+
+    def batch(self, name: str) -> list[UUID]:
+        """A batch's evaluations, in the order of their submission."""
+        ...
+
+    def verdict(self, evaluation_id: UUID) -> Verdict | None:
+        """The verdict, None while there is none, or UnknownEvaluation."""
+        ...
+
+    def cancel(self, evaluation_id: UUID) -> bool:
+        """Whether it was ended, or UnknownEvaluation."""
+        ...
+
+    def watch(self, evaluation_id: UUID) -> Future[Verdict]:
+        """The verdict when it comes; cancelled by who stops waiting."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; futures that wait fail."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A handle on an accepted evaluation. It may be dropped: the evaluation goes on, and :meth:`Client.get` finds it.
@@ -67,7 +111,7 @@ class Ticket:
 
     evaluation_id: UUID
     created: bool = field(compare=False)
-    _core: _Core = field(repr=False, compare=False)
+    _core: Core = field(repr=False, compare=False)
 
     def wait(self, timeout: float | None = None) -> Verdict:
         """The verdict, as soon as there is one.
@@ -78,7 +122,7 @@ class Ticket:
         Raises:
             WaitTimeout: it did not come in time; the evaluation goes on.
         """
-        return self._core.wait_all([self.evaluation_id], timeout)[0]
+        return _wait_all(self._core, [self.evaluation_id], timeout)[0]
 
     def verdict(self) -> Verdict | None:
         """The verdict; None while there is none."""
@@ -104,11 +148,11 @@ class AsyncTicket:
 
     evaluation_id: UUID
     created: bool = field(compare=False)
-    _core: _Core = field(repr=False, compare=False)
+    _core: Core = field(repr=False, compare=False)
 
     async def wait(self, timeout: float | None = None) -> Verdict:
         """As :meth:`Ticket.wait`."""
-        return (await _wait_all(self._core, [self.evaluation_id], timeout))[0]
+        return (await _await_all(self._core, [self.evaluation_id], timeout))[0]
 
     async def verdict(self) -> Verdict | None:
         """As :meth:`Ticket.verdict`."""
@@ -147,7 +191,7 @@ class Client:
         Raises:
             ConfigError: no database is known.
         """
-        self._core = _Core(config, database_url=database_url, redis_url=redis_url)
+        self._core: Core = _Core(config, database_url=database_url, redis_url=redis_url)
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +275,7 @@ class Client:
             DatabaseUnavailable: Postgres cannot be used. Nothing was submitted.
             SchemaMismatch: the database is of another version of kqueue.
         """
-        slots = self._core.submit_each(entries, allow_idle_lane)
+        slots = self._core.submit_each(_checked(entries), allow_idle_lane)
         return [slot if isinstance(slot, InvalidRequest) else self._ticket(slot) for slot in slots]
 
     def evaluate(self, request: Request | None = None, *, timeout: float | None = None, **fields: Any) -> Verdict:
@@ -264,8 +308,8 @@ class Client:
             WaitTimeout: a verdict did not come in time; ``evaluation_ids`` names what was submitted, and
                 :meth:`verdict` has what came.
         """
-        slots = self._core.submit_each(entries, allow_idle_lane)
-        found = iter(self._core.wait_all([s.evaluation_id for s in slots if isinstance(s, Submitted)], timeout))
+        slots = self._core.submit_each(_checked(entries), allow_idle_lane)
+        found = iter(_wait_all(self._core, [s.evaluation_id for s in slots if isinstance(s, Accepted)], timeout))
         return [slot if isinstance(slot, InvalidRequest) else next(found) for slot in slots]
 
     def get(self, evaluation_id: UUID | str) -> Ticket:
@@ -274,7 +318,7 @@ class Client:
         Raises:
             UnknownEvaluation: no evaluation has this id.
         """
-        return self._ticket_of(self._core.existing(evaluation_id))
+        return self._ticket_of(self._core.existing(_identity(evaluation_id)))
 
     def batch(self, name: str) -> list[Ticket]:
         """Tickets for all that was submitted under a batch's name, by whomever, in the order of submission.
@@ -305,7 +349,7 @@ class Client:
         Raises:
             WaitTimeout: one did not come in time.
         """
-        return self._core.wait_all([ticket.evaluation_id for ticket in tickets], timeout)
+        return _wait_all(self._core, [ticket.evaluation_id for ticket in tickets], timeout)
 
     def as_completed(self, tickets: Iterable[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Verdict]]:
         """Each ticket with its verdict, as they come.
@@ -327,8 +371,8 @@ class Client:
             for future in pending:
                 future.cancel()
 
-    def _ticket(self, submitted: Submitted) -> Ticket:
-        return Ticket(submitted.evaluation_id, submitted.created, self._core)
+    def _ticket(self, submitted: Accepted) -> Ticket:
+        return Ticket(*submitted, self._core)
 
     def _ticket_of(self, evaluation_id: UUID) -> Ticket:
         return Ticket(evaluation_id, created=False, _core=self._core)
@@ -347,7 +391,7 @@ class AsyncClient:
         self, config: Config | None = None, *, database_url: str | None = None, redis_url: str | None = None
     ) -> None:
         """As :class:`Client`."""
-        self._core = _Core(config, database_url=database_url, redis_url=redis_url)
+        self._core: Core = _Core(config, database_url=database_url, redis_url=redis_url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -400,7 +444,7 @@ class AsyncClient:
         self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
     ) -> list[AsyncTicket | InvalidRequest]:
         """As :meth:`Client.submit_each`."""
-        slots = await asyncio.to_thread(self._core.submit_each, entries, allow_idle_lane)
+        slots = await asyncio.to_thread(self._core.submit_each, _checked(entries), allow_idle_lane)
         return [slot if isinstance(slot, InvalidRequest) else self._ticket(slot) for slot in slots]
 
     async def evaluate(
@@ -421,14 +465,14 @@ class AsyncClient:
         allow_idle_lane: bool = False,
     ) -> list[Verdict | InvalidRequest]:
         """As :meth:`Client.evaluate_batch`."""
-        slots = await asyncio.to_thread(self._core.submit_each, entries, allow_idle_lane)
-        ids = [slot.evaluation_id for slot in slots if isinstance(slot, Submitted)]
-        found = iter(await _wait_all(self._core, ids, timeout))
+        slots = await asyncio.to_thread(self._core.submit_each, _checked(entries), allow_idle_lane)
+        ids = [slot.evaluation_id for slot in slots if isinstance(slot, Accepted)]
+        found = iter(await _await_all(self._core, ids, timeout))
         return [slot if isinstance(slot, InvalidRequest) else next(found) for slot in slots]
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
         """As :meth:`Client.get`."""
-        return self._ticket_of(await asyncio.to_thread(self._core.existing, evaluation_id))
+        return self._ticket_of(await asyncio.to_thread(self._core.existing, _identity(evaluation_id)))
 
     async def batch(self, name: str) -> list[AsyncTicket]:
         """As :meth:`Client.batch`."""
@@ -448,7 +492,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> list[Verdict]:
         """As :meth:`Client.wait_all`."""
-        return await _wait_all(self._core, [ticket.evaluation_id for ticket in tickets], timeout)
+        return await _await_all(self._core, [ticket.evaluation_id for ticket in tickets], timeout)
 
     async def as_completed(
         self,
@@ -470,15 +514,15 @@ class AsyncClient:
             for future in pending:
                 future.cancel()
 
-    def _ticket(self, submitted: Submitted) -> AsyncTicket:
-        return AsyncTicket(submitted.evaluation_id, submitted.created, self._core)
+    def _ticket(self, submitted: Accepted) -> AsyncTicket:
+        return AsyncTicket(*submitted, self._core)
 
     def _ticket_of(self, evaluation_id: UUID) -> AsyncTicket:
         return AsyncTicket(evaluation_id, created=False, _core=self._core)
 
 
 class _Core:
-    """What both clients are made of; every method blocks."""
+    """A fleet's database and broker, reached directly."""
 
     def __init__(self, config: Config | None, *, database_url: str | None, redis_url: str | None) -> None:
         if config is None:
@@ -517,8 +561,7 @@ class _Core:
                 schema.check(self._engine)
                 self._checked = True
 
-    def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Submitted]:
-        """Accept all or none."""
+    def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
         self._ready()
         resolved = self._resolve(requests, allow_idle_lane)
         for place, request in enumerate(resolved):
@@ -526,15 +569,10 @@ class _Core:
                 raise _at(place, request) if len(resolved) > 1 else request
         return self._accept([request for request in resolved if isinstance(request, Request)])
 
-    def submit_each(self, entries: Iterable[Entry], allow_idle_lane: bool) -> list[Submitted | InvalidRequest]:
-        """Accept what can be accepted; the rest stays in its place as what is wrong with it."""
+    def submit_each(
+        self, slots: Sequence[Request | InvalidRequest], allow_idle_lane: bool
+    ) -> list[Accepted | InvalidRequest]:
         self._ready()
-        slots: list[Request | InvalidRequest] = []
-        for entry in entries:
-            try:
-                slots.append(_request(entry))
-            except InvalidRequest as error:
-                slots.append(error)
         good = iter(self._resolve([slot for slot in slots if isinstance(slot, Request)], allow_idle_lane))
         slots = [next(good) if isinstance(slot, Request) else slot for slot in slots]
         while True:
@@ -563,7 +601,7 @@ class _Core:
                 resolved.append(error)
         return resolved
 
-    def _accept(self, requests: Sequence[Request]) -> list[Submitted]:
+    def _accept(self, requests: Sequence[Request]) -> list[Accepted]:
         """Write evaluations and send their messages."""
         app = self._app
         submitted = evaluations.submit(self._engine, requests)
@@ -575,14 +613,13 @@ class _Core:
                 evaluations.mark_published(self._engine, [evaluation.evaluation_id for evaluation in sent])
         except (BrokerUnavailable, DatabaseUnavailable) as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
-        return submitted
+        return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
 
-    def existing(self, evaluation_id: UUID | str) -> UUID:
+    def existing(self, evaluation_id: UUID) -> UUID:
         self._ready()
-        identity = _identity(evaluation_id)
-        if not evaluations.existing(self._engine, [identity]):
-            raise UnknownEvaluation(identity)
-        return identity
+        if not evaluations.existing(self._engine, [evaluation_id]):
+            raise UnknownEvaluation(evaluation_id)
+        return evaluation_id
 
     def batch(self, name: str) -> list[UUID]:
         self._ready()
@@ -605,19 +642,20 @@ class _Core:
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         return self._listener.watch(evaluation_id)
 
-    def wait_all(self, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
-        futures = [self.watch(identity) for identity in ids]
-        try:
-            _, pending = wait(futures, timeout)
-            if pending:
-                raise _too_late(len(pending), ids, timeout)
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+
+def _wait_all(core: Core, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
+    futures = [core.watch(identity) for identity in ids]
+    try:
+        _, pending = wait(futures, timeout)
+        if pending:
+            raise _too_late(len(pending), ids, timeout)
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
 
 
-async def _wait_all(core: _Core, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
+async def _await_all(core: Core, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
     futures = [asyncio.wrap_future(core.watch(identity)) for identity in ids]
     try:
         if futures:
@@ -686,6 +724,16 @@ def _requests(entries: Iterable[Entry]) -> list[Request]:
         except InvalidRequest as error:
             raise _at(place, error) from None
     return requests
+
+
+def _checked(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
+    slots: list[Request | InvalidRequest] = []
+    for entry in entries:
+        try:
+            slots.append(_request(entry))
+        except InvalidRequest as error:
+            slots.append(error)
+    return slots
 
 
 def _at(place: int, error: InvalidRequest) -> InvalidRequest:

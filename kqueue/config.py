@@ -67,6 +67,10 @@ class Config(BaseSettings):
     flower_address: str = "127.0.0.1"
     flower_auth: SecretStr | None = None
     """``user:password`` for Flower; without it Flower answers only on loopback and offers no API."""
+    url: str | None = None
+    """Where a :class:`kqueue.RemoteClient` finds `kqueue serve`: ``http://host:18188``."""
+    token: SecretStr | None = None
+    """The token that it shows there."""
     http_address: str = "127.0.0.1"
     """Where `kqueue serve` listens; on loopback it answers without tokens too."""
     http_port: int = Field(default=18188, ge=0, le=65535)
@@ -136,7 +140,7 @@ def _running_fleet(home: Path) -> dict[str, str]:
         known = json.loads((home / FLEET_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {k: known[k] for k in ("database_url", "redis_url") if k in known}
+    return {k: known[k] for k in ("database_url", "redis_url", "url") if known.get(k) is not None}
 
 
 def load(**overrides: Any) -> Config:

@@ -10,10 +10,12 @@
     │   └── IdempotencyConflict a known idempotency key, given for another problem or kernel
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in the time given
+    ├── AccessRefused           the server wants a token, or one that may do more
     ├── EvaluationFailed        a verdict that tells nothing of the kernel, where only a result can be returned
     └── ServiceError            something the fleet stands on
         ├── DatabaseUnavailable Postgres cannot be reached or refused
         ├── BrokerUnavailable   Redis cannot be reached or refused
+        ├── ServerUnavailable   `kqueue serve` cannot be reached, or has no room
         ├── SchemaMismatch      the database's schema is not this version's
         └── LocalFleetError     the one-machine fleet or an embedded service failed
             └── HomeInUse       another process has its home
@@ -104,6 +106,10 @@ class EvaluationFailed(KqueueError):
         return type(self), (self.verdict,)
 
 
+class AccessRefused(KqueueError):
+    """The server wants a token, does not know the one given, or wants one that may do more."""
+
+
 class ServiceError(KqueueError):
     """Something that the fleet stands on is missing or refused."""
 
@@ -114,6 +120,10 @@ class DatabaseUnavailable(ServiceError):
 
 class BrokerUnavailable(ServiceError):
     """Redis cannot be reached or refused the connection."""
+
+
+class ServerUnavailable(ServiceError):
+    """``kqueue serve`` cannot be reached, is not one, or takes no more evaluations for now."""
 
 
 class SchemaMismatch(ServiceError):

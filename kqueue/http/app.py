@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Final
 
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
+from kqueue.errors import ServiceError
 from kqueue.http import eval_server, jobs, maintenance, openapi, problems, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.door import Door
@@ -34,6 +35,9 @@ def create_app(config: Config) -> FastAPI:
         app.state.fleet = Fleet(door)
         try:
             await door.open()
+            # The first who asks for the fleet's health need not wait for it either.
+            with suppress(ServiceError):
+                await app.state.fleet.renewed()
             yield
         finally:
             await door.close()

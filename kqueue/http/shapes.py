@@ -190,9 +190,11 @@ class WaitFor(BaseModel):
 
 
 class Verdicts(_Shape):
-    """Verdicts that are there, at most a hundred; empty where none came in time."""
+    """Verdicts that are there, a few at once; empty where none came in time."""
 
     verdicts: list[VerdictShape]
+    unknown: list[UUID]
+    """Those asked for that are no evaluations."""
 
 
 class Cancelled(_Shape):

@@ -198,7 +198,8 @@ async def wait(
     evaluation_id: UUID, request: Request, _: Reader, door: CurrentDoor, timeout: _Timeout = 30.0
 ) -> shapes.Awaited:
     """The verdict, as soon as there is one. Who goes away ends the wait, not the evaluation."""
-    await _check_known(door, [evaluation_id])
+    if not await door.read(evaluations.existing, [evaluation_id]):
+        raise UnknownEvaluation(evaluation_id)
     verdict = await door.wait(request, evaluation_id, timeout)
     return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
 
@@ -206,9 +207,12 @@ async def wait(
 @router.post("/evaluations/wait")
 async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, door: CurrentDoor) -> shapes.Verdicts:
     """The first verdicts of several evaluations, as soon as one of them has one."""
-    await _check_known(door, body.evaluation_ids)
-    found = await door.wait_any(request, body.evaluation_ids, body.timeout)
-    return shapes.Verdicts(verdicts=[shapes.VerdictShape.of(v) for v in list(found.values())[:_MOST_VERDICTS]])
+    known = await door.read(evaluations.existing, body.evaluation_ids)
+    unknown = [identity for identity in body.evaluation_ids if identity not in known]
+    # An answer that is no verdict is told at once.
+    found = await door.wait_any(request, known, 0 if unknown else body.timeout)
+    verdicts = [shapes.VerdictShape.of(verdict) for verdict in list(found.values())[:_MOST_VERDICTS]]
+    return shapes.Verdicts(verdicts=verdicts, unknown=unknown)
 
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
@@ -338,14 +342,6 @@ def _after(cursor: str) -> tuple[datetime, UUID]:
         return known, UUID(identity)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
         raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
-
-
-async def _check_known(door: Door, ids: Sequence[UUID]) -> None:
-    """Raises UnknownEvaluation for the first of ``ids`` that is none: it would be waited for in vain."""
-    known = await door.read(evaluations.existing, ids)
-    for identity in ids:
-        if identity not in known:
-            raise UnknownEvaluation(identity)
 
 
 async def _finished(door: Door, evaluation_id: UUID) -> contract.Verdict:

@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 import uvicorn
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
@@ -128,11 +128,14 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 def judging(engine: Engine, judge: Callable[..., None]) -> Iterator[None]:
     """A worker that passes whatever is queued."""
     over = threading.Event()
+    queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
 
     def run() -> None:
-        while not over.wait(0.01):
-            for queued in evaluations.due_for_publishing(engine, older_than_s=0, limit=1000):
-                judge(queued.evaluation_id)
+        while not over.wait(0.02):
+            with engine.connect() as connection:
+                ids = connection.scalars(queued).all()
+            for identity in ids:
+                judge(identity)
 
     thread = threading.Thread(target=run)
     thread.start()

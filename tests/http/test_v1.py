@@ -243,9 +243,12 @@ class TestWait:
         answer = http.post("/v1/evaluations/wait", json={"evaluation_ids": ids}).json()
         assert [verdict["evaluation_id"] for verdict in answer["verdicts"]] == [ids[1]]
         rest = {"evaluation_ids": [ids[0], ids[2]], "timeout": 0.1}
-        assert http.post("/v1/evaluations/wait", json=rest).json() == {"verdicts": []}
-        unknown = {"evaluation_ids": [ids[0], str(uuid4())]}
-        problem_of(http.post("/v1/evaluations/wait", json=unknown), 404, "unknown_evaluation")
+        assert http.post("/v1/evaluations/wait", json=rest).json() == {"verdicts": [], "unknown": []}
+        nobody = str(uuid4())
+        mixed = {"evaluation_ids": [ids[0], nobody, ids[1]], "timeout": 60}
+        answer = http.post("/v1/evaluations/wait", json=mixed).json()
+        assert answer["unknown"] == [nobody]
+        assert all(verdict["evaluation_id"] == ids[1] for verdict in answer["verdicts"])
 
     def test_who_goes_away_ends_the_wait_and_not_the_evaluation(self, serve, config, judge, worker_id, fields) -> None:
         """Nothing goes on for a client that hung up; its evaluation does."""

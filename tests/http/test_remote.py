@@ -1,0 +1,329 @@
+"""The clients over HTTP: the same promises as those beside the database, and what only a network can do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue import (
+    AccessRefused,
+    AsyncClient,
+    AsyncRemoteClient,
+    Category,
+    Client,
+    ConfigError,
+    IdempotencyConflict,
+    InvalidRequest,
+    KqueueError,
+    LaneUnavailable,
+    RemoteClient,
+    Request,
+    ServerUnavailable,
+    UnknownEvaluation,
+    UnknownLane,
+    Verdict,
+    WaitTimeout,
+)
+from kqueue.config import Config
+from tests.http.conftest import Served as InProcess
+from tests.http.serving import Served
+
+
+@pytest.fixture
+def served(serve: Callable[[Config], InProcess], config: Config, worker_id: UUID) -> InProcess:
+    """A served fleet with one live CPU worker, which does nothing by itself."""
+    return serve(config)
+
+
+@pytest.fixture
+def client(served: InProcess) -> Iterator[RemoteClient]:
+    """A client of it."""
+    with RemoteClient(served.url) as client:
+        yield client
+
+
+def count(engine: Engine, what: str = "evaluations") -> int:
+    """Rows of a table."""
+    with engine.connect() as connection:
+        return connection.scalar(text(f"SELECT count(*) FROM {what}"))  # type: ignore[return-value]
+
+
+class TestTheSameInterface:
+    """What a producer does not notice."""
+
+    @pytest.mark.parametrize(("remote", "direct"), [(RemoteClient, Client), (AsyncRemoteClient, AsyncClient)])
+    def test_every_method(self, remote: type, direct: type) -> None:
+        """Whatever the direct client can be asked."""
+        public = {name for name, _ in inspect.getmembers(direct, callable) if not name.startswith("_")}
+        for name in public:
+            assert inspect.signature(getattr(remote, name)) == inspect.signature(getattr(direct, name))
+
+    def test_the_whole_way(self, client: RemoteClient, config: Config, judging, fields) -> None:
+        """Its verdict is the one that the direct client reads."""
+        ticket = client.submit(**fields(kernel_label="mine"))
+        verdict = ticket.wait(timeout=60)
+        assert ticket.created
+        assert verdict.passed
+        assert verdict.speedup == 2.0
+        with Client(config) as direct:
+            assert direct.verdict(ticket.evaluation_id) == verdict
+        assert client.get(str(ticket.evaluation_id)).verdict() == verdict
+        assert ticket.done()
+        assert ticket.cancel() is False
+        assert client.evaluate(Request(**fields(1)), timeout=60).category is Category.PASSED
+
+    def test_batches(self, client: RemoteClient, judging, fields) -> None:
+        """In order; a bad entry spoils no other; found again by name."""
+        entries = [fields(i, batch="b") for i in range(30)]
+        slots = client.evaluate_batch([*entries[:10], {"kernel": "x"}, fields(lane="gpu"), *entries[10:]], timeout=120)
+        assert isinstance(slots[10], InvalidRequest)
+        assert isinstance(slots[11], LaneUnavailable)
+        verdicts = [slot for slot in slots if isinstance(slot, Verdict)]
+        assert [verdict.evaluation_id for verdict in verdicts] == [t.evaluation_id for t in client.batch("b")]
+        again = client.submit_batch([fields(i, idempotency_key=f"k{i}") for i in range(3)])
+        seen = dict(client.as_completed(again, timeout=60))
+        assert seen.keys() == set(again)
+        assert client.batch("nobody's") == []
+        assert client.submit_batch([]) == client.evaluate_batch([]) == []
+
+    def test_errors(self, client: RemoteClient, engine: Engine, fields) -> None:
+        """The same exceptions, with the same messages for people."""
+        with pytest.raises(InvalidRequest, match=r"kernel: .*empty"):
+            client.submit(**fields(kernel=" "))
+        with pytest.raises(UnknownLane, match="tpu"):
+            client.submit(**fields(lane="tpu"))
+        with pytest.raises(LaneUnavailable, match="entry 1: lane: no live worker serves gpu"):
+            client.submit_batch([fields(), fields(lane="gpu")])
+        assert client.submit(**fields(lane="gpu"), allow_idle_lane=True).created
+        client.submit(**fields(1, idempotency_key="k"))
+        with pytest.raises(IdempotencyConflict) as conflict:
+            client.submit(**fields(2, idempotency_key="k"))
+        assert conflict.value.keys == {"k"}
+        [slot] = client.submit_each([fields(2, idempotency_key="k")])
+        assert isinstance(slot, IdempotencyConflict)
+        unknown = uuid4()
+        for ask in (client.get, client.verdict, client.cancel):
+            with pytest.raises(UnknownEvaluation, match=str(unknown)):
+                ask(unknown)
+        with pytest.raises(UnknownEvaluation):
+            client.get("nonsense")
+
+    def test_patience(self, client: RemoteClient, judge, fields) -> None:
+        """A wait ends with its timeout; the evaluation goes on; a cancelled one has its verdict."""
+        ticket, other = client.submit_batch([fields(0), fields(1)])
+        with pytest.raises(WaitTimeout) as late:
+            client.wait_all([ticket, other], timeout=0.3)
+        assert late.value.evaluation_ids == (ticket.evaluation_id, other.evaluation_id)
+        assert ticket.verdict() is None
+        judge(ticket.evaluation_id)
+        assert ticket.wait(timeout=60).passed
+        assert other.cancel()
+        assert other.wait(timeout=60).category is Category.CANCELLED
+
+    def test_for_asyncio(self, served: InProcess, judging, fields) -> None:
+        """Many at once."""
+
+        async def main() -> None:
+            async with AsyncRemoteClient(served.url) as client:
+                verdicts = await asyncio.gather(*(client.evaluate(**fields(i), timeout=120) for i in range(20)))
+                assert all(verdict.passed for verdict in verdicts)
+                assert (await client.get(verdicts[0].evaluation_id)).evaluation_id == verdicts[0].evaluation_id
+
+        asyncio.run(main())
+
+    def test_a_removed_evaluation_is_not_awaited(self, client: RemoteClient, engine: Engine, fields) -> None:
+        """Who waits for what is no longer there is told so."""
+        ticket = client.submit(**fields())
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM evaluations"))
+        with pytest.raises(UnknownEvaluation):
+            ticket.wait(timeout=60)
+
+    def test_closing_wakes_who_waits(self, served: InProcess, fields) -> None:
+        """With an error, at once; a closed client says so."""
+        client = RemoteClient(served.url)
+        ticket = client.submit(**fields())
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(ticket.wait)
+            time.sleep(0.5)
+            client.close()
+            with pytest.raises(KqueueError, match="closed"):
+                waiting.result(timeout=30)
+        client.close()
+        with pytest.raises(KqueueError, match="closed"):
+            client.submit(**fields())
+
+
+class TestAddresses:
+    """Whom it asks, and what it shows."""
+
+    def test_from_the_environment(self, serve, config: Config, worker_id, token, monkeypatch, fields) -> None:
+        """KQUEUE_URL and KQUEUE_TOKEN."""
+        served = serve(config.model_copy(update={"http_tokens": "required"}))
+        monkeypatch.setenv("KQUEUE_URL", served.url)
+        with RemoteClient() as client, pytest.raises(AccessRefused, match="token"):
+            client.submit(**fields())
+        monkeypatch.setenv("KQUEUE_TOKEN", token("submit"))
+        with RemoteClient() as client:
+            assert client.submit(**fields()).created
+        with RemoteClient(token=token("read")) as client, pytest.raises(AccessRefused, match="scope submit"):
+            client.submit(**fields())
+
+    @pytest.mark.parametrize("url", [None, "fleet:18188", "ftp://fleet", "http://"])
+    def test_no_address(self, url: str | None) -> None:
+        """Said when the client is made."""
+        with pytest.raises(ConfigError, match="KQUEUE_URL"):
+            RemoteClient(url)
+
+    def test_nobody_there(self, fields) -> None:
+        """After the time that was given for it."""
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            with RemoteClient(url, retry_s=0.3) as client, pytest.raises(ServerUnavailable, match="kqueue serve"):
+                client.submit(**fields())
+
+
+class Lossy(threading.Thread):
+    """A proxy that takes a request to the server and then loses the answer, as often as told."""
+
+    def __init__(self, port: int, losses: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._losses = port, losses
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.lost = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._port))
+            lose = self.lost < self._losses
+            self.lost += lose
+            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+            threading.Thread(target=self._back, args=(far, near, lose), daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def _back(self, far: socket.socket, near: socket.socket, lose: bool) -> None:
+        try:
+            while data := far.recv(65536):
+                if lose:
+                    break
+                near.sendall(data)
+        except OSError:
+            pass
+        near.close()
+        far.close()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+class TestFaults:
+    """What a network and a restart do."""
+
+    @pytest.mark.parametrize("how", ["one", "batch", "each"])
+    def test_a_lost_answer_is_no_second_evaluation(self, served: InProcess, engine: Engine, fields, how) -> None:
+        """Sent again under the key that it had; to the producer it is new all the same."""
+        proxy = Lossy(int(served.url.rpartition(":")[2]), losses=2)
+        proxy.start()
+        try:
+            with RemoteClient(proxy.url) as client:
+                match how:
+                    case "one":
+                        tickets: list[Any] = [client.submit(**fields())]
+                    case "batch":
+                        tickets = list(client.submit_batch([fields(0), fields(1)]))
+                    case _:
+                        tickets = list(client.submit_each([fields(0), fields(1)]))
+        finally:
+            proxy.close()
+        assert proxy.lost == 2
+        assert all(ticket.created for ticket in tickets)
+        assert count(engine) == len(tickets)
+
+    def test_no_room_is_waited_for(self, serve, config: Config, worker_id, token, judge, engine, fields) -> None:
+        """429 is asked again, until there is room or patience ends."""
+        served = serve(config.model_copy(update={"http_max_queued": 1}))
+        secret = token("submit")
+        with RemoteClient(served.url, token=secret) as client:
+            first = client.submit(**fields(0))
+            later = threading.Timer(1.0, judge, [first.evaluation_id])
+            later.start()
+            assert client.submit(**fields(1)).created
+            later.join()
+        with (
+            RemoteClient(served.url, token=secret, retry_s=0.1) as hasty,
+            pytest.raises(ServerUnavailable, match="at most 1"),
+        ):
+            hasty.submit(**fields(2))
+        assert count(engine) == 2
+
+    def test_a_restart_while_a_hundred_wait(
+        self, config: Config, tmp_path: Path, engine: Engine, judge, worker_id, fields
+    ) -> None:
+        """Each gets its answer after reconnecting, none is evaluated twice; a kill is no worse than a stop."""
+        served = Served(config, tmp_path / "serve.log")
+        ids: list[UUID] = []
+
+        async def main() -> None:
+            clients = [AsyncRemoteClient(served.url) for _ in range(10)]
+            tickets = [await clients[i % 10].submit(**fields(i)) for i in range(100)]
+            waits = [asyncio.create_task(ticket.wait(timeout=150)) for ticket in tickets]
+            ids.extend(ticket.evaluation_id for ticket in tickets)
+            await asyncio.sleep(1)
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                await asyncio.to_thread(served.stop, number)
+                assert not any(wait.done() for wait in waits)
+                # Some have their verdict while nobody could be told.
+                for identity in [ids.pop() for _ in range(20)]:
+                    await asyncio.to_thread(judge, identity)
+                await asyncio.to_thread(served.start)
+                while sum(wait.done() for wait in waits) < 100 - len(ids):
+                    await asyncio.sleep(0.1)
+            for identity in ids:
+                await asyncio.to_thread(judge, identity)
+            verdicts = await asyncio.gather(*waits)
+            assert all(verdict.passed for verdict in verdicts)
+            assert [v.evaluation_id for v in verdicts] == [t.evaluation_id for t in tickets]
+            for client in clients:
+                await client.close()
+
+        with served:
+            asyncio.run(main())
+        assert count(engine) == count(engine, "attempts") == 100
+
+    def test_a_stop_keeps_nobody_waiting(self, config: Config, tmp_path: Path, worker_id, fields) -> None:
+        """SIGTERM with waits open: they are told to ask again, and the server ends by itself."""
+        with Served(config, tmp_path / "serve.log") as served, RemoteClient(served.url) as client:
+            ticket = client.submit(**fields())
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(ticket.wait, timeout=3)
+                time.sleep(0.5)
+                assert served.stop() == 0
+                with pytest.raises(WaitTimeout):
+                    waiting.result()
