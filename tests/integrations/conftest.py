@@ -51,6 +51,13 @@ BROKEN_REFERENCE = REFERENCE.replace("return x * 2 + 1", "raise OSError('no such
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "num_perf_trials": 5}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test is the first starts the fleet, which takes a busy machine minutes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[LocalFleet]:
     """The fleet."""

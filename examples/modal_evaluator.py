@@ -1,0 +1,53 @@
+"""A batch through the evaluator with Modal's interface. Start a fleet with `kqueue up`, then run this.
+
+`--gpu` is a model such as H200, or any, auto, cpu.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from kqueue.integrations.modal_like import (
+    ModalEvaluatorConfig,
+    ModalKernelEvaluator,
+    set_modal_evaluator,
+    get_modal_evaluator,
+)
+
+HERE = Path(__file__).resolve().parent
+REFERENCE = (HERE / "problems" / "row_sum.py").read_text()
+
+
+async def main(gpu: str) -> None:
+    set_modal_evaluator(ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type=gpu, timeout=60)))
+    kernels = {
+        "good": (HERE / "kernels" / "good" / "torch" / "row_sum.py").read_text(),
+        "wrong shape": (HERE / "kernels" / "bad" / "wrong_shape.py").read_text(),
+        "not a kernel": "print('hello')",
+        "empty": "",
+    }
+    evaluations = [
+        {
+            "ref_code": REFERENCE,
+            "kernel_code": source,
+            "backend": "torch",
+            "num_correct_trials": 2,
+            "measure_performance": True,
+            "num_perf_trials": 20,
+        }
+        for source in kernels.values()
+    ]
+    evaluator = get_modal_evaluator()
+    for name, result in zip(kernels, await evaluator.evaluate_batch(evaluations)):
+        if isinstance(result, Exception):
+            print(f"{name}: {type(result).__name__}: {result}")
+        else:
+            print(
+                f"{name}: correct={result['correctness']} runtime_ms={result['runtime_ms']} {result['error_message'] or ''}"
+            )
+    await evaluator.close()
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--gpu", default="auto")
+asyncio.run(main(parser.parse_args().gpu))

@@ -1,0 +1,286 @@
+"""`kqueue kernelbench` over folders of generations, against a live fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue import Client, InvalidRequest
+from kqueue.config import Config
+
+from .conftest import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
+
+FAST = ["--backend", "torch", "--lane", "cpu", "--checks", "1", "--calls", "5"]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Problems 1 to 3 of level 1, in KernelBench's folders, and an empty run."""
+    problems, run = tmp_path / "KernelBench", tmp_path / "runs" / "first"
+    (problems / "level1").mkdir(parents=True)
+    (problems / "level2").mkdir()
+    run.mkdir(parents=True)
+    for number, source in enumerate((REFERENCE, REFERENCE.replace("+ 1", "+ 2"), BROKEN_REFERENCE), 1):
+        (problems / "level1" / f"{number}_Scale_and_shift.py").write_text(source)
+    return problems, run
+
+
+def put(run: Path, problem: int, sample: int, kernel: str, level: int = 1) -> Path:
+    """A generation."""
+    path = run / f"level_{level}_problem_{problem}_sample_{sample}_kernel.py"
+    path.write_text(kernel)
+    return path
+
+
+def command(folders: tuple[Path, Path], *arguments: str) -> list[str]:
+    """The command over these folders."""
+    problems, run = folders
+    return [
+        sys.executable,
+        "-m",
+        "kqueue",
+        "kernelbench",
+        "--problems",
+        problems,
+        "--generations",
+        run,
+        *FAST,
+        *arguments,
+    ]
+
+
+def judge(folders: tuple[Path, Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    done = subprocess.run(command(folders, *arguments), capture_output=True, text=True, timeout=150)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    done = judge(folders, "--json", *arguments)
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout)
+
+
+def results(run: Path) -> dict[str, Any]:
+    """The results' file."""
+    return json.loads((run / "eval_results.json").read_text())
+
+
+def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
+    """Results as KernelBench's scripts read them, scores, and a second start that judges what is new or changed."""
+    _, run = folders
+    put(run, 1, 0, RIGHT)
+    put(run, 1, 1, WRONG)
+    put(run, 2, 0, RIGHT)
+    put(run, 2, 1, "")
+    (run / "notes.txt").write_text("not a kernel")
+    first = scores(folders, "--k", "1,2,3", "--p", "0,1")
+    assert (first["level"], first["evaluated"], first["left_out"], first["bad_files"]) == (1, 3, [], 0)
+    assert (first["problems"], first["samples"], first["compiled"], first["correct"]) == (2, 4, 3, 1)
+    assert first["pass_at_k"] == {
+        "1": {"value": 0.25, "problems": 2},
+        "2": {"value": 0.5, "problems": 2},
+        "3": {"value": None, "problems": 0},
+    }
+    assert first["fast_p"]["0.0"] == 0.25
+    assert first["categories"] == {"passed": 1, "wrong_values": 2, "entry_point_missing": 1}
+
+    rows = results(run)
+    assert list(rows) == ["1", "2"]
+    assert [row["sample_id"] for row in rows["1"]] == [0, 1]
+    right, wrong = rows["1"]
+    assert (right["compiled"], right["correctness"]) == (True, True)
+    assert right["runtime_stats"].keys() == {"mean", "median", "std", "min", "max", "num_trials", "hardware", "device"}
+    assert (wrong["correctness"], wrong["runtime"], wrong["runtime_stats"]) == (False, -1.0, {})
+    assert wrong["metadata"]["correctness_issue"]
+    assert rows["2"][1]["compiled"] is False
+    kept = json.loads((run / "pass_at_k_results.json").read_text())
+    assert kept["averages"] == {"avg_pass@1": 0.25, "avg_pass@2": 0.5, "avg_pass@3": None}
+    assert kept["problems"]["1"] == {"total_samples": 2, "correct_samples": 1, "pass@1": 0.5, "pass@2": 1.0}
+
+    put(run, 2, 0, RIGHT.replace("+ 1", "+ 2"))
+    put(run, 1, 2, WRONG)
+    second = scores(folders)
+    assert (second["evaluated"], second["samples"], second["correct"]) == (2, 5, 2)
+    again = results(run)
+    assert again["1"][:2] == rows["1"]
+    assert again["2"][0]["correctness"] is True
+    shown = judge(folders, "--p", "0,2")
+    assert shown.returncode == 0
+    assert "5 samples of 2 problems (0 judged now), 4 compiled, 2 correct" in shown.stdout
+    for name in ("pass@1", "fast_0", "fast_2", "wrong_values"):
+        assert name in shown.stdout
+
+
+def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
+    """What nothing is known of has no result, is told, and is judged by the next start; bad names are told too."""
+    problems, run = folders
+    broken = put(run, 3, 0, RIGHT)
+    put(run, 1, 0, WRONG)
+    (run / "kernel_7.py").write_text(RIGHT)
+    put(run, 9, 0, RIGHT)
+    (problems / "level1" / "2_Another.py").write_text(REFERENCE)
+    put(run, 2, 0, RIGHT)
+    for _ in range(2):
+        done = judge(folders, "--json")
+        assert done.returncode == 3
+        assert json.loads(done.stdout)["left_out"] == [broken.name]
+        assert list(results(run)) == ["1"]
+    assert f"{broken.name}: left out, reference_error: " in done.stderr
+    assert "kernel_7.py: not judged, its name is not level_L_problem_P_sample_S_kernel.py" in done.stderr
+    assert "problem_9_sample_0_kernel.py: not judged, " in done.stderr
+    assert "problem 2 could be 2_Another.py, 2_Scale_and_shift.py" in done.stderr
+    (problems / "level1" / "3_Scale_and_shift.py").write_text(REFERENCE)
+    found = scores(folders, status=2)  # the bad names are still there
+    assert (found["evaluated"], found["left_out"], found["bad_files"], found["correct"]) == (1, [], 3, 1)
+
+
+def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> None:
+    """Ended by Ctrl-C or killed, the next start has the verdicts of what was sent, and sends nothing twice."""
+    _, run = folders
+    slow = "import time\n\ntime.sleep(2)\n"
+    for sample in range(4):
+        put(run, 1, sample, slow + RIGHT + f"# {sample}\n")
+
+    running = subprocess.Popen(command(folders), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(results(run).values() if (run / "eval_results.json").exists() else ()):
+        assert time.monotonic() < deadline
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "run the same again" in told
+    assert 1 <= len(results(run)["1"]) < 4
+    found = scores(folders)
+    assert (found["samples"], found["correct"]) == (4, 4)
+    assert evaluations(kq, run.name) == 4
+
+
+def evaluations(kq: Client, batch: str) -> int:
+    """How many evaluations a batch has."""
+    from sqlalchemy import text
+
+    from kqueue.store.engine import connect, transaction
+
+    engine = connect(os.environ["KQUEUE_DATABASE_URL"], application="tests", pool_size=1)
+    try:
+        with transaction(engine) as connection:
+            return connection.scalar(text("SELECT count(*) FROM evaluations WHERE batch = :batch"), {"batch": batch})
+    finally:
+        engine.dispose()
+
+
+def test_a_new_run_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> None:
+    """Who removes the results has everything judged again."""
+    _, run = folders
+    put(run, 1, 0, WRONG)
+    run = run.rename(run.with_name("anew"))
+    for times in (1, 2):
+        assert scores((folders[0], run))["evaluated"] == 1
+        assert evaluations(kq, "anew") == times
+        (run / "eval_results.json").unlink()
+
+
+def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) -> None:
+    """Entries that KernelBench's own scripts wrote, in either of their forms, count and are not judged again."""
+    _, run = folders
+    put(run, 1, 0, RIGHT)
+    put(run, 2, 0, RIGHT)
+    theirs = {
+        "sample_id": 0,
+        "compiled": True,
+        "correctness": True,
+        "metadata": {},
+        "runtime": 2.0,
+        "runtime_stats": {},
+    }
+    (run / "eval_results.json").write_text(json.dumps({"1": theirs, "2": [theirs | {"ref_runtime": 6.0}]}))
+    found = scores(folders, "--p", "0,2")
+    assert (found["evaluated"], found["samples"], found["correct"]) == (0, 2, 2)
+    assert found["fast_p"] == {"0.0": 1.0, "2.0": 0.5}
+
+
+def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
+    """A run is of one level: with several one is chosen, and their results are kept apart."""
+    problems, run = folders
+    (problems / "level2" / "1_Other.py").write_text(REFERENCE)
+    put(run, 1, 0, WRONG)
+    put(run, 1, 0, WRONG, level=2)
+    done = judge(folders)
+    assert done.returncode == 2
+    assert "has levels 1, 2; choose one with --level" in done.stderr
+    assert scores(folders, "--level", "1")["level"] == 1
+    done = judge(folders, "--level", "2")
+    assert done.returncode == 2
+    assert "holds results of level 1; use another --out" in done.stderr
+    assert scores(folders, "--level", "2", "--out", str(run / "level2.json"))["samples"] == 1
+    assert json.loads((run / "level2.json").read_text())["1"][0]["metadata"]["level"] == 2
+
+
+def test_problems_without_levels(config: Config, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Problems may lie in the folder itself."""
+    _, run = folders
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    (flat / "7_Scale.py").write_text(REFERENCE)
+    put(run, 7, 0, WRONG, level=3)
+    assert scores((flat, run))["level"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--k", "0"], "--k 0: whole numbers from 1"),
+        (["--k", "1,x"], "--k 1,x"),
+        (["--p", "-1"], "--p -1: numbers from 0"),
+        (["--backend", "fortran"], "backend: 'fortran'"),
+        (["--precision", "fp8"], "precision: 'fp8'"),
+        (["--checks", "0"], "num_correct_trials"),
+        (["--level", "4"], "no level_L_problem_P_sample_S_kernel.py of level 4"),
+        (["--problems", "/nowhere"], "--problems /nowhere: no such folder"),
+        (["--generations", "/nowhere"], "--generations /nowhere: no such folder"),
+        (["--out", "/proc/none/results.json"], "cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_told(folders: tuple[Path, Path], arguments: list[str], told: str) -> None:
+    """What is wrong is refused before anything is judged, by the name that its caller used."""
+    refused(folders, arguments, told)
+
+
+@pytest.mark.parametrize(
+    ("lane", "told"), [("gpu.l40s", "no live worker serves gpu.l40s"), ("tpu", "unknown lane"), ("cpu", "cuda kernel")]
+)
+def test_wrong_lanes_are_told(config: Config, folders: tuple[Path, Path], lane: str, told: str) -> None:
+    """A lane that cannot judge these kernels is refused."""
+    refused(folders, ["--lane", lane, "--backend", "cuda"], told)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"x": []}', '{"1": [{"sample_id": 0}]}', '{"1": 5}'])
+def test_a_broken_results_file_is_told(folders: tuple[Path, Path], content: str) -> None:
+    """What is no results file is left as it is."""
+    file = folders[1] / "eval_results.json"
+    file.write_text(content)
+    refused(folders, [], "not a results file")
+    assert file.read_text() == content
+
+
+def refused(folders: tuple[Path, Path], arguments: list[str], told: str) -> None:
+    """The command refuses to run, and says why."""
+    from kqueue.cli import app
+
+    put(folders[1], 1, 0, WRONG)
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        app(["kernelbench", *map(str, command(folders, *arguments)[4:])], standalone_mode=False)

@@ -1,0 +1,116 @@
+"""The evaluator that brings its own fleet."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue import EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue.config import Config, load
+from kqueue.integrations.local import LocalKernelEvaluator
+from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
+from kqueue.local.fleet import LocalFleet
+
+from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+
+
+@pytest.fixture
+def own_home() -> Iterator[Config]:
+    """Settings of a home in which no fleet runs."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        root = Path(name)
+        root.chmod(0o711)
+        yield load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=1)
+
+
+def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """A running fleet is found by its home, used, and left alone; results have KernelBench's form."""
+    settings = load(home=fleet.config.home)
+    with LocalKernelEvaluator(gpu="cpu", config=settings, **QUICK) as evaluator:
+        right = evaluator.evaluate(REFERENCE, RIGHT)
+        wrong = evaluator.evaluate(REFERENCE, WRONG, True)
+        with pytest.raises(EvaluationFailed):
+            evaluator.evaluate(BROKEN_REFERENCE, RIGHT)
+        with pytest.raises(InvalidRequest, match="fortran"):
+            evaluator.evaluate(REFERENCE, RIGHT, backend="fortran")
+        untimed = evaluator.evaluate(REFERENCE, RIGHT, measure_performance=False)
+    assert (right["compiled"], right["correctness"]) == (True, True)
+    assert right["runtime_stats"]["num_trials"] == 5
+    assert (wrong["compiled"], wrong["correctness"], wrong["runtime"]) == (True, False, -1.0)
+    assert (untimed["correctness"], untimed["runtime"]) == (True, -1.0)
+    assert capsys.readouterr().err.startswith("FAILED: wrong_values")
+    evaluator.close()
+    assert fleet.slots()
+
+
+def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
+    """It is a clear error."""
+    with (
+        LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home)) as evaluator,
+        pytest.raises(LaneUnavailable),
+    ):
+        evaluator.evaluate(REFERENCE, RIGHT)
+
+
+def is_up(config: Config) -> bool:
+    """Whether a fleet runs in a home."""
+    return load(home=config.home).database_url is not None
+
+
+def until(look: Any, seconds: float) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(600)
+def test_it_brings_its_own_fleet(own_home: Config) -> None:
+    """Started where none is up, kept for threads, let go when idle, started again by the next evaluation."""
+    evaluator = LocalKernelEvaluator(gpu="cpu", idle_timeout=2.0, config=own_home, **QUICK)
+    assert not is_up(own_home)
+    with evaluator:
+        assert is_up(own_home)
+        results: list[dict[str, Any]] = []
+        # The thread that needs it first may end long before it.
+        threads = [
+            threading.Thread(target=lambda: results.append(evaluator.evaluate(REFERENCE, WRONG))) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [result["metadata"]["category"] for result in results] == ["wrong_values"] * 2
+        until(lambda: not is_up(own_home), 60)
+        late = threading.Thread(target=lambda: results.append(evaluator.evaluate(REFERENCE, RIGHT)))
+        late.start()
+        late.join()
+        assert results[2]["correctness"] is True
+    evaluator.close()
+    assert not is_up(own_home)
+
+
+@pytest.mark.timeout(600)
+def test_the_ephemeral_deployment(own_home: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Modal-like evaluator's `ephemeral` brings a fleet where none is, and takes it along."""
+    import asyncio
+
+    for name in ("home", "scratch", "gpus", "cpu_slots"):
+        monkeypatch.setenv(f"KQUEUE_{name.upper()}", str(getattr(own_home, name)))
+
+    async def use() -> Any:
+        evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu", deployment_mode="ephemeral"))
+        try:
+            return await evaluator.evaluate_single(REFERENCE, WRONG, "torch", 1)
+        finally:
+            await evaluator.close()
+
+    assert asyncio.run(use())["metadata"]["category"] == "wrong_values"
+    assert not is_up(own_home)
