@@ -27,7 +27,7 @@ EVERYBODY = {"producer", "worker", "flower"}
 #: A command, and whom it is not refused to; the operator may do all.
 COMMANDS: dict[tuple[str, ...], set[str]] = {
     ("PING",): EVERYBODY,
-    ("INFO",): EVERYBODY,
+    ("INFO",): {"producer", "worker"},
     ("LPUSH", LANE, "x"): {"producer", "worker"},
     ("LPUSH", "kqueue.gpu.h200", "x"): {"producer", "worker"},
     ("LPUSH", "kqueue.sweeper", "x"): set(),
