@@ -100,6 +100,13 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
             if claim.number == 1:
                 time.sleep(60)
             return PASSED
+        case "unhealthy-once":
+            if claim.number == 1:
+                return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
+            return PASSED
+        case "hang-in-canary":
+            blackbox.enter(Phase.CANARY, time.monotonic() + 0.5)
+            sleep_holding_the_gil(60)
         case "raise":
             raise ZeroDivisionError("the judge's own mistake")
         case "orphan":

@@ -1,4 +1,4 @@
-"""A supervisor of one or more CPU slots whose workers run the application `judges`."""
+"""A supervisor whose workers run the application `judges`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 from kqueue import logs
 from kqueue.config import load
 from workers.fleet import Supervisor, plan
+from workers.gpu.devices import choose, devices
 
 # A program that starts Python, which workers are started by.
 sys.executable = os.environ.get("JUDGES_PYTHON", sys.executable)
 config = load()
 logs.configure(config)
-supervisor = Supervisor(config, plan(config, [], 2), program="judges")
+gpus = choose(config.gpus, devices())
+canary = os.environ.get("JUDGES_CANARY", "workers.gpu.canary")
+supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program="judges", canary=canary)
 supervisor.check_services()
 supervisor.run()
 sys.exit(0)

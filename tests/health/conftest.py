@@ -1,0 +1,123 @@
+"""GPUs that are not there: NVML and the test's program are doubles, everything around them is real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.fleet.conftest as told
+from kqueue.store import gpus
+
+GIB = 1 << 30
+#: The same services as tests/fleet has.
+services = told.services
+_DOUBLES = Path(__file__).parent / "doubles"
+
+
+class Gpus:
+    """What NVML says, and how a test of a GPU ends; may be changed at any time."""
+
+    def __init__(self, directory: Path, count: int = 1) -> None:
+        self.directory = directory
+        shutil.copytree(_DOUBLES, directory, dirs_exist_ok=True)
+        self.uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(count)]
+        self.state: dict[str, Any] = {"canary": "pass", "xids": [], "gpus": [_fresh(uuid) for uuid in self.uuids]}
+        self.write()
+
+    def write(self) -> None:
+        """Put the state where the doubles read it."""
+        fresh = self.directory / "state.new"
+        fresh.write_text(json.dumps(self.state))
+        fresh.replace(self.directory / "state.json")
+
+    def say(self, number: int = 0, **facts: Any) -> None:
+        """Change what NVML says of a GPU."""
+        self.state["gpus"][number] |= facts
+        self.write()
+
+    def ends(self, how: str) -> None:
+        """Let tests of GPUs end as `pass`, `fail`, `unknown` or `hang`."""
+        self.state["canary"] = how
+        self.write()
+
+    def xid(self, xid: int, number: int = 0) -> None:
+        """Let the driver report an error."""
+        self.state["xids"].append([len(self.state["xids"]), self.uuids[number], xid])
+        self.write()
+
+    def tests(self) -> list[str]:
+        """The GPUs that were tested, in order."""
+        log = self.directory / "tests.log"
+        return log.read_text().split() if log.exists() else []
+
+
+def _fresh(uuid: str) -> dict[str, Any]:
+    return {
+        "uuid": uuid,
+        "name": "NVIDIA H200",
+        "memory": [GIB, 140 * GIB],
+        "temperature": 35,
+        "clock": 1980,
+        "throttle": 0,
+        "ecc": [0, 2],
+        "rows": [0, 0, 0, 0],
+        "utilisation": 0,
+        "processes": [],
+        "working": [],
+    }
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
+    """Two GPUs of this module's fleet."""
+    return Gpus(tmp_path_factory.mktemp("nvml"), 2)
+
+
+@pytest.fixture(scope="module")
+def start_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..., told.Fleet]]:
+    """Start a fleet of a slot on each of the fake GPUs, whose workers do as told."""
+    with told.fleets(services) as start:
+
+        def on_gpus(**settings: Any) -> told.Fleet:
+            variables = {"PYTHONPATH": f"{fake.directory}:{told.HERE}", "JUDGES_CANARY": "canary_double"}
+            given: dict[str, Any] = {"slots": 2, "cpu_slots": 0, "gpus": "all", "slots_per_gpu": 1}
+            return start(variables=variables, **given | settings)
+
+        yield on_gpus
+
+
+class Watcher:
+    """What the database says of a fleet's GPUs and workers."""
+
+    def __init__(self, services: told.Services, fake: Gpus) -> None:
+        self._services = services
+        self._fake = fake
+
+    def gpu(self, number: int = 0) -> gpus.GpuStatus:
+        """A GPU's row."""
+        [known] = gpus.find(self._services.engine, uuids=[self._fake.uuids[number]])
+        return known
+
+    def paused(self, fleet: told.Fleet, number: int = 0) -> str | None:
+        """Why the GPU's worker pauses."""
+        return next(w.paused for w in fleet.live() if w.device == self._fake.uuids[number])
+
+    def until_state(self, state: str, number: int = 0, timeout_s: float = 60) -> gpus.GpuStatus:
+        """Wait until a GPU is in a state, and not being tested."""
+
+        def there() -> gpus.GpuStatus | None:
+            known = self.gpu(number)
+            return known if known.state == state and (state != "serving" or known.paused is None) else None
+
+        return told.until(there, timeout_s, f"a GPU that is {state}")
+
+
+@pytest.fixture
+def watcher(services: told.Services, fake: Gpus) -> Watcher:
+    """Looks into the database."""
+    return Watcher(services, fake)

@@ -1,0 +1,143 @@
+"""NVML as a test would have it: what `state.json` beside this file says of GPUs that are not there.
+
+The constants and the exception are those of the true library.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_spec = importlib.machinery.PathFinder.find_spec("pynvml", [p for p in sys.path if p.endswith("site-packages")])
+assert _spec is not None
+assert _spec.loader is not None
+_true = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_true)
+globals().update({name: value for name, value in vars(_true).items() if not name.startswith("__")})
+NVMLError: Any = _true.NVMLError
+_STATE = Path(__file__).with_name("state.json")
+_told: set[int] = set()
+
+
+def _state() -> dict[str, Any]:
+    return json.loads(_STATE.read_text())
+
+
+def _gpu(handle: str) -> dict[str, Any]:
+    gpu = next((gpu for gpu in _state()["gpus"] if gpu["uuid"] == handle), None)
+    if gpu is None or gpu.get("lost"):
+        raise NVMLError(_true.NVML_ERROR_GPU_IS_LOST)
+    return gpu
+
+
+def _of(handle: str, name: str) -> Any:
+    gpu = _gpu(handle)
+    if name not in gpu:
+        raise NVMLError(_true.NVML_ERROR_NOT_SUPPORTED)
+    return gpu[name]
+
+
+def nvmlInit() -> None:
+    pass
+
+
+def nvmlShutdown() -> None:
+    pass
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "0.0"
+
+
+def nvmlDeviceGetCount() -> int:
+    return len(_state()["gpus"])
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> str:
+    return _state()["gpus"][index]["uuid"]
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> str:
+    return _gpu(uuid)["uuid"]
+
+
+def nvmlDeviceGetUUID(handle: str) -> str:
+    return handle
+
+
+def nvmlDeviceGetName(handle: str) -> str:
+    return _of(handle, "name")
+
+
+def nvmlDeviceGetMemoryInfo(handle: str) -> Any:
+    used, total = _of(handle, "memory")
+    return SimpleNamespace(used=used, total=total, free=total - used)
+
+
+def nvmlDeviceGetTemperature(handle: str, _sensor: int) -> int:
+    return _of(handle, "temperature")
+
+
+def nvmlDeviceGetClockInfo(handle: str, _which: int) -> int:
+    return _of(handle, "clock")
+
+
+def nvmlDeviceGetCurrentClocksEventReasons(handle: str) -> int:
+    return _of(handle, "throttle")
+
+
+def nvmlDeviceGetTotalEccErrors(handle: str, _kind: int, counter: int) -> int:
+    return _of(handle, "ecc")[counter]
+
+
+def nvmlDeviceGetRemappedRows(handle: str) -> tuple[int, int, int, int]:
+    return tuple(_of(handle, "rows"))
+
+
+def nvmlDeviceGetRetiredPages(handle: str, _cause: int) -> list[int]:
+    return _of(handle, "pages")
+
+
+def nvmlDeviceGetUtilizationRates(handle: str) -> Any:
+    return SimpleNamespace(gpu=_of(handle, "utilisation"))
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in _of(handle, "processes")]
+
+
+def nvmlDeviceGetGraphicsRunningProcesses(_handle: str) -> list[Any]:
+    return []
+
+
+def nvmlDeviceGetProcessUtilization(handle: str, _since: int) -> list[Any]:
+    working = _of(handle, "working")
+    if not working:
+        raise NVMLError(_true.NVML_ERROR_NOT_FOUND)
+    return [SimpleNamespace(pid=pid, smUtil=90) for pid in working]
+
+
+def nvmlDeviceGetPciInfo(handle: str) -> Any:
+    return SimpleNamespace(domain=0, bus=0x3B + _state()["gpus"].index(_gpu(handle)), device=0)
+
+
+def nvmlEventSetCreate() -> str:
+    return "events"
+
+
+def nvmlDeviceRegisterEvents(_handle: str, _kinds: int, _events: str) -> None:
+    pass
+
+
+def nvmlEventSetWait_v2(_events: str, _milliseconds: int) -> Any:
+    """Each of the state's Xids once a process: `[number, UUID, Xid]`, the number telling it from others."""
+    for number, uuid, xid in _state().get("xids", []):
+        if number not in _told:
+            _told.add(number)
+            return SimpleNamespace(device=uuid, eventType=_true.nvmlEventTypeXidCriticalError, eventData=xid)
+    raise NVMLError(_true.NVML_ERROR_TIMEOUT)

@@ -1,0 +1,69 @@
+"""A host that is short of room takes no evaluations, says so, and takes them again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.fleet.conftest as told
+from kqueue.config import Config
+from workers.pressure import Pressure
+
+pytestmark = pytest.mark.timeout(300)
+
+services, start_fleet = told.services, told.start_fleet
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=711", "kqueue-test", str(place)]
+    if (done := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_stops_intake_and_room_starts_it_again(
+    services: Any, start_fleet: Callable[..., Any], small_disk: Path
+) -> None:
+    """What runs goes on; what waits is judged when half as much again as must be free is free."""
+    fleet = start_fleet(scratch=small_disk, min_free_disk=0.4)
+    running = services.submit("sleep 12")
+    services.started(running)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(45 << 20))
+
+    def reasons() -> list[str | None]:
+        return [worker.paused for worker in fleet.live()]
+
+    services.until(lambda: "less than 40.0%" in (reasons()[0] or ""), 30, "a worker that pauses")
+    waiting = services.submit("ok")
+    assert services.verdict(running, 60).passed
+    filler.write_bytes(bytes(32 << 20))
+    with pytest.raises(AssertionError):
+        services.until(lambda: reasons() == [None], 4)
+    assert services.rows("SELECT state FROM evaluations WHERE id = :id", id=waiting)[0].state == "queued"
+    filler.unlink()
+    services.until(lambda: reasons() == [None], 30, "a worker that goes on")
+    assert services.verdict(waiting, 90).passed
+    assert "no evaluations are taken" in fleet.log.read_text()
+    fleet.stop()
+
+
+@pytest.mark.parametrize(("setting", "what"), [("min_free_memory", "memory"), ("min_free_disk", "disk")])
+def test_what_is_short_is_told(config: Config, setting: str, what: str) -> None:
+    """No host has 99.99 % of its memory or disk free while somebody runs tests on it."""
+    both = {"min_free_memory": 0.0, "min_free_disk": 0.0}
+    pressure = Pressure(config.model_copy(update=both | {setting: 0.9999}))
+    pressure.look()
+    assert what in (pressure.reason or "")
+    pressure = Pressure(config.model_copy(update=both))
+    pressure.look()
+    assert pressure.reason is None

@@ -1,0 +1,130 @@
+"""Processes that do not die when they are killed: their slot is not used, and nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import tests.fleet.conftest as told
+
+pytestmark = pytest.mark.timeout(300)
+
+services, start_fleet = told.services, told.start_fleet
+#: The freezer of control groups, version 1: what is frozen in it dies only when it thaws. Version 2's is milder.
+_FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+class Freezer:
+    """Holds processes so that not even SIGKILL ends them, as a driver that hangs would."""
+
+    def __init__(self) -> None:
+        self._group = _FREEZER / f"kqueue-test-{uuid4().hex[:8]}"
+        try:
+            self._group.mkdir()
+            (self._group / "freezer.state").write_text("THAWED")
+        except OSError as error:
+            pytest.skip(f"no process can be frozen here: {error}")
+
+    def freeze(self, pid: int) -> None:
+        (self._group / "cgroup.procs").write_text(str(pid))
+        (self._group / "freezer.state").write_text("FROZEN")
+        told.until(lambda: (self._group / "freezer.state").read_text().strip() == "FROZEN", what="the ice")
+
+    def thaw(self) -> None:
+        (self._group / "freezer.state").write_text("THAWED")
+
+    def close(self) -> None:
+        self.thaw()
+        told.until(lambda: not (self._group / "cgroup.procs").read_text(), what="the end of what was frozen")
+        self._group.rmdir()
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    """An empty one; what was frozen thaws in the end."""
+    made = Freezer()
+    yield made
+    made.close()
+
+
+def _judge(services: Any, tmp_path: Path, **options: Any) -> tuple[Any, int]:
+    """An evaluation that runs, and its judge's process."""
+    file = tmp_path / uuid4().hex
+    evaluation = services.submit(f"write {file} 120", **options)
+    return evaluation, int(told.until(lambda: file.exists() and file.read_text(), 30, "the judge"))
+
+
+def _paused(fleet: Any) -> list[str]:
+    return [worker.paused for worker in fleet.live() if worker.paused]
+
+
+def test_a_judge_that_does_not_die_blocks_its_slot_alone(
+    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+) -> None:
+    """Its evaluation ends at the hard limit, its worker pauses and says why, the other slot goes on; freed, it goes on."""
+    fleet = start_fleet(slots=2)
+    evaluation, judge = _judge(services, tmp_path, time_limit=3)
+    freezer.freeze(judge)
+    assert services.verdict(evaluation, 60).category == "judge_error"
+    services.until(lambda: _paused(fleet) == ["a process that it killed does not die"], 60, "a worker that pauses")
+    assert services.alive(judge)
+    for identity in [services.submit("ok") for _ in range(4)]:
+        assert services.verdict(identity, 60).passed
+    freezer.thaw()
+    services.until(lambda: not _paused(fleet), 60, "a worker that goes on")
+    both = [services.submit("sleep 3") for _ in range(2)]
+    for identity in both:
+        services.started(identity)
+    for identity in both:
+        assert services.verdict(identity, 60).passed
+    fleet.stop()
+
+
+def test_a_slot_is_not_used_again_while_its_last_life_is_there(
+    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+) -> None:
+    """The worker is gone, its judge is not: the evaluation goes elsewhere at once, and the row says what is wrong."""
+    fleet = start_fleet(slots=2)
+    evaluation, judge = _judge(services, tmp_path, attempts=2)
+    first = services.started(evaluation).worker_id
+    freezer.freeze(judge)
+    [worker] = [worker for worker in fleet.live() if worker.id == first]
+    os.kill(worker.pid, signal.SIGKILL)
+
+    def stuck() -> list[Any]:
+        sql = (
+            "SELECT paused FROM workers WHERE id = :id AND stopped_at IS NULL AND heartbeat_at > now() - interval '5 s'"
+        )
+        return [row.paused for row in services.rows(sql, id=first) if row.paused]
+
+    assert services.until(stuck, 60, "a stuck slot") == [f"killed processes do not die: {judge}"]
+    again = services.until(lambda: [a for a in services.attempts(evaluation) if a.number == 2], 30, "another attempt")
+    assert again[0].worker_id != first
+    time.sleep(3)
+    assert [worker.id for worker in fleet.live()] == [again[0].worker_id]
+    freezer.thaw()
+    services.until(lambda: len(fleet.live()) == 2 and not stuck(), 90, "the slot's next life")
+    fleet.stop()
+
+
+def test_a_fleet_ends_although_something_of_it_does_not(
+    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+) -> None:
+    """A quick stop hands the evaluation back, as no try of it, and leaves behind what it cannot kill."""
+    fleet = start_fleet()
+    evaluation, judge = _judge(services, tmp_path)
+    freezer.freeze(judge)
+    begun = time.monotonic()
+    assert fleet.stop(signal.SIGINT, 60) == 0
+    assert time.monotonic() - begun < 45
+    assert services.alive(judge)
+    [attempt] = services.attempts(evaluation)
+    assert attempt.handed_back
+    assert services.rows("SELECT state FROM evaluations WHERE id = :id", id=evaluation)[0].state == "queued"

@@ -1,0 +1,59 @@
+"""`kqueue serve` as a process of its own, which a test may stop, kill and start again on the same port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from kqueue.config import Config
+from tests.fleet.conftest import until
+
+
+class Served:
+    """A server on a free port of loopback."""
+
+    def __init__(self, config: Config, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Served:
+        """Start it, and wait until it answers."""
+        environment = dict(os.environ) | self._config.environment()
+        command = [sys.executable, "-m", "kqueue", "serve", "--port", str(self.port)]
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        until(self._answers, 60, "the server")
+        return self
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it; its exit status."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        return self._process.wait(30)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()
+        try:
+            httpx.get(f"{self.url}/v1/categories", timeout=5)
+        except httpx.HTTPError:
+            return False
+        return True
+
+    def __enter__(self) -> Served:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

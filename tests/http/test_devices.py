@@ -1,0 +1,167 @@
+"""GPUs by number, before a real supervisor whose GPUs are doubles: preferred, looked at, tested and reset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+import tests.health.conftest as health
+from kqueue.store import gpus
+from tests.fleet.conftest import Fleet, Services
+from tests.health.conftest import Gpus, Watcher
+from tests.http.conftest import Served
+
+services, start_fleet, fake, watcher = health.services, health.start_fleet, health.fake, health.watcher
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+    """A slot on each of two GPUs."""
+    return start_fleet()
+
+
+@pytest.fixture(scope="module")
+def door(services: Services, fleet: Fleet) -> Iterator[httpx.Client]:
+    """A server before them."""
+    served = Served(services.config())
+    with served.client() as client:
+        client.timeout = httpx.Timeout(300)
+        yield client
+    served.close()
+
+
+@pytest.fixture(autouse=True)
+def _both_serve(services: Services, fleet: Fleet, fake: Gpus, watcher: Watcher) -> None:
+    """Each test begins with GPUs that serve, whose workers live, and whose tests pass."""
+    fake.ends("pass")
+    for number in (0, 1):
+        if watcher.gpu(number).state == "drained":
+            gpus.resume(services.engine, fake.uuids[number])
+        watcher.until_state("serving", number)
+    services.until(lambda: len([w for w in fleet.live() if w.paused is None]) == 2, 90, "both workers")
+
+
+def evaluate(door: httpx.Client, what: str, **changes: Any) -> httpx.Response:
+    """Have a told judge do something that nobody has asked for before."""
+    kernel = f"{what} {uuid4().hex}"
+    return door.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
+
+
+def test_devices_have_numbers(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+    """By host and index; idle ones are available, one that is out of service says why."""
+    found = services.until(lambda: (h := door.get("/health").json())["available_gpu_devices"] == 2 and h, 30)
+    assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
+    assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
+    assert door.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
+    gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
+    found = services.until(lambda: (h := door.get("/health").json())["failing_gpu_devices"] and h, 30)
+    assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
+    assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
+    assert "a new fan" in found["devices"][1]["error"]
+    assert door.get("/status").json()["device_status"]["cuda:1"] == "error"
+
+
+def test_facts_of_devices(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+    """What the supervisor saw last is there."""
+    fake.say(1, temperature=66)
+    services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, 60, "the fact")
+    shown = services.until(
+        lambda: (s := door.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
+    )
+    assert shown["total_devices"] == 2
+    assert shown["devices"][1]["uuid"] == fake.uuids[1]
+    assert shown["devices"][1]["memory_allocated"] == 1 << 30
+
+
+def test_a_preferred_device_is_its_model(door: httpx.Client, services: Services, fake: Gpus) -> None:
+    """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
+    result = evaluate(door, "ok", preferred_device=1).json()
+    assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
+    assert result["metadata"]["device_id"] in (0, 1)
+    assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
+    gpus.drain(services.engine, fake.uuids[1], reason=None)
+    services.until(lambda: door.get("/health").json()["failing_gpu_devices"] == 1, 30)
+    result = evaluate(door, "ok", preferred_device=1).json()
+    assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
+    refused = evaluate(door, "ok", preferred_device=2)
+    assert refused.status_code == 400
+    assert "0 (NVIDIA H200" in refused.json()["detail"]
+
+
+def test_faults_are_counted_by_device(door: httpx.Client, services: Services) -> None:
+    """The fleet's failures are faults; a kernel's are outcomes."""
+    before = door.get("/fault_statistics").json()
+    assert evaluate(door, "wrong").status_code == 200
+    assert evaluate(door, "raise").status_code == 503
+    after = door.get("/fault_statistics").json()
+    assert after["total_faults"] == before["total_faults"] + 3
+    assert sum(after["per_device_faults"].values()) == after["total_faults"]
+    assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
+
+
+def test_a_reset_ends_the_workers_and_tests_the_gpu(
+    door: httpx.Client, services: Services, fleet: Fleet, fake: Gpus
+) -> None:
+    """What runs is broken off after its grace and done again; the other GPU goes on; the workers are new ones."""
+    before = {worker.device: worker.pid for worker in fleet.live()}
+    running = [services.submit("sleep-once", lane="gpu") for _ in range(2)]
+    attempts = [services.started(identity) for identity in running]
+    device = next(w for w in fleet.live() if w.id == attempts[0].worker_id).device
+    number, tests = fake.uuids.index(device), len(fake.tests())
+    answer = door.post(f"/reset_gpu/{number}", params={"grace_s": 1})
+    assert answer.status_code == 200
+    assert (answer.json()["status"], answer.json()["device_id"]) == ("reset", number)
+    assert fake.tests()[tests:] == [device]
+    after = {worker.device: worker.pid for worker in fleet.live()}
+    assert after[device] != before[device]
+    assert after[fake.uuids[1 - number]] == before[fake.uuids[1 - number]]
+    assert services.verdict(running[0], 90).passed
+    assert services.attempts(running[0])[0].handed_back
+    assert not services.attempts(running[1])[0].handed_back
+    httpx.post(f"{door.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()
+
+
+def test_a_gpu_that_does_not_pass_stays_out(door: httpx.Client, services: Services, fake: Gpus) -> None:
+    """The answer says so; it is back when a later test passes, which reset_devices asks for."""
+    fake.ends("fail")
+    answer = door.post("/reset_gpu/0", params={"grace_s": 0})
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "quarantined"
+    assert "computed 7" in answer.json()["message"]
+    fake.ends("pass")
+    reset = door.post("/reset_devices", params={"wait_s": 120}).json()
+    assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
+
+
+def test_a_clean_up_tests_every_gpu_but_the_drained(door: httpx.Client, services: Services, fake: Gpus) -> None:
+    """And sweeps: an attempt whose worker is gone is ended there and then."""
+    gpus.drain(services.engine, fake.uuids[0], reason=None)
+    tests = len(fake.tests())
+    found = door.post("/cleanup", params={"wait_s": 120}).json()
+    assert found["status"] == "cleanup completed"
+    assert set(fake.tests()[tests:]) == {fake.uuids[1]}
+    assert found["swept"]["broker_error"] is None
+    assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
+
+
+def test_an_unknown_device_cannot_be_reset(door: httpx.Client) -> None:
+    """The answer names those there are."""
+    answer = door.post("/reset_gpu/7")
+    assert answer.status_code == 400
+    assert "1 (NVIDIA H200" in answer.json()["detail"]
+    assert door.post("/reset_gpu/x").status_code == 422
+
+
+def test_whoever_asks_need_not_wait(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+    """The fleet resets a GPU to the end when the client has gone."""
+    tests = len(fake.tests())
+    with pytest.raises(httpx.ReadTimeout):
+        door.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
+    services.until(lambda: fake.tests()[tests:] == [fake.uuids[1]], 90, "the test")
+    watcher.until_state("serving", 1)
