@@ -131,7 +131,7 @@ def _rows() -> list[CategoryInfo]:
             c.HOST_OUT_OF_MEMORY: "The candidate asked for more host memory than it may have.",
             c.CRASHED: "The candidate's process ended by itself: a signal, or an exit before it had answered.",
             c.TIMEOUT: "A phase, named in the verdict, did not end within its deadline.",
-            c.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr than it may.",
+            c.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than it may.",
             c.SANDBOX_VIOLATION: "The candidate did what its sandbox forbids, such as leaving processes behind.",
             c.WRONG_OUTPUT_STRUCTURE: "The output is not the reference's arrangement of tensors.",
             c.WRONG_SHAPE: "An output's shape differs from the reference's.",

@@ -134,6 +134,8 @@ class Limits(_Model):
     """Threads and processes at once (enforced where the candidate has a uid of its own)."""
     file_bytes: Annotated[int, Field(ge=1 << 20)] = 2 * GIB
     """The largest file that it may write."""
+    scratch_bytes: Annotated[int, Field(ge=1 << 20)] = 8 * GIB
+    """What all files together may take in its directory, of which there may be 20,000."""
 
 
 class Timing(_Model):

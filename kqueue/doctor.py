@@ -143,7 +143,7 @@ def _database(config: Config) -> list[Check]:
         except SchemaMismatch as error:
             checks.append(Check("services", "schema", State.FAIL, str(error)))
         else:
-            checks.append(_workers(engine, config))
+            checks += [_workers(engine, config), *_gpus(engine)]
     except KqueueError as error:
         return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}")]
     else:
@@ -160,6 +160,18 @@ def _workers(engine: Engine, config: Config) -> Check:
         return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
     fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
     return Check("services", "workers", State.WARN, "none is alive, so evaluations only wait", fix)
+
+
+def _gpus(engine: Engine) -> list[Check]:
+    """The GPUs of all hosts that are given nothing; no line where there are no GPUs."""
+    from kqueue.store import gpus
+
+    known = gpus.find(engine)
+    idle = [f"{gpu.paused} ({gpu.host})" for gpu in known if gpu.paused is not None]
+    if idle:
+        fix = "see `kqueue gpu list`; `kqueue gpu resume` returns one that was drained, a test one that was quarantined"
+        return [Check("services", "gpus", State.WARN, "; ".join(idle), fix)]
+    return [Check("services", "gpus", State.OK, f"{len(known)} serve")] if known else []
 
 
 def _broker(config: Config) -> list[Check]:

@@ -86,11 +86,32 @@ def _device(nvml: Any, index: int) -> Check:
     if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
         fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
         return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    busy = len(_optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ()))
+    from workers.gpu import facts  # needs what a client's host may lack
+
+    seen = facts.read(handle)
+    detail += f", {seen['temperature_c']} C" if "temperature_c" in seen else ""
+    if sick := _sick(seen):
+        fix = f"drain it (`kqueue gpu drain {index}`), reset or restart when nothing uses it; if it returns, replace it"
+        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {sick}", fix)
+    if slow := [reason for reason in seen.get("throttle", ()) if "Thermal" in reason or "Hw" in reason]:
+        fix = "look at cooling and power: kernels are not timed meanwhile"
+        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, slowed by {', '.join(slow)}", fix)
+    busy = len(seen.get("processes", ()))
     if busy:
         fix = "times taken beside other work are not to be trusted (a running fleet's own contexts count here)"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
     return Check("gpu", f"gpu {index}", State.OK, detail)
+
+
+def _sick(seen: dict[str, Any]) -> str:
+    """What in a GPU's facts says that its memory fails; empty for nothing."""
+    ecc, rows = seen.get("uncorrected_ecc", {}), seen.get("remapped_rows", {})
+    signs = (
+        (ecc.get("volatile"), f"{ecc.get('volatile')} memory errors that ECC could not correct"),
+        (rows.get("pending"), "a row of its memory waits to be remapped"),
+        (rows.get("failed"), "a row of its memory could not be remapped"),
+    )
+    return ", ".join(told for there, told in signs if there)
 
 
 def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:

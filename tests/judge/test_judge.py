@@ -299,6 +299,15 @@ def test_output_is_bounded(rig: Rig) -> None:
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
 
 
+@pytest.mark.parametrize("size", [0, 4 << 20])
+def test_files_are_bounded_together(rig: Rig, size: int) -> None:
+    """Each may be small: too many, and too much in all, end the candidate."""
+    settings = QUICK.model_copy(update={"limits": Limits(scratch_bytes=64 << 20)})
+    body = f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
+    outcome = judge(rig, right(body), settings)
+    assert (outcome.category, outcome.facts["reason"]) == (Category.OUTPUT_LIMIT, "scratch")
+
+
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     """A child's memory counts as the candidate's."""
     top = "import subprocess, sys\n"

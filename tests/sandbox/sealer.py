@@ -71,6 +71,7 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
             scratch=_scratch(root, owner),
             processes=bounds.get("processes", 256),
             file_bytes=1 << 30,
+            scratch_bytes=1 << 33,
             host_memory_bytes=bounds.get("memory", 4 << 30),
             output_bytes=1 << 20,
         )

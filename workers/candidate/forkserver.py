@@ -3,7 +3,7 @@
 Forked once by the slot's worker process (:mod:`workers.start`), before that has read any secret and after it
 has imported torch and Triton. It never touches CUDA, and forks a candidate whenever the judge asks. It
 watches what it forked and is the one place where a candidate is ended: at a phase's deadline, beyond its
-memory or output, when the judge says so, and when the judge is gone. It then sweeps whatever the candidate
+memory, output or files, when the judge says so, and when the judge is gone. It then sweeps whatever the candidate
 left behind, and reports.
 
 Requests arrive on its socket, each a JSON object with three descriptors beside it: the
@@ -49,6 +49,11 @@ from workers.sandbox.uids import BUILDER_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
 _TAIL: Final = 16 << 10
 #: How often a living candidate's memory is looked at, in seconds.
 _WATCH: Final = 0.04
+#: The least time between looks at a candidate's files, in seconds, and how many times as long as one look takes.
+_WATCH_FILES: Final = 0.5
+_WATCH_FILES_SHARE: Final = 20
+#: The most files of a candidate, which also bounds how long a look takes. A compiler's cache has hundreds.
+_FILES: Final = 20_000
 #: What a candidate says of itself once it is sealed.
 _SEALED: Final = b"sealed"
 #: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
@@ -111,6 +116,8 @@ class _Candidate:
         self.written = 0
         self.tail = bytearray()
         self.unsealed = ""
+        self.scratch = 0
+        self.scratch_at = time.monotonic() + _WATCH_FILES
 
     @property
     def compiling(self) -> bool:
@@ -149,6 +156,16 @@ class _Candidate:
             todo += linux.children(pid)
         self.peak = max(self.peak, total)
         return total
+
+    def overfull(self) -> bool:
+        """Whether its files are too many or take more than they may, as far as it is time to look."""
+        begun = time.monotonic()
+        if begun < self.scratch_at:
+            return False
+        count, self.scratch = _files(self.profile.scratch)
+        took = time.monotonic() - begun
+        self.scratch_at = begun + took + max(_WATCH_FILES, _WATCH_FILES_SHARE * took)
+        return count > _FILES or self.scratch > self.profile.scratch_bytes
 
     def own(self, orphans: list[int]) -> list[int]:
         """Those of the orphans that are this candidate's; all, where candidates have no uid that tells them apart."""
@@ -209,6 +226,8 @@ class ForkServer:
                 candidate.memory(orphans) > candidate.profile.host_memory_bytes or candidate.out_of_memory()
             ):
                 self._end(candidate, "memory")
+            elif look and candidate.overfull():
+                self._end(candidate, "scratch")
         if look:
             self._looked = now
 
@@ -339,6 +358,7 @@ class ForkServer:
             peak_bytes=candidate.peak,
             output_bytes=candidate.written,
             log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
+            scratch_bytes=candidate.scratch,
         )
         _send(candidate.control, report)
         for directory in _directories(profile):
@@ -386,6 +406,22 @@ def _send(control: socket.socket, report: Report) -> None:
     with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
         control.send(json.dumps(asdict(report)).encode())
     control.close()
+
+
+def _files(directory: str) -> tuple[int, int]:
+    """How many files and directories there are below one, up to just above the most, and the bytes that they take."""
+    count, taken, todo = 0, 0, [directory]
+    while todo and count <= _FILES:
+        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if count > _FILES:
+                    break
+                with contextlib.suppress(OSError):  # it is gone again
+                    taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+    return count, taken
 
 
 def _nothing(*_: object) -> None:

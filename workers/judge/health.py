@@ -44,7 +44,7 @@ def test() -> str:
     except torch.OutOfMemoryError:
         return "no memory was free"
     except (torch.AcceleratorError, canary.CanaryError) as error:
-        message = f"the GPU failed its test after the kernel was gone: {error}"
+        message = f"the GPU failed its test: {error}"
         raise EvaluationEnded(
             Category.GPU_UNHEALTHY, message, Phase.CANARY, cuda_code=getattr(error, "error_code", None)
         ) from None
@@ -56,6 +56,7 @@ class Memory:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
+        self.before: int | None = None
         with _asking(), opened(uuid) as handle:
             self.before = facts.unaccounted_bytes(handle)
 

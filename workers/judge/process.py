@@ -37,7 +37,11 @@ _GRACE_S: Final = 30.0
 #: invalid configuration (too many threads), launch out of resources (registers).
 _TOO_MUCH: Final = frozenset({1, 9, 701})
 _ILLEGAL_ADDRESS: Final = 700
-_REASONS: Final = {"memory": Category.HOST_OUT_OF_MEMORY, "output": Category.OUTPUT_LIMIT}
+_REASONS: Final = {
+    "memory": Category.HOST_OUT_OF_MEMORY,
+    "output": Category.OUTPUT_LIMIT,
+    "scratch": Category.OUTPUT_LIMIT,
+}
 
 
 class CandidateProcess:
@@ -210,8 +214,9 @@ class CandidateProcess:
             return EvaluationEnded(category, f"the {phase} phase did not end within its deadline", phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
-            amount = ended.peak_bytes if ended.reason == "memory" else ended.output_bytes
-            return EvaluationEnded(category, f"{ended.reason} limit exceeded: {amount} bytes", self._phase, **facts)
+            amounts = {"memory": ended.peak_bytes, "output": ended.output_bytes, "scratch": ended.scratch_bytes}
+            what = f"{amounts[ended.reason]} bytes" + (", or too many files" if ended.reason == "scratch" else "")
+            return EvaluationEnded(category, f"{ended.reason} limit exceeded: {what}", self._phase, **facts)
         if ended.reason == "closed":
             return EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate closed the judge's channel", self._phase, **facts

@@ -116,7 +116,7 @@ class _Evaluation:
         self._memory: health.Memory | None = None
         timed_on_gpu = slot.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(slot.device if timed_on_gpu else None, load().gpu_shared)
-        self._tested = not slot.on_gpu
+        self._tested = False
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
@@ -180,6 +180,7 @@ class _Evaluation:
             cases, later, last = self._answer(cases)
         # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
+        self._test_device()
         if timed and self._flusher is not None:
             self._flusher()
         if rival is not None:
@@ -215,6 +216,7 @@ class _Evaluation:
                 with self._reference_alarm():
                     self._evidence["verified_calls"] = stopwatch.verify()
                 self._test_device()
+                self._tested = True
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
@@ -259,6 +261,7 @@ class _Evaluation:
             file_bytes=limits.file_bytes,
             host_memory_bytes=limits.host_memory_bytes,
             output_bytes=limits.output_bytes,
+            scratch_bytes=limits.scratch_bytes,
             builder=builder,
             built=built,
         )
@@ -561,14 +564,16 @@ class _Evaluation:
         return outcome
 
     def _test_device(self) -> None:
-        """Have the GPU tested by what it can compute; the device is had alone, and the candidate is gone."""
-        if self._tested:
+        """Have the GPU tested by what it can compute: it counts when the candidate is gone and the device had alone.
+
+        On a CPU there is nothing to test. Done before, too, it loads its kernels while others may use the device.
+        """
+        if not self._slot.on_gpu:
             return
-        self._tested = True
         self._blackbox.enter(Phase.CANARY, time.monotonic() + health.CANARY_S)
         with self._timed("canary"):
             self._evidence["canary"] = health.test()
-        self._blackbox.enter(Phase.CLEANUP)
+        self._blackbox.enter(Phase.PREPARE)
 
     @contextlib.contextmanager
     def _telling_strangers(self) -> Generator[health.Sharing]:

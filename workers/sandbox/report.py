@@ -10,7 +10,7 @@ class Report:
     """How a candidate ended.
 
     Attributes:
-        reason: why it was ended: ``stopped`` (the judge said so), ``deadline``, ``memory``, ``output``;
+        reason: why it was ended: ``stopped`` (the judge said so), ``deadline``, ``memory``, ``output``, ``scratch``;
             ``closed`` if it had closed its channel and lived on; ``exited`` if it ended by itself;
             ``stuck`` if it could not be ended;
             ``unsealed`` if its seal failed, and none of the kernel's code ran.
@@ -20,6 +20,7 @@ class Report:
         peak_bytes: the most private memory that its process tree was seen to have.
         output_bytes: all that it wrote to stdout and stderr.
         log: the last of that; why its seal failed where it did.
+        scratch_bytes: what its files took when they were last looked at.
     """
 
     reason: str
@@ -29,3 +30,4 @@ class Report:
     peak_bytes: int
     output_bytes: int
     log: str
+    scratch_bytes: int = 0

@@ -31,6 +31,7 @@ class Profile:
         file_bytes: the largest file it may write.
         host_memory_bytes: memory of its process tree, enforced by a cgroup or by the fork server.
         output_bytes: what it may write to stdout and stderr, enforced by the fork server.
+        scratch_bytes: what all its files may take in ``scratch``, enforced by the fork server.
         builder: it only compiles: no GPU is in its reach.
         built: the directory of libraries that a builder has compiled for it, which it reads; for a builder, where
             they go when it has ended (:mod:`workers.sandbox.shelf`), and out of its reach. None for none.
@@ -42,6 +43,7 @@ class Profile:
     file_bytes: int
     host_memory_bytes: int
     output_bytes: int
+    scratch_bytes: int
     builder: bool = False
     built: str | None = None
 
