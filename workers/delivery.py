@@ -9,8 +9,8 @@ how the judge ended                           where it was                record
 ============================================  ==========================  ================================
 it finished                                   any                         its outcome, by the judge
 ``evaluate`` raised                           any                         ``judge_error``, by the judge
-it could not reach Postgres                   before its claim            nothing: still queued, sent again
-it could not reach Postgres                   after its claim             ``worker_lost``, by the worker
+it could not reach Postgres for 30 s          before its claim            nothing: still queued, sent again
+it could not reach Postgres for 30 s          after its claim             ``worker_lost``, by the worker
 it died                                       before its claim            nothing: still queued, sent again
 it died                                       claimed, box not open yet   ``worker_lost``, by the worker
 SIGALRM at the phase's deadline               reference                   ``reference_timeout``, worker
@@ -23,10 +23,16 @@ Celery's hard limit                           elsewhere                   ``judg
 a hard limit, another signal, or an exit      testing the GPU             ``gpu_unhealthy``, by the worker
 revoked (cancelled) while it ran              any                         ``cancelled``; attempt closed
 revoked while it was queued                   -                           ``cancelled``
-a cold stop of the worker                     any                         ``worker_lost``, by the worker
+a cold stop of the worker (SIGQUIT)           any                         ``worker_lost``, handed back, worker
+a quick stop of the fleet (SIGINT)            any                         the same, by the supervisor
+a warm stop (SIGTERM)                         any                         its outcome, by the judge
 the worker's parent died                      any                         ``worker_lost``, by the supervisor
 the supervisor or the host died               any                         ``worker_lost``, by a sweeper
+it could not read the stored request          claimed                     ``judge_error``, by the judge
 ============================================  ==========================  ================================
+
+What was handed back is no try. What becomes of evaluations when Redis, Postgres, a disk or a clock fails
+stands in docs/architecture.md.
 
 Reference code runs inside the judge, under SIGALRM's default action, which is why a problem can kill it.
 A candidate cannot: it is another process. Nothing here waits for Postgres longer than a few seconds, as
