@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import Engine, event, text
 
 import kqueue
@@ -40,6 +42,7 @@ from kqueue import (
 )
 from kqueue.config import Config
 from kqueue.contract import Outcome
+from kqueue.local.valkey import Valkey
 from kqueue.store import evaluations, schema, workers
 
 
@@ -65,13 +68,13 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 
 @pytest.fixture
 def judging(engine: Engine, judge) -> Iterator[None]:
-    """A worker that passes whatever is queued, the last first."""
+    """A worker that passes whatever is queued, in any order."""
     stop = threading.Event()
 
     def run() -> None:
         while not stop.wait(0.01):
-            for queued in reversed(evaluations.due_for_publishing(engine, patience_s=0, limit=1000)):
-                judge(queued.evaluation_id)
+            for queued in evaluations.published(engine).get("cpu", ()):
+                judge(queued)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -143,6 +146,34 @@ class TestSubmit:
         assert written(engine) == 0
         tickets = client.submit_batch(fields(n) for n in range(3))
         assert len({ticket.evaluation_id for ticket in tickets}) == 3
+
+    def test_a_crashed_producer_finds_its_batch(self, client: Client, config: Config, fields) -> None:
+        """By the batch's name, in the order of submission; nothing under a name says that nothing was accepted."""
+        tickets = client.submit_batch([fields(n, batch="night") for n in range(20)])
+        tickets.append(client.submit(**fields(20, batch="night")))
+        client.submit(**fields(21, batch="day"))
+        with Client(config) as another:
+            assert another.batch("night") == tickets
+            assert another.batch("noon") == []
+
+    def test_a_redis_that_hangs_keeps_nobody(
+        self, config: Config, engine: Engine, worker_id: UUID, fields, tmp_path: Path
+    ) -> None:
+        """A submission of many comes back within seconds, and stands."""
+        with Valkey(tmp_path / "hangs") as valkey:
+            hanging = config.model_copy(update={"redis_url": SecretStr(valkey.url)})
+            with Client(hanging) as client:
+                client.submit(**fields())
+                assert valkey.pid is not None
+                os.kill(valkey.pid, signal.SIGSTOP)
+                try:
+                    begun = time.monotonic()
+                    tickets = client.submit_batch([fields(n) for n in range(1, 600)])
+                    assert time.monotonic() - begun < 20
+                finally:
+                    os.kill(valkey.pid, signal.SIGCONT)
+        assert len(tickets) == 599
+        assert len(evaluations.due_for_publishing(engine, patience_s=0, limit=1000)) == 599
 
     def test_redis_away_is_no_error(self, config: Config, engine: Engine, worker_id, fields, tmp_path, caplog) -> None:
         """What is committed is accepted: a warning, and the sweeper has it to send."""
@@ -407,7 +438,9 @@ class TestAsync:
                 assert (await client.evaluate(**fields(1), timeout=20)).passed
                 answers = await client.evaluate_batch([fields(2), {}, fields(3)], timeout=20)
                 assert [type(a) for a in answers] == [Verdict, InvalidRequest, Verdict]
-                assert len(await client.wait_all(await client.submit_batch([fields(4), fields(5)]), 20)) == 2
+                tickets = await client.submit_batch([fields(4, batch="night"), fields(5, batch="night")])
+                assert len(await client.wait_all(tickets, 20)) == 2
+                assert await client.batch("night") == tickets
                 with pytest.raises(UnknownEvaluation):
                     await client.cancel(uuid4())
 

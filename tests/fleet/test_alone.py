@@ -1,0 +1,83 @@
+"""A device's room: shared by ordinary evaluations, closed to all but one by a suspect."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from workers.alone import NoRoom, room
+
+
+def test_ordinary_evaluations_share(tmp_path: Path) -> None:
+    """Any number at once, and what they leave is free."""
+    lock = tmp_path / "cpu.lock"
+    with room(lock, alone=False), room(lock, alone=False, patience_s=0):
+        pass
+    with room(lock, alone=True, patience_s=0):
+        pass
+
+
+def test_a_suspect_shuts_everybody_out(tmp_path: Path) -> None:
+    """Ordinary ones and other suspects alike; another device's room is another's."""
+    lock = tmp_path / "cpu.lock"
+    with room(lock, alone=True):
+        for alone, message in ((False, "a suspected kernel"), (True, "other evaluations")):
+            with pytest.raises(NoRoom, match=message), room(lock, alone=alone, patience_s=0.1):
+                pass
+        with room(tmp_path / "GPU-1.lock", alone=True, patience_s=0):
+            pass
+    with room(lock, alone=False, patience_s=0):
+        pass
+
+
+def test_a_suspect_is_not_kept_waiting_by_those_who_come_later(tmp_path: Path) -> None:
+    """An endless stream of ordinary evaluations: it gets in as soon as those that were there are gone."""
+    lock = tmp_path / "cpu.lock"
+    over = threading.Event()
+
+    def stream(number: int) -> None:
+        time.sleep(number * 0.02)
+        while not over.is_set():
+            with room(lock, alone=False):
+                assert not inside.is_set()
+                time.sleep(0.1)
+
+    inside = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(stream, number) for number in range(4)]
+        try:
+            time.sleep(0.2)
+            with room(lock, alone=True, patience_s=30):
+                inside.set()
+                time.sleep(0.3)
+                inside.clear()
+        finally:
+            over.set()
+        for running in streams:
+            running.result()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_dead_hold_nothing(tmp_path: Path, alone: bool) -> None:
+    """However a judge dies, its place is free."""
+    lock = tmp_path / "cpu.lock"
+    program = (
+        "import sys, time; from pathlib import Path; from workers.alone import room\n"
+        f"with room(Path(sys.argv[1]), alone={alone}): print('in', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == b"in\n"
+        with pytest.raises(NoRoom), room(lock, alone=True, patience_s=0):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with room(lock, alone=True, patience_s=5):
+        pass
