@@ -68,7 +68,7 @@ def _paused(fleet: Any) -> list[str]:
 def test_a_judge_that_does_not_die_blocks_its_slot_alone(
     services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
 ) -> None:
-    """Its evaluation ends at the hard limit, its worker pauses and says why, the other slot goes on, and in the end both."""
+    """Its evaluation ends at the hard limit, its worker pauses and says so, the other slot goes on, later both do."""
     fleet = start_fleet(slots=2)
     evaluation, judge = _judge(services, tmp_path, time_limit=3)
     freezer.freeze(judge)
