@@ -33,7 +33,7 @@ class Served:
         command = [sys.executable, "-m", "kqueue", "serve", "--port", str(self.port)]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
-        until(self._answers, 60, "the server")
+        until(self._answers, 180, "the server")
         return self
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -17,7 +17,7 @@ from tests.http.conftest import Served
 
 services, start_fleet, fake, watcher = health.services, health.start_fleet, health.fake, health.watcher
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ from tests.http.serving import Served
 
 services, start_fleet = told.services, told.start_fleet
 
+pytestmark = pytest.mark.timeout(600)
+
 #: A result's fields, as KernelBench has them.
 RESULT = {
     "compiled": bool,

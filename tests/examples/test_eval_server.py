@@ -1,0 +1,56 @@
+"""The clients of docs/eval-server.md, as they are, before a whole fleet with the true judge."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kqueue.config import load
+from kqueue.local.fleet import LocalFleet
+from tests.http.serving import Served
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server before a fleet of one CPU slot."""
+    directory = tmp_path_factory.mktemp("served")
+    config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1)
+    directory.chmod(0o755)
+    with LocalFleet(config, durable=False) as fleet, Served(fleet.config, directory / "log") as served:
+        yield served
+
+
+def run(name: str, served: Served) -> str:
+    """What an example prints; it ends well only if each kernel came to what it must."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
+    command = [sys.executable, str(EXAMPLES / name), served.url]
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_client_that_waits(served: Served) -> None:
+    """A right kernel has a time, a wrong one and one that crashes have a reason."""
+    said = run("eval_client.py", served)
+    assert "healthy, 0 GPUs" in said
+    assert "right: compiled True, correct True" in said
+    assert "passed:" in said
+    assert "wrong_values:" in said
+    assert "crashed:" in said
+    assert "correct False, -1.0000 ms" in said
+
+
+def test_the_client_that_asks_again(served: Served) -> None:
+    """The same kernels as jobs."""
+    said = run("job_client.py", served)
+    assert "right: passed on cpu" in said
+    assert "crashes: crashed on cpu" in said
