@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from kqueue.cli import categories, database, doctor, fleet, gpu, kernelbench, results, serve, submit, sweep
+from kqueue.cli import categories, database, doctor, fleet, gpu, kernelbench, results, serve, submit, sweep, token
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation, WaitTimeout
 
 #: What a command ends with when it could not do its work. 1 is kept for "done, and the answer is no".
@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (submit, kernelbench, results, fleet, gpu, serve, sweep, database, categories, doctor):
+for group in (submit, kernelbench, results, fleet, gpu, serve, token, sweep, database, categories, doctor):
     group.register(app)
 
 

@@ -406,6 +406,12 @@ def _one_of(kind: type[_Kind], value: str | None, field: str, fix: str) -> _Kind
         raise InvalidRequest(f"unknown {field} {value!r}: {fix}") from None
 
 
+def duration(value: str) -> timedelta | None:
+    """What ``30m``, ``2h`` or ``7d`` means; None for what is not written so, OverflowError for what is too long."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
+    return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
+
+
 def _since(value: str) -> datetime:
     """The moment that ``--since`` names: an age such as ``2h``, or a date or time (UTC unless it says).
 
@@ -413,8 +419,8 @@ def _since(value: str) -> datetime:
         InvalidRequest: neither.
     """
     try:
-        if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
-            return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: float(match[1])})
+        if (passed := duration(value)) is not None:
+            return datetime.now(UTC) - passed
         named = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise InvalidRequest(

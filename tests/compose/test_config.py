@@ -55,11 +55,11 @@ def test_files_hold_no_secret() -> None:
 
 
 @BOTH
-def test_only_flower_is_published_and_on_loopback(compose: Compose, files: tuple[str, ...]) -> None:
-    """Nothing but Flower can be reached from the host, and nothing from elsewhere."""
+def test_only_the_windows_are_published_and_on_loopback(compose: Compose, files: tuple[str, ...]) -> None:
+    """Nothing but Flower and HTTP can be reached from the host, and nothing from elsewhere."""
     services = model(compose, files)["services"]
     published = {(name, port["host_ip"]) for name, service in services.items() for port in service.get("ports", [])}
-    assert published == {("flower", "127.0.0.1")}
+    assert published == {("flower", "127.0.0.1"), ("http", "127.0.0.1")}
     assert not any(service.get("network_mode") for service in services.values())
 
 
@@ -69,7 +69,7 @@ def test_services_and_workers_have_no_way_out(compose: Compose, files: tuple[str
     merged = model(compose, files)
     assert merged["networks"]["services"]["internal"] is True
     on = {name: set(service["networks"]) for name, service in merged["services"].items()}
-    assert on.pop("flower") == {"services", "window"}
+    assert on.pop("flower") == on.pop("http") == {"services", "window"}
     assert all(networks == {"services"} for networks in on.values())
 
 
@@ -89,7 +89,7 @@ def test_no_service_holds_the_host(compose: Compose, files: tuple[str, ...]) -> 
 def test_only_workers_have_capabilities(compose: Compose, files: tuple[str, ...]) -> None:
     """kqueue's own services drop every capability; the worker keeps those that give candidates their uids."""
     services = model(compose, files)["services"]
-    for name in ("worker", "migrate", "prune", "flower", "client"):
+    for name in ("worker", "migrate", "prune", "tokens", "flower", "http", "client"):
         assert services[name]["cap_drop"] == ["ALL"], name
         assert services[name]["read_only"] is True, name
         assert bool(services[name].get("cap_add")) is (name == "worker"), name
@@ -120,7 +120,7 @@ def test_a_stop_waits_for_the_longest_evaluation(compose: Compose, files: tuple[
 def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: tuple[str, ...]) -> None:
     """What should run for ever has a health check and comes back; the migration runs once, before workers."""
     services = model(compose, files)["services"]
-    for name in ("redis", "postgres", "worker", "flower"):
+    for name in ("redis", "postgres", "worker", "flower", "http"):
         assert services[name]["restart"] == "unless-stopped", name
         assert services[name]["healthcheck"]["test"], name
         assert services[name]["init"] is True, name
@@ -151,6 +151,8 @@ def test_each_service_knows_its_own_secrets_only(
         "worker": {"POSTGRES_WORKER_PASSWORD", "REDIS_WORKER_PASSWORD"},
         "client": {"POSTGRES_PRODUCER_PASSWORD", "REDIS_PRODUCER_PASSWORD"},
         "flower": {"REDIS_FLOWER_PASSWORD", "FLOWER_AUTH"},
+        "http": {"POSTGRES_GATEWAY_PASSWORD", "REDIS_PRODUCER_PASSWORD"},
+        "tokens": {"POSTGRES_PASSWORD"},
     }
     services = model(compose, files)["services"]
     assert set(services) == set(wanted)

@@ -115,7 +115,7 @@ def test_every_service_is_healthy(stack: Stack) -> None:
         for record in map(json.loads, stack.run("ps", "--all", "--format", "json").stdout.splitlines())
     }
     assert states.pop("migrate") == ("exited", "", 0)
-    assert states == dict.fromkeys(("flower", "postgres", "redis", "worker"), ("running", "healthy", 0))
+    assert states == dict.fromkeys(("flower", "http", "postgres", "redis", "worker"), ("running", "healthy", 0))
 
 
 def test_gallery_gets_its_categories(verdicts: dict[str, dict[str, Any]]) -> None:

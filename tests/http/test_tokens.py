@@ -1,0 +1,249 @@
+"""Tokens: who is let in, for what, and what of them is kept and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.config import Config
+from kqueue.store import roles, schema, tokens
+from kqueue.store.engine import connect
+from tests.http.conftest import Served
+from tests.http.serving import Served as Process
+from tests.http.test_v1 import problem_of
+
+#: The least scope for each of some requests.
+NEEDS = [
+    ("GET", "/v1/evaluations", "read"),
+    ("GET", "/v1/fleet", "read"),
+    ("POST", "/v1/evaluations", "submit"),
+    ("POST", "/v1/evaluations/00000000-0000-0000-0000-000000000000/cancel", "submit"),
+    ("POST", "/cleanup", "admin"),
+    ("POST", "/reset_devices", "admin"),
+]
+ORDER = ["read", "submit", "admin"]
+
+
+@pytest.fixture
+def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
+    """A server that wants tokens."""
+    return serve(config.model_copy(update={"http_tokens": "required"}))
+
+
+class TestAccess:
+    """401 and 403."""
+
+    def test_scopes(self, guarded: Served, token) -> None:
+        """Each holds those before it."""
+        for scope in ORDER:
+            with guarded.client(token(scope)) as http:
+                for method, path, needs in NEEDS:
+                    answer = http.request(method, path)
+                    if ORDER.index(scope) < ORDER.index(needs):
+                        problem_of(answer, 403, "forbidden")
+                        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+                        assert f'scope="{needs}"' in answer.headers["www-authenticate"]
+                    else:
+                        assert answer.status_code not in {401, 403}, answer.text
+
+    def test_without_one(self, guarded: Served) -> None:
+        """401, and how to do better; the description of the API is open."""
+        with guarded.client() as http:
+            for method, path, _ in NEEDS:
+                answer = http.request(method, path)
+                problem_of(answer, 401, "unauthenticated")
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert http.get("/openapi.json").status_code == 200
+
+    @pytest.mark.parametrize(
+        "header",
+        ["Bearer nonsense", "Bearer kq_", "Bearer", "Basic a3E6a3E=", "kq_x", "Bearer \xff", "Bearer " + "x" * 9999],
+    )
+    def test_a_wrong_one(self, serve, config: Config, worker_id, header: str) -> None:
+        """Refused, also where none would have been needed."""
+        with serve(config).client() as http:
+            answer = http.get("/v1/evaluations", headers={"Authorization": header.encode("latin-1")})
+            body = problem_of(answer, 401, "unauthenticated")
+            assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
+
+    def test_revoked_and_expired(self, guarded: Served, engine: Engine, token) -> None:
+        """From the next request on."""
+        secret = token("read")
+        brief = tokens.create(engine, "brief", [tokens.Scope.READ], expires_after=timedelta(hours=1))[1]
+        with guarded.client(secret) as http, guarded.client(brief) as short:
+            assert http.get("/v1/fleet").status_code == short.get("/v1/fleet").status_code == 200
+            assert [known.name for known in tokens.revoke(engine, "a read one")] == ["a read one"]
+            assert tokens.revoke(engine, "a read one") == []
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE tokens SET expires_at = now() WHERE name = 'brief'"))
+            for client in (http, short):
+                answer = client.get("/v1/fleet")
+                problem_of(answer, 401, "unauthenticated")
+                assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+    def test_pages_of_a_browser(self, serve, config: Config, worker_id, token, fields) -> None:
+        """Without a token no page may submit, under whatever name it reaches this machine; programs may."""
+        with serve(config).client() as http:
+            for headers in ({"Origin": "https://example.org"}, {"Host": "rebound.example.org"}, {"Origin": "null"}):
+                problem_of(http.post("/v1/evaluations", json=fields(), headers=headers), 403, "forbidden")
+                bearer = {"Authorization": f"Bearer {token('submit')}"}
+                assert http.post("/v1/evaluations", json=fields(), headers=headers | bearer).status_code == 201
+            assert http.post("/v1/evaluations", json=fields()).status_code == 201
+            assert (
+                http.post("/v1/evaluations", json=fields(), headers={"Origin": str(http.base_url)}).status_code == 201
+            )
+
+    def test_elsewhere_than_on_loopback(self, config: Config, worker_id: UUID, tmp_path: Path, token) -> None:
+        """A server that others can reach wants tokens, of requests from this machine too."""
+        everywhere = config.model_copy(update={"http_address": "0.0.0.0"})
+        with Process(everywhere, tmp_path / "log") as served:
+            assert httpx.get(f"{served.url}/v1/fleet").status_code == 401
+            bearer = {"Authorization": f"Bearer {token('read')}"}
+            assert httpx.get(f"{served.url}/v1/fleet", headers=bearer).status_code == 200
+
+
+class TestKept:
+    """What the table holds, and what is written of a token."""
+
+    def test_only_the_digest(self, engine: Engine, token) -> None:
+        """256 bits, found again by its digest alone."""
+        secret = token("read")
+        assert re.fullmatch(r"kq_[\w-]{43}", secret)
+        with engine.connect() as connection:
+            row = connection.execute(text("SELECT * FROM tokens")).one()
+        assert secret not in repr(row)
+        assert len(row.digest) == 64
+        known = tokens.find(engine, secret)
+        assert known is not None
+        assert known.id == row.id
+        assert tokens.find(engine, secret[:-1]) is None
+
+    def test_when_it_was_used(self, engine: Engine, token) -> None:
+        """Noted, once a minute at most."""
+        secret = token("read")
+
+        def used() -> Any:
+            with engine.connect() as connection:
+                return connection.scalar(text("SELECT last_used_at FROM tokens"))
+
+        assert used() is None
+        tokens.find(engine, secret)
+        first = used()
+        tokens.find(engine, secret)
+        assert used() == first
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE tokens SET last_used_at = now() - interval '61 seconds'"))
+        tokens.find(engine, secret)
+        assert used() > first
+
+    def test_how_many_may_wait(self, serve, config: Config, worker_id, engine, token, judge, fields) -> None:
+        """Counted for each token: 429 with Retry-After, until one has its verdict."""
+        served = serve(config.model_copy(update={"http_max_queued": 2}))
+        with served.client(token("submit")) as one, served.client(token("submit", "read")) as other:
+            first = one.post("/v1/evaluations", json=fields(0)).json()
+            two = {"entries": [fields(1), fields(2)]}
+            for way in ("batch", "each"):
+                answer = one.post(f"/v1/evaluations/{way}", json=two)
+                problem_of(answer, 429, "too_many_queued")
+                assert int(answer.headers["retry-after"]) > 0
+            assert one.post("/v1/evaluations", json=fields(1)).status_code == 201
+            problem_of(one.post("/v1/evaluations", json=fields(2)), 429, "too_many_queued")
+            assert other.post("/v1/evaluations/batch", json=two).status_code == 201
+            judge(first["evaluation_id"])
+            assert one.post("/v1/evaluations", json=fields(2)).status_code == 201
+
+    def test_never_logged(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
+        """Neither a good one nor a bad one, whatever the log's level."""
+        secret, wrong = token("submit"), "kq_" + "wrong" * 8
+        log = tmp_path / "log"
+        with Process(config.model_copy(update={"log_level": "DEBUG"}), log) as served:
+            for bearer in (secret, wrong):
+                headers = {"Authorization": f"Bearer {bearer}"}
+                httpx.post(f"{served.url}/v1/evaluations", json=fields(), headers=headers)
+                httpx.post(f"{served.url}/v1/evaluations", content=b"{", headers=headers)
+        written = log.read_text()
+        assert "startup complete" in written
+        assert secret not in written
+        assert wrong not in written
+
+    def test_a_gateway_s_rights_are_enough(
+        self, serve, config: Config, engine: Engine, worker_id, token, judge, fields
+    ) -> None:
+        """The server works with the rights of its role in the database, and no more."""
+        schema.upgrade(config.require_database())
+        login, password = f"gateway_{os.getpid()}", "secret"
+        roles.login(engine, login, roles.GATEWAY, password)
+        url = engine.url.set(username=login, password=password).render_as_string(hide_password=False)
+        try:
+            with serve(config.model_copy(update={"database_url": type(config.database_url)(url)})).client(
+                token("admin")
+            ) as http:
+                answer = http.post("/v1/evaluations", json=fields(batch="b"))
+                assert answer.status_code == 201, answer.text
+                identity = answer.json()["evaluation_id"]
+                judge(identity)
+                for path in ("evaluations", f"evaluations/{identity}", "batches/b", "leaderboard", "fleet"):
+                    assert http.get(f"/v1/{path}").status_code == 200, path
+                assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is False
+                other = http.post("/v1/evaluations", json=fields(1)).json()["evaluation_id"]
+                assert http.post(f"/v1/evaluations/{other}/cancel").json()["cancelled"] is True
+        finally:
+            connect(url, application="tests").dispose()
+
+
+class TestCommand:
+    """`kqueue token`."""
+
+    def run(self, config: Config, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kqueue", "token", *arguments]
+        environment = os.environ | config.environment()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def test_made_listed_and_revoked(self, config: Config, engine: Engine) -> None:
+        """The secret is printed once, by itself; the list has all but that."""
+        secret = self.run(config, "create", "--name", "trainer", "--scope", "submit", "--expires", "30d").stdout.strip()
+        known = tokens.find(engine, secret)
+        assert known is not None
+        assert (known.name, known.scopes) == ("trainer", (tokens.Scope.SUBMIT,))
+        assert known.expires_at is not None
+        assert known.expires_at - known.created_at == timedelta(days=30)
+        made = json.loads(self.run(config, "create", "--name", "ops", "--scope", "admin", "--json").stdout)
+        assert tokens.find(engine, made["token"]) is not None
+        listed = self.run(config, "list", "--json").stdout
+        assert [json.loads(line)["name"] for line in listed.splitlines()] == ["trainer", "ops"]
+        shown = self.run(config, "list").stdout
+        for text_ in (listed, shown):
+            assert secret not in text_
+            assert made["token"] not in text_
+            assert known.id.hex not in text_.replace(str(known.id), "")
+        done = self.run(config, "revoke", made["id"])
+        assert done.returncode == 0
+        assert "ops" in done.stdout
+        assert tokens.find(engine, made["token"]) is None
+        assert self.run(config, "revoke", "ops").returncode == 1
+
+    def test_what_is_wrong_is_named(self, config: Config, engine: Engine) -> None:
+        """Status 2, and nothing is made."""
+        for arguments, what in (
+            (("--name", "x", "--scope", "root"), "--scope"),
+            (("--name", " ", "--scope", "read"), "--name"),
+            (("--name", "x", "--scope", "read", "--expires", "soon"), "--expires"),
+            (("--name", "x", "--scope", "read", "--expires", "0d"), "--expires"),
+            (("--name", "x", "--scope", "read", "--expires", "99999d"), "--expires"),
+        ):
+            done = self.run(config, "create", *arguments)
+            assert (done.returncode, done.stdout) == (2, ""), arguments
+            assert what in done.stderr
+        assert tokens.listing(engine) == []
