@@ -131,7 +131,7 @@ class Sharing:
                     "pid": stranger.pid,
                     "name": stranger.name,
                     "memory_bytes": stranger.memory_bytes,
-                    "active": working or before,
+                    "active": before if before or working is None else working,
                 }
             return any(stranger.pid in (active or ()) for stranger in strangers)
         return False

@@ -1,0 +1,198 @@
+"""What NVML and the kernel's log say of GPUs, and what follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from tests.health.conftest import GIB, Gpus
+from workers.gpu import canary, facts
+from workers.judge import health
+from workers.judge.ending import EvaluationEnded
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """One fake GPU, in this process."""
+    gpus = Gpus(tmp_path / "nvml")
+    spec = importlib.util.spec_from_file_location("nvml_double", gpus.directory / "pynvml.py")
+    assert spec is not None
+    assert spec.loader is not None
+    double = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(double)
+    monkeypatch.setitem(sys.modules, "pynvml", double)
+    for module in (facts, health):
+        monkeypatch.setattr(module, "_nvml", double)
+    monkeypatch.setattr(facts, "sees_all", lambda: True)
+    return gpus
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def mine() -> Iterator[int]:
+    """A process below this one."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_device_that_computes_rightly_passes() -> None:
+    """On every device the answers are the same."""
+    canary.chains("cpu")
+    canary.products("cpu")
+
+
+@pytest.mark.parametrize("work", [canary.chains, canary.products])
+def test_one_wrong_bit_is_seen(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one value among all."""
+    right = torch.arange
+
+    def wrong(*arguments: Any, **options: Any) -> torch.Tensor:
+        values = right(*arguments, **options)
+        values[len(values) // 3] ^= 1
+        return values
+
+    monkeypatch.setattr(torch, "arange", wrong)
+    with pytest.raises(canary.CanaryError, match="instead of"):
+        work("cpu")
+
+
+def test_memory_of_the_dead_belongs_to_nobody(nvml: Gpus, dead: int) -> None:
+    """What living processes hold is accounted for; where that is not known, or they are not seen, nothing is said."""
+    gpu = nvml.uuids[0]
+    nvml.say(memory=[50 * GIB, 140 * GIB], processes=[[os.getpid(), 30 * GIB], [dead, 19 * GIB]])
+    assert facts.unaccounted_bytes(gpu) == 20 * GIB
+    nvml.say(processes=[[os.getpid(), None]])
+    assert facts.unaccounted_bytes(gpu) is None
+
+
+def test_a_container_is_told_nothing_of_memory(nvml: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list of processes is not the host's."""
+    monkeypatch.setattr(facts, "sees_all", lambda: False)
+    assert facts.unaccounted_bytes(nvml.uuids[0]) is None
+    assert health.Memory(nvml.uuids[0]).leak() is None
+    sharing = health.Sharing(nvml.uuids[0], "refuse")
+    nvml.say(processes=[[1, GIB]], working=[1])
+    sharing.before_timing()
+    assert sharing.strangers is None
+
+
+def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what came and went, and after a while."""
+    monkeypatch.setattr(canary, "_LEAK_S", 0.2)
+    memory = health.Memory(nvml.uuids[0])
+    nvml.say(memory=[GIB + GIB // 2, 140 * GIB])
+    assert memory.leak() == 0
+    nvml.say(memory=[9 * GIB, 140 * GIB], processes=[[dead, 8 * GIB]])
+    assert memory.leak() == 8 * GIB
+
+
+def test_errors_are_told_once_whoever_tells_them(nvml: Gpus, tmp_path: Path) -> None:
+    """The library and the kernel's log; of GPUs that were asked for."""
+    log = tmp_path / "kmsg"
+    log.write_text("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 48, before this began\n")
+    gpu = nvml.uuids[0]
+    errors = facts.Errors({gpu: gpu}, log)
+    assert errors.news() == []
+    with log.open("a") as out:
+        out.write(
+            "3,2,2,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+        )
+        out.write("3,3,3,-;NVRM: Xid (PCI:0000:5e:00): 79, another GPU\n")
+        out.write("6,4,4,-;usb 1-1: Xid is not what this is about\n")
+    nvml.xid(79)
+    nvml.xid(31)
+    assert sorted(errors.news()) == [(gpu, 31), (gpu, 79)]
+    assert errors.news() == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        ({"uncorrected_ecc": {"volatile": 1}}, {"uncorrected_ecc": {"volatile": 3}}, "2 more memory errors"),
+        ({"remapped_rows": {"failed": False}}, {"remapped_rows": {"failed": True}}, "could not be remapped"),
+        ({}, {"error": "GPU is lost"}, "GPU is lost"),
+        ({"error": "GPU is lost"}, {"error": "GPU is lost"}, None),
+        ({"uncorrected_ecc": {"volatile": 3}}, {"uncorrected_ecc": {"volatile": 3}}, None),
+        ({"remapped_rows": {"failed": True}}, {"remapped_rows": {"failed": True}}, None),
+        ({}, {"temperature_c": 90}, None),
+    ],
+)
+def test_what_is_new_and_bad_calls_for_a_test(before: dict[str, Any], now: dict[str, Any], what: str | None) -> None:
+    """What was there before does not, nor does heat."""
+    found = facts.breakage(before, now)
+    assert (found is None) if what is None else (what in (found or ""))
+
+
+def test_strangers_at_work_keep_a_kernel_from_being_timed(
+    nvml: Gpus, mine: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the policy says; the fleet's own do not, and idle ones are only told. Who it was is told in every case."""
+    gpu, stranger = nvml.uuids[0], 1
+    monkeypatch.setattr(health, "_WAIT_S", 0.3)
+    monkeypatch.setattr(health, "_LOOK_S", 0.05)
+    nvml.say(processes=[[stranger, 3 * GIB], [mine, GIB]], working=[mine])
+    for policy in ("wait", "refuse", "label"):
+        sharing = health.Sharing(gpu, policy)
+        sharing.before_timing()
+        sharing.after_timing()
+        assert sharing.strangers is not None
+        assert [(s["pid"], s["memory_bytes"], s["active"]) for s in sharing.strangers] == [(1, 3 * GIB, False)]
+    nvml.say(working=[mine, stranger])
+    for policy in ("wait", "refuse"):
+        sharing = health.Sharing(gpu, policy)
+        with pytest.raises(EvaluationEnded) as ended:
+            sharing.before_timing()
+        assert ended.value.outcome.category is Category.TIMING_UNSTABLE
+        assert ended.value.outcome.facts["strangers"] == sharing.strangers
+    sharing = health.Sharing(gpu, "label")
+    sharing.before_timing()
+    sharing.after_timing()
+    assert [s["active"] for s in sharing.strangers or ()] == [True]
+
+
+def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(
+    nvml: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict tells of it either way."""
+    looks = 0
+
+    def pause(_seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        nvml.say(working=[])
+
+    monkeypatch.setattr(health.time, "sleep", pause)
+    nvml.say(processes=[[1, GIB]], working=[1])
+    sharing = health.Sharing(nvml.uuids[0], "wait")
+    sharing.before_timing()
+    assert (looks, [s["active"] for s in sharing.strangers or ()]) == (1, [True])
+    nvml.say(working=[1])
+    with pytest.raises(EvaluationEnded, match="while the kernel was timed"):
+        sharing.after_timing()
+
+
+def test_where_activity_is_not_told_a_stranger_is_only_told(nvml: Gpus) -> None:
+    """Nothing is refused for what is not known."""
+    nvml.say(processes=[[1, GIB]])
+    del nvml.state["gpus"][0]["working"]
+    nvml.write()
+    sharing = health.Sharing(nvml.uuids[0], "refuse")
+    sharing.before_timing()
+    assert [s["active"] for s in sharing.strangers or ()] == [None]
