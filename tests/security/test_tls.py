@@ -99,7 +99,8 @@ def place(house: House) -> Iterator[Place]:
 WRONG = {
     "another authority": ("certificate verify failed", "certificate verify failed"),
     "another host": ("does not match host name", "Hostname mismatch"),
-    "no TLS": ("does not support SSL", "SSL"),
+    # Redis waits for the end of what it takes for a command.
+    "no TLS": ("does not support SSL", "TLS"),
 }
 wrong = pytest.mark.parametrize("kind", WRONG)
 
@@ -152,7 +153,7 @@ def test_redis_is_not_who_it_should_be(place: Place, kind: str) -> None:
     app = broker.make_app(place.config(kind))
     with pytest.raises(BrokerUnavailable, match=WRONG[kind][1]) as told:
         broker.check(app)
-    assert "ssl_ca_certs" in str(told.value)
+    assert kind == "no TLS" or "ssl_ca_certs" in str(told.value)
     assert place.house.guarded.passwords["producer"] not in str(told.value)
 
 
