@@ -387,5 +387,6 @@ def _translate() -> Generator[None]:
                 "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"
             ) from error
         raise BrokerUnavailable(
-            f"Redis cannot be used: {fault}; check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS or neither"
+            f"Redis cannot be used: {fault}; check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS "
+            "or neither"
         ) from error
