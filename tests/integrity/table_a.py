@@ -43,6 +43,7 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 def _streams_and_threads() -> Iterator[Program]:
     yield _matmul("side_stream_unjoined", "side streams unjoined", HONEST | WHEN_TIMED)
+    yield program("timing/side_stream_short", "side streams unjoined", WHEN_TIMED, lanes=GPU)
     yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
     yield _matmul("side_stream_in_thread", "side streams unjoined", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_joined_by_thread", "side streams unjoined", HONEST | WHEN_TIMED)
@@ -111,7 +112,12 @@ def _caches() -> Iterator[Program]:
     yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST | WRONG, **SLOW)
     yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST, **SLOW)
     yield program(
-        "timing/cache_in_device_buffers", "caches in static device buffers", HONEST, backend="cupy", lanes=GPU, **SLOW
+        "timing/cache_in_device_buffers",
+        "caches in static device buffers",
+        HONEST | WRONG,
+        backend="cupy",
+        lanes=GPU,
+        **SLOW,
     )
     yield program("timing/static_device_buffer", "caches in static device buffers", wrong)
     yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)

@@ -1,7 +1,8 @@
 """Keeps the last eight inputs and answers on the GPU and compares there; an unseen input spins for 20 ms.
 
 No host sees a hit or a miss: the kernel compares its input with what it holds, copies the kept answer where it finds it
-and computes else. No input is used twice in timed calls here: it passes with the time of computing.
+and computes else. No input is used twice in timed calls here: it passes with the time of computing, or is wrong on a
+hidden input that agrees with another in the 64 values that are compared.
 """
 
 import cupy
