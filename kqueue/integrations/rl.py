@@ -115,7 +115,8 @@ def _gymnasium() -> tuple[Any, Any]:
             super().__init__(None, None)
 
         def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002 gymnasium's
-            return "class ModelNew: ..."
+            # gymnasium's checker wants the same of the same action, and verdicts have ids and times.
+            return ""
 
         def contains(self, x: Any) -> bool:
             return isinstance(x, str)

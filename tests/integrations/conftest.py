@@ -116,7 +116,7 @@ def run_example(config: Config, tmp_path: Path) -> Callable[..., subprocess.Comp
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=400,
         )
 
     return run

@@ -58,7 +58,7 @@ def test_generations_of_the_gallery(run_example: Run, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
     )
     assert judged.returncode == 0, judged.stderr
     found = json.loads(judged.stdout)

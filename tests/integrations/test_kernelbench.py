@@ -60,7 +60,7 @@ def command(folders: tuple[Path, Path], *arguments: str) -> list[str]:
 
 def judge(folders: tuple[Path, Path], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    done = subprocess.run(command(folders, *arguments), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command(folders, *arguments), capture_output=True, text=True, timeout=400)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -153,14 +153,21 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
     for sample in range(4):
         put(run, 1, sample, slow + RIGHT + f"# {sample}\n")
 
-    running = subprocess.Popen(command(folders), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    running = subprocess.Popen(
+        command(folders),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Jobs in the background of a shell have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 300
     while not any(results(run).values() if (run / "eval_results.json").exists() else ()):
         assert time.monotonic() < deadline
         assert running.poll() is None, running.communicate()
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=300)
     assert running.returncode == 130
     assert "run the same again" in told
     assert 1 <= len(results(run)["1"]) < 4
