@@ -134,7 +134,7 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
         # A judge is ended by SIGKILL or not at all.
         arguments = {
             "task_id": [_identity(identity) for identity in ids],
-            "terminate": arguments.get("terminate") is True,
+            "terminate": bool(arguments.get("terminate")),
             "signal": "SIGKILL",
         }
     destination = body.get("destination")
