@@ -15,13 +15,14 @@ import socket
 import sys
 from typing import NoReturn
 
-from workers.candidate import forkserver, harness
 from workers.sandbox import launch
 from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
 
 def main() -> NoReturn:
     """Fork the slot's fork server, then become its worker. Arguments: those of ``celery -A … ``."""
+    from workers.candidate import forkserver, harness  # torch: not for who only becomes a worker
+
     harness.preload()
     slot = Slot.from_environment()
     launch.prepare_scratch(slot)
