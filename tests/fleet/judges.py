@@ -22,6 +22,7 @@ import workers.app
 import workers.messages
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
+from kqueue.errors import DatabaseUnavailable
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.sandbox import cgroups, linux
@@ -78,15 +79,28 @@ def orphan(pid_file: str) -> None:
         time.sleep(0.01)
 
 
+def end_in_reference(blackbox, how: str, *argument: str) -> None:
+    blackbox.enter(Phase.REFERENCE, time.monotonic() + 0.5)
+    if how == "alarm":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        sleep_holding_the_gil(30)
+    end(how, *argument)
+
+
+def span(file: Path, seconds: float) -> Outcome:
+    """Say from when to when the device was used."""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    with file.open("a") as out:
+        out.write(f"{begun} {time.monotonic()}\n")
+    return PASSED
+
+
 def run_evaluation(claim, slot, blackbox, forkserver, engine):
     action, *arguments = claim.request.kernel.split()
     if action == "reference":
-        blackbox.enter(Phase.REFERENCE, time.monotonic() + 0.5)
-        if arguments[0] == "alarm":
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
-            sleep_holding_the_gil(30)
-        end(*arguments)
+        end_in_reference(blackbox, *arguments)
     blackbox.enter(Phase.CHECK)
     match action:
         case "ok":
@@ -97,8 +111,7 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
             time.sleep(float(arguments[0]))
             return PASSED
         case "sleep-once":
-            if claim.number == 1:
-                time.sleep(60)
+            time.sleep(60 if claim.number == 1 else 0)
             return PASSED
         case "unhealthy-once":
             if claim.number == 1:
@@ -107,6 +120,10 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
         case "hang-in-canary":
             blackbox.enter(Phase.CANARY, time.monotonic() + 0.5)
             sleep_holding_the_gil(60)
+        case "span" | "suspect":
+            if action == "suspect" and claim.number < 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return span(Path(arguments[0]), float(arguments[1]))
         case "raise":
             raise ZeroDivisionError("the judge's own mistake")
         case "orphan":
@@ -143,6 +160,7 @@ _claim = evaluations.claim
 
 def claim(engine, evaluation_id, **options):
     before, after = Path(os.environ["JUDGES"]) / "die-before-claim", Path(os.environ["JUDGES"]) / "die-after-claim"
+    lost = Path(os.environ["JUDGES"]) / "lose-the-claims-answer"
     if before.exists():
         before.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -150,6 +168,9 @@ def claim(engine, evaluation_id, **options):
     if after.exists() and claimed is not None:
         after.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    if lost.exists() and claimed is not None:
+        lost.unlink()
+        raise DatabaseUnavailable("the connection broke in the moment of the commit")
     return claimed
 
 

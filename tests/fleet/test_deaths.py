@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ from sqlalchemy import text
 
 from kqueue import broker
 from kqueue.store import evaluations
+
+_ID = "00000000-0000-4000-8000-000000000000"
 
 DEATHS = [
     # (what the judge does, Celery's limit, category, facts, who recorded)
@@ -70,11 +76,100 @@ def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services
     assert [a.category for a in services.attempts(evaluation)] == ["worker_lost", "passed"]
 
 
-def test_a_failure_of_the_fleet_is_tried_again(services: Any, fleet: Any) -> None:
-    """An evaluation whose judge was killed is judged anew, until its attempts are used up."""
-    evaluation = services.submit("signal SIGKILL", attempts=3)
-    assert services.verdict(evaluation).category == "worker_lost"
-    assert len(services.attempts(evaluation)) == 3
+def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, fleet: Any) -> None:
+    """An evaluation whose judge was killed is judged anew, the third time alone; then it is suspected, and over."""
+    evaluation = services.submit("signal SIGKILL", attempts=10)
+    verdict = services.verdict(evaluation, 60)
+    assert (verdict.category, verdict.attempts, verdict.facts["suspected"]) == ("worker_lost", 3, True)
+    assert [told["category"] for told in verdict.evidence["attempts"]] == ["worker_lost"] * 2
+    assert services.verdict(services.submit("ok")).passed
+
+
+def test_a_suspect_is_judged_while_nobody_else_is(
+    services: Any, start_fleet: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Two slots with work for both: in the suspect's third try the other waits, and what waits is judged after."""
+    mine = start_fleet(slots=2)
+    suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
+    others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
+    verdict = services.verdict(suspect, 60)
+    assert (verdict.category, verdict.attempts, verdict.evidence["alone"]) == ("passed", 3, True)
+    others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(2)]
+    assert all(services.verdict(other, 60).passed for other in others)
+    mine.stop()
+    [(begun, ended)] = _spans(tmp_path / "alone")
+    spans = _spans(tmp_path / "others")
+    assert len(spans) == 14
+    assert [span for span in spans if span[0] < ended and span[1] > begun] == []
+
+
+def _spans(file: Path) -> list[tuple[float, ...]]:
+    return [tuple(map(float, line.split())) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.timeout(300)
+def test_a_cold_stop_of_the_worker_hands_back(services: Any, fleet: Any) -> None:
+    """SIGQUIT to a worker's parent: the judge is killed, its attempt is no try, and the next worker does it."""
+    evaluation = services.submit("sleep-once", attempts=1)
+    services.started(evaluation)
+    os.kill(fleet.live()[0].pid, signal.SIGQUIT)
+    assert services.verdict(evaluation, 240).passed
+    first, second = services.attempts(evaluation)
+    assert (first.category, first.written_by, first.handed_back) == ("worker_lost", "worker", True)
+    assert not second.handed_back
+
+
+@pytest.mark.timeout(300)
+def test_a_warm_stop_of_the_worker_lets_it_finish(services: Any, fleet: Any) -> None:
+    """SIGTERM to a worker's parent: the judge ends in its own time, and the next worker takes what waits."""
+    running, waiting = services.submit("sleep 2"), services.submit("ok")
+    services.started(running)
+    os.kill(fleet.live()[0].pid, signal.SIGTERM)
+    assert services.verdict(running).passed
+    assert services.verdict(waiting, 240).passed
+    assert len(services.attempts(running)) == 1
+
+
+def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any) -> None:
+    """The connection broke at the commit: the worker has an attempt that it does not know of, and gives it back."""
+    (services.directory / "lose-the-claims-answer").touch()
+    evaluation = services.submit("ok", attempts=1)
+    assert services.verdict(evaluation, 60).passed
+    first, second = services.attempts(evaluation)
+    assert (first.category, first.handed_back, second.category) == ("worker_lost", True, "passed")
+
+
+def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> None:
+    """A migration, or a way back: nothing is begun or lost meanwhile, and no process ends of it."""
+    worker = fleet.live()[0].id
+    with services.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN settings TO configuration"))
+        connection.execute(text("ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at"))
+    services.app.send_task("kqueue.evaluate", args=[_ID], task_id=_ID, queue=broker.queue("cpu"))
+    for line in (
+        f"an evaluation waits for Postgres *.*evaluation={_ID}",
+        "Postgres is away.*lacks what this kqueue needs",
+    ):
+        services.until(lambda line=line: re.search(line, fleet.log.read_text()), 30)
+    with services.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN configuration TO settings"))
+        connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
+    assert services.verdict(services.submit("ok"), 60).passed
+    assert [w.id for w in fleet.live()] == [worker]
+
+
+def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet: Any) -> None:
+    """It is tried again, as another host may be newer, and in the end says what is the matter."""
+    evaluation = services.submit("ok", attempts=2, send=False)
+    with services.engine.begin() as connection:
+        connection.execute(
+            text("""UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id"""), {"id": evaluation}
+        )
+    services.send(evaluation)
+    verdict = services.verdict(evaluation, 60)
+    assert (verdict.category, verdict.attempts, verdict.written_by) == ("judge_error", 2, "judge")
+    assert "settings.rounds" in verdict.message
+    assert "different versions" in verdict.message
 
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
