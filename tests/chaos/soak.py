@@ -79,8 +79,8 @@ _WAITING: Final = 60
 #: The most that are open at once: what Redis was emptied of waits for its sweeper beside what is new.
 _OPEN: Final = 400
 _START_S: Final = 300.0
-#: How long the last evaluations may take once nothing is killed any more.
-_DRAIN_S: Final = 600.0
+#: Once nothing is killed any more, evaluations end at least so often, in seconds.
+_STUCK_S: Final = 180.0
 #: The GPU's memory at the end may lie above that at the start by no more.
 _GPU_SLACK_BYTES: Final = 64 << 20
 
@@ -251,7 +251,7 @@ def _start_fleet(root: Path, lane: str, slots: int) -> Child:
     environment |= {"KQUEUE_HOME": str(root / "home"), "KQUEUE_SCRATCH": str(root / "scratch")}
     environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true"}
     fleet = Child(
-        [sys.executable, "-c", up, "up", "--no-flower", *devices],
+        [sys.executable, "-c", up, "up", "--no-flower", "--no-http", *devices],
         log=root / "home" / "logs" / "up.log",
         environment=environment,
         death_signal=signal.SIGINT,
@@ -303,16 +303,18 @@ def _has_room(engine: Engine, config: Config) -> bool:
 
 
 def _drain(engine: Engine) -> list[str]:
-    """Wait for the last evaluations; what did not end, as faults."""
-    deadline = time.monotonic() + _DRAIN_S
+    """Wait for the last evaluations, as long as some end; what does not, as faults."""
+    least, deadline = math.inf, 0.0
     while True:
         with transaction(engine) as connection:
             left = connection.execute(text("SELECT id, state FROM evaluations WHERE state <> 'done'")).all()
             held = connection.execute(text("SELECT evaluation_id FROM attempts WHERE ended_at IS NULL")).all()
         if not left and not held:
             return []
+        if len(left) + len(held) < least:
+            least, deadline = len(left) + len(held), time.monotonic() + _STUCK_S
         if time.monotonic() > deadline:
-            return [f"not ended {_DRAIN_S:.0f} s after the last act: {row.id} is {row.state}" for row in left]
+            return [f"nothing ended for {_STUCK_S:.0f} s after the last act: {row.id} is {row.state}" for row in left]
         time.sleep(0.5)
 
 
