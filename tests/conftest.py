@@ -33,6 +33,8 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for name in [name for name in os.environ if name.startswith("KQUEUE_") and name != "KQUEUE_REQUIRE_GPU"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "home"))
+    # Nor may two fleets of tests want the same port.
+    monkeypatch.setenv("KQUEUE_HTTP_PORT", "0")
 
 
 def start(service: Postgres | Valkey) -> None:

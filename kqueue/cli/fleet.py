@@ -40,12 +40,15 @@ def up(
     cpu_slots: _CpuSlots = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Go without Flower.")] = False,
     flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback; 0 for any free one.")] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Go without `kqueue serve`.")] = False,
+    http_port: Annotated[int | None, typer.Option(help="Its port on loopback; 0 for any free one.")] = None,
 ) -> None:
-    """Run a fleet on this machine until Ctrl-C: services, workers for every GPU or CPU slots, Flower.
+    """Run a fleet on this machine until Ctrl-C: services, workers for every GPU or CPU slots, Flower, HTTP.
 
     Postgres and Redis are embedded unless their URLs are given; their data last below the home.
     """
     from kqueue.config import load
+    from kqueue.http import has_http
     from kqueue.local.fleet import LocalFleet, has_flower
 
     config = load(
@@ -56,17 +59,20 @@ def up(
         slots_per_gpu=slots_per_gpu,
         cpu_slots=cpu_slots,
         flower_port=flower_port,
+        http_port=http_port,
     )
     # Until the fleet runs, a request to stop is an interruption, which takes down what was started.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
     runs = False
     try:
-        with LocalFleet(config, flower=has_flower() and not no_flower) as fleet:
+        with LocalFleet(config, flower=has_flower() and not no_flower, http=has_http() and not no_http) as fleet:
             runs = True
             typer.echo(_status(fleet))
             if not no_flower and not has_flower():
                 typer.echo("  (Flower is not installed: `pip install 'kqueue[server]'`)")
+            if not no_http and not has_http():
+                typer.echo("  (HTTP is not served: `pip install 'kqueue[http]'`)")
             fleet.run_forever(typer.echo)
     except KeyboardInterrupt:
         raise typer.Exit(0 if runs else 130) from None
@@ -117,6 +123,7 @@ def _status(fleet: LocalFleet) -> str:
         "broker": redact(config.require_redis()),
         "lanes": slots,
         "flower": fleet.flower_url or "off",
+        "http": fleet.http_url or "off",
         "submit": f"{prefix}kqueue submit --problem P.py --kernel K.py --backend triton --wait",
         "stop": "Ctrl-C",
     }

@@ -1,4 +1,4 @@
-"""The one-machine fleet: embedded services, the workers of this host, and Flower, under one owner."""
+"""The one-machine fleet: embedded services, this host's workers, Flower and `kqueue serve`, under one owner."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from kqueue.config import FLEET_FILE, Config
 from kqueue.errors import ConfigError, LocalFleetError
+from kqueue.http import require_http
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import Child, Lock, bound_log, command_line, wait_until_ready
 from kqueue.local.valkey import Valkey
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 #: A cold import of torch in every worker of a busy host.
 _READY_S: Final = 180.0
-_FLOWER_S: Final = 30.0
+_WEB_S: Final = 30.0
 #: How long evaluations in progress may take where they are waited for, and how long they may take to break off.
 _WARM_S: Final = 60.0
 _QUICK_S: Final = 20.0
@@ -63,17 +64,20 @@ class LocalFleet:
     end, whichever way this process ends: it all ends with the thread that starts it.
     """
 
-    def __init__(self, config: Config, *, flower: bool = False, durable: bool = True) -> None:
+    def __init__(self, config: Config, *, flower: bool = False, http: bool = False, durable: bool = True) -> None:
         """Name the settings; nothing is started yet.
 
         Args:
             config: the fleet's settings.
             flower: whether Flower is started too.
+            http: whether `kqueue serve` is started too.
             durable: whether the embedded database survives a power failure; False is for tests.
         """
         self.config = config
         self.flower_url: str | None = None
+        self.http_url: str | None = None
         self._flower = flower
+        self._http = http
         self._durable = durable
         self._parts: dict[str, _Part] = {}
         self._workers: _Workers | None = None
@@ -93,17 +97,20 @@ class LocalFleet:
         home = self.config.home_path
         # Made first: what is wrong with its settings is known at once.
         flower = _Flower(self.config, home / "logs" / "flower.log") if self._flower else None
+        http = _Http(self.config, home / "logs" / "http.log") if self._http else None
         try:
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
             (home / FLEET_FILE).unlink(missing_ok=True)
             self._start_services(home)
             self._start_workers(home)
-            if flower is not None:
-                self._exit.callback(flower.stop)
-                flower.config = self.config
-                flower.start()
-                self._parts["Flower"] = flower
-                self.flower_url = flower.url
+            for web in (flower, http):
+                if web is not None:
+                    self._exit.callback(web.stop)
+                    web.config = self.config
+                    web.start()
+                    self._parts[web.name] = web
+            self.flower_url = flower and flower.url
+            self.http_url = http and http.url
             self._publish(home)
         except BaseException:
             self.stop()
@@ -235,6 +242,7 @@ class LocalFleet:
             "database_url": self.config.require_database(),
             "redis_url": self.config.require_redis(),
             "flower_url": self.flower_url,
+            "url": self.http_url,
         }
         file, fresh = home / FLEET_FILE, home / (FLEET_FILE + ".new")
         fresh.unlink(missing_ok=True)
@@ -273,8 +281,58 @@ class _Workers:
             self._child.stop(*warm, (signal.SIGINT, _QUICK_S))
 
 
-class _Flower:
+class _Web:
+    """A part that people and programs reach by HTTP."""
+
+    name: str
+    #: What answers as soon as the part works.
+    ready: str
+
+    def __init__(self, config: Config, log: Path, host: str, port: int, fix: str) -> None:
+        self.config = config
+        self._log = log
+        self._port = _free_port(self.name, host, port, fix)
+        self._child: Child | None = None
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    def command(self) -> list[str]:
+        """What runs in the foreground."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """What it needs beside the fleet's settings: arguments can be read by every user of the machine."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._child = Child(
+            [sys.executable, "-P", "-m", *self.command()],
+            log=self._log,
+            environment=dict(os.environ) | self.config.environment() | self.environment(),
+            # It keeps nothing; and Flower, stopped at a bad moment, waits for its own threads for ever.
+            death_signal=signal.SIGKILL,
+        )
+        wait_until_ready(self._child, self.name, self._answers, _WEB_S, every_s=0.05)
+
+    def alive(self) -> bool:
+        return self._child is not None and self._child.alive()
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop((signal.SIGTERM, 2.0))
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + self.ready, timeout=5) as answer:  # noqa: S310 http by construction
+                return answer.status == 200
+        except OSError:
+            return False
+
+
+class _Flower(_Web):
     """Flower on this fleet's broker."""
+
+    name = "Flower"
+    ready = "/healthcheck"
 
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
@@ -285,39 +343,33 @@ class _Flower:
                 f"KQUEUE_FLOWER_ADDRESS: {host} is not loopback, and Flower would answer everybody: "
                 "set KQUEUE_FLOWER_AUTH to user:password"
             )
-        self.config = config
-        self._log = log
-        self._port = _free_port(host, config.flower_port)
-        self._child: Child | None = None
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        super().__init__(config, log, host, config.flower_port, "KQUEUE_FLOWER_PORT or --flower-port")
 
-    def start(self) -> None:
-        # Through the environment, since arguments can be read by every user of the machine.
+    def command(self) -> list[str]:
+        return ["celery", "-A", "kqueue.broker_app", "flower"]
+
+    def environment(self) -> dict[str, str]:
         flower = {"FLOWER_ADDRESS": self.config.flower_address, "FLOWER_PORT": str(self._port)}
         if self.config.flower_auth is not None:
             flower["FLOWER_BASIC_AUTH"] = self.config.flower_auth.get_secret_value()
-        self._child = Child(
-            [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"],
-            log=self._log,
-            environment=dict(os.environ) | self.config.environment() | flower,
-            # It keeps nothing, and SIGTERM at a bad moment leaves it waiting for its own threads.
-            death_signal=signal.SIGKILL,
-        )
-        wait_until_ready(self._child, "Flower", self._ready, _FLOWER_S, every_s=0.05)
+        return flower
 
-    def alive(self) -> bool:
-        return self._child is not None and self._child.alive()
 
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.stop((signal.SIGTERM, 2.0))
+class _Http(_Web):
+    """`kqueue serve` for this fleet."""
 
-    def _ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/healthcheck", timeout=5) as answer:  # noqa: S310 http by construction
-                return answer.status == 200
-        except OSError:
-            return False
+    name = "HTTP"
+    ready = "/openapi.json"
+
+    def __init__(self, config: Config, log: Path) -> None:
+        require_http()
+        super().__init__(config, log, config.http_address, config.http_port, "KQUEUE_HTTP_PORT or --http-port")
+
+    def command(self) -> list[str]:
+        return ["kqueue", "serve"]
+
+    def environment(self) -> dict[str, str]:
+        return {"KQUEUE_HTTP_PORT": str(self._port)}
 
 
 @dataclass
@@ -371,7 +423,7 @@ def has_flower() -> bool:
     return importlib.util.find_spec("flower") is not None
 
 
-def _free_port(host: str, port: int) -> int:
+def _free_port(what: str, host: str, port: int, fix: str) -> int:
     """``port`` if nobody listens there, or any free one where it is 0."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -381,6 +433,6 @@ def _free_port(host: str, port: int) -> int:
             return probe.getsockname()[1]
     except OSError as error:
         raise LocalFleetError(
-            f"Flower cannot listen on {host}:{port} ({error.strerror}): choose another port with "
-            "KQUEUE_FLOWER_PORT or --flower-port (0: any that is free), or go without it"
+            f"{what} cannot listen on {host}:{port} ({error.strerror}): choose another port with {fix} (0: any that "
+            "is free), or go without it"
         ) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import httpx
@@ -108,25 +109,20 @@ def passed() -> Outcome:
     )
 
 
-@pytest.fixture
-def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
-    """Ends an evaluation as a worker would."""
-
-    def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
-        known = UUID(str(identity))
-        claimed = evaluations.claim(engine, known, worker_id=worker_id, lease_s=30)
-        assert claimed is not None
-        facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
-        evaluations.set_environment(engine, claimed.attempt_id, facts)
-        ended = outcome or passed()
-        evaluations.finish(engine, known, claimed.number, ended, written_by="judge", retry_delay_s=0)
-
-    return one
+def end(engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None) -> bool:
+    """End an evaluation as a worker would; False if it is not there to be judged."""
+    claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+    if claimed is None:
+        return False
+    facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
+    evaluations.set_environment(engine, claimed.attempt_id, facts)
+    evaluations.finish(engine, identity, claimed.number, outcome or passed(), written_by="judge", retry_delay_s=0)
+    return True
 
 
-@pytest.fixture
-def judging(engine: Engine, judge: Callable[..., None]) -> Iterator[None]:
-    """A worker that passes whatever is queued."""
+@contextmanager
+def worker_that_passes_all(engine: Engine, worker_id: UUID) -> Generator[None]:
+    """Whatever is queued passes, in the background."""
     over = threading.Event()
     queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
 
@@ -135,10 +131,29 @@ def judging(engine: Engine, judge: Callable[..., None]) -> Iterator[None]:
             with engine.connect() as connection:
                 ids = connection.scalars(queued).all()
             for identity in ids:
-                judge(identity)
+                end(engine, worker_id, identity)
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
+    """Ends an evaluation as a worker would."""
+
+    def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
+        assert end(engine, worker_id, UUID(str(identity)), outcome)
+
+    return one
+
+
+@pytest.fixture
+def judging(engine: Engine, worker_id: UUID) -> Iterator[None]:
+    """A worker that passes whatever is queued."""
+    with worker_that_passes_all(engine, worker_id):
+        yield

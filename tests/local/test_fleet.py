@@ -22,6 +22,7 @@ from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.process import running
+from kqueue.remote import RemoteClient
 
 PROBLEM = """
 import torch
@@ -90,11 +91,11 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
-    """A kernel is judged end to end, clients find the fleet by its home, Flower answers, and all of it goes."""
+    """A kernel is judged end to end, clients find the fleet by its home, Flower and HTTP answer, and all of it goes."""
     home = open_home / "home"
-    config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0)
+    config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
     before = set(descendants(os.getpid()))  # other tests' services
-    with LocalFleet(config, flower=True, durable=False) as fleet:
+    with LocalFleet(config, flower=True, http=True, durable=False) as fleet:
         children = [pid for pid in descendants(os.getpid()) if pid not in before]
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         with fleet.client() as kq:
@@ -104,6 +105,9 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
         found = load(home=home)
         assert found.database_url == fleet.config.database_url
         assert found.redis_url == fleet.config.redis_url
+        assert found.url == fleet.http_url
+        with RemoteClient(found.url) as kq:
+            assert kq.verdict(verdict.evaluation_id) == verdict
         with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=5) as answer:
             assert answer.status == 200
         with pytest.raises(LocalFleetError, match=f"in use by process {os.getpid()}"):
@@ -144,7 +148,9 @@ def test_end_of_up_is_the_end_of_everything(open_home: Path, signum: signal.Sign
     home = open_home / "home"
     process = command(home, "--flower-port", "0")
     try:
-        assert "flower    http://127.0.0.1:" in read_until(process, "Ctrl-C")
+        said = read_until(process, "Ctrl-C")
+        assert "flower    http://127.0.0.1:" in said
+        assert "http      http://127.0.0.1:" in said
         children = descendants(process.pid)
         assert len(children) >= 4
         process.send_signal(signum)
