@@ -36,6 +36,15 @@ _OVERLAP: Final = timedelta(seconds=60)
 _PAGE: Final = 500
 #: What the id of the last event begins with. Each id goes on with the moment up to which all was sent.
 _END: Final = "end-"
+_EVENT_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["progress", "verdict", "end"]},
+        "data": {"type": "string", "description": "JSON."},
+        "id": {"type": "string", "description": "What to send as `Last-Event-ID`."},
+        "retry": {"type": "integer", "minimum": 0},
+    },
+}
 _LISTED: Final = TypeAdapter(reports.Listed)
 
 #: With slashes: batches are named by people.
@@ -49,7 +58,7 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
         200: {
             "description": "`progress` events (a `Batch`) when it changes, `verdict` events (an evaluation as in a "
             "list), and an `end` event when all have their verdict.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
         },
         204: {"description": "The batch is at its end, and everything was sent before."},
     },

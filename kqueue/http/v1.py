@@ -17,7 +17,7 @@ from fastapi.responses import PlainTextResponse
 from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
-from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.errors import InvalidRequest
 from kqueue.http import events, problems, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
@@ -198,9 +198,9 @@ async def wait(
     evaluation_id: UUID, request: Request, _: Reader, door: CurrentDoor, timeout: _Timeout = 30.0
 ) -> shapes.Awaited:
     """The verdict, as soon as there is one. Who goes away ends the wait, not the evaluation."""
-    if not await door.read(evaluations.existing, [evaluation_id]):
-        raise UnknownEvaluation(evaluation_id)
-    verdict = await door.wait(request, evaluation_id, timeout)
+    verdict = await door.read(evaluations.verdict, evaluation_id)
+    if verdict is None and timeout > 0:
+        verdict = await door.wait(request, evaluation_id, timeout)
     return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
 
 
@@ -209,8 +209,11 @@ async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, door: Curr
     """The first verdicts of several evaluations, as soon as one of them has one."""
     known = await door.read(evaluations.existing, body.evaluation_ids)
     unknown = [identity for identity in body.evaluation_ids if identity not in known]
-    # An answer that is no verdict is told at once.
-    found = await door.wait_any(request, known, 0 if unknown else body.timeout)
+    if unknown or body.timeout == 0:
+        # What is unknown is told at once.
+        found = await door.read(evaluations.verdicts, known)
+    else:
+        found = await door.wait_any(request, known, body.timeout)
     verdicts = [shapes.VerdictShape.of(verdict) for verdict in list(found.values())[:_MOST_VERDICTS]]
     return shapes.Verdicts(verdicts=verdicts, unknown=unknown)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -235,8 +236,11 @@ class Lossy(threading.Thread):
                 near.sendall(data)
         except OSError:
             pass
-        near.close()
-        far.close()
+        for end in (near, far):
+            # Closing alone would not wake the thread that reads from it.
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)

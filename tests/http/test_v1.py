@@ -222,11 +222,14 @@ class TestWait:
         assert time.monotonic() - began < 30
         later.join()
 
-    def test_in_vain(self, http: httpx.Client, fields) -> None:
-        """No verdict in time is no error; an unknown evaluation is."""
+    def test_in_vain(self, http: httpx.Client, judge, fields) -> None:
+        """No verdict in time is no error; no time is a look; an unknown evaluation is an error."""
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
         answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 0})
         assert answer.json() == {"evaluation_id": identity, "verdict": None}
+        judge(identity)
+        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 0})
+        assert answer.json()["verdict"]["category"] == "passed"
         problem_of(http.get(f"/v1/evaluations/{uuid4()}/wait"), 404, "unknown_evaluation")
         problem_of(http.get("/v1/evaluations/nonsense/wait"), 422, "invalid_request")
 
@@ -248,7 +251,7 @@ class TestWait:
         mixed = {"evaluation_ids": [ids[0], nobody, ids[1]], "timeout": 60}
         answer = http.post("/v1/evaluations/wait", json=mixed).json()
         assert answer["unknown"] == [nobody]
-        assert all(verdict["evaluation_id"] == ids[1] for verdict in answer["verdicts"])
+        assert [verdict["evaluation_id"] for verdict in answer["verdicts"]] == [ids[1]]
 
     def test_who_goes_away_ends_the_wait_and_not_the_evaluation(self, serve, config, judge, worker_id, fields) -> None:
         """Nothing goes on for a client that hung up; its evaluation does."""
