@@ -43,7 +43,6 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 def _streams_and_threads() -> Iterator[Program]:
     yield _matmul("side_stream_unjoined", "side streams unjoined", HONEST | WHEN_TIMED)
-    yield program("timing/side_stream_short", "side streams unjoined", WHEN_TIMED, lanes=GPU)
     yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
     yield _matmul("side_stream_in_thread", "side streams unjoined", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_joined_by_thread", "side streams unjoined", HONEST | WHEN_TIMED)

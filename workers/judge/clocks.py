@@ -10,8 +10,7 @@ the host's is in the span. Inputs appear within the timed span, so that nothing
 can be worked on before it, and outputs are copied within it, so that DONE said too early gains nothing. Two
 processes take turns on a GPU's processors and never run side by side there: work that a candidate does before
 GO delays the judge's own, in the span too. A forward that needs no processors (copies, callbacks) waits for no
-turn, while a null has to: such a forward is timed behind an empty kernel, which waits for it. The judge's host
-watches DONE, too: what a candidate still does after it has said that is seen by how late the end comes.
+turn, while a null has to: such a forward is timed behind an empty kernel, which waits for it.
 
 A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. That is
 seen by an answer that does not come, and such calls, and all on a CPU, are timed by :class:`CpuClock`: the
@@ -23,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -45,14 +44,6 @@ _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
 #: Looks at an event between looks at the candidate (about 1 ms).
 _LOOK: Final = 1 << 10
-
-
-class Sample(NamedTuple):
-    """One timed call, in nanoseconds: all of it, the judge's own work before GO, and from DONE to the end."""
-
-    span: int
-    before_go: int
-    after_done: int = 0
 
 
 class Flusher:
@@ -105,7 +96,7 @@ class GpuClock:
                 return False
         return True
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample | None:
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
         """One timed call.
 
         Args:
@@ -114,7 +105,8 @@ class GpuClock:
             into: memory for its outputs.
 
         Returns:
-            what it took; None if the candidate could not enqueue the call in time.
+            nanoseconds of the whole span and of the judge's own work before GO; None if the candidate could
+            not enqueue the call in time.
 
         Raises:
             EvaluationEnded: the call failed, or its outputs do not have the reference's form.
@@ -143,8 +135,8 @@ class GpuClock:
             raise
         finally:
             self._hold[flags.GO] = number
-        after_done = self._await(end, number)
-        return Sample(round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6), after_done)
+        self._await(end, number)
+        return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 
     def _load_copies(self, into: list[torch.Tensor], views: list[torch.Tensor]) -> None:
         """Copy once from layouts that are new: what the copy loads must not be loaded behind a stream that waits."""
@@ -174,24 +166,17 @@ class GpuClock:
         while page[flags.DONE] != number and not self._process.answered() and time.monotonic() < deadline:
             time.sleep(_NAP_S)
 
-    def _await(self, end: torch.cuda.Event, number: int) -> int:
-        """Wait for the end of a call. A candidate that fails meanwhile never says DONE: that is said for it.
-
-        Returns:
-            nanoseconds since DONE was said, as this process sees both.
-        """
-        turns = done_at = 0
+    def _await(self, end: torch.cuda.Event, number: int) -> None:
+        """Wait for the end of a call. A candidate that fails meanwhile never says DONE: that is said for it."""
+        turns = 0
         try:
             while not end.query():
-                if not done_at and self._process.flags[flags.DONE] >= number:
-                    done_at = time.perf_counter_ns()
                 turns += 1
                 if turns % _LOOK == 0 and self._process.answered():
                     self._process.receive(number)
                     raise EvaluationEnded(
                         Category.SANDBOX_VIOLATION, "the candidate answered a timed call twice", Phase.TIME
                     )
-            return time.perf_counter_ns() - done_at if done_at else 0
         finally:
             while not end.query():
                 self._process.flags[flags.DONE] = number
@@ -209,7 +194,7 @@ class CpuClock:
         self._flusher = flusher
         self._on_gpu = on_gpu
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample:
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
         """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
         page, process, session = self._process.flags, self._process, self._session
         number = process.send(order, seed=case.seed)
@@ -236,7 +221,7 @@ class CpuClock:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call that it had not done", Phase.TIME
             )
-        return Sample(end - begin, ready - begin)
+        return end - begin, ready - begin
 
     def _wait(self, flag: int, number: int) -> None:
         """Until the flag shows the call's number, or the candidate has something else to say."""

@@ -13,10 +13,6 @@ tells of a device that has become quieter since.
 A null takes its turn on a GPU's processors; a forward that launches nothing there takes none, and would look
 faster by what a turn costs. So some calls are made behind an empty kernel, at random: if they take longer by more
 than it does, all are.
-
-What ends a call is the judge's copy of its outputs, for which the judge waits for its turn. A candidate that says
-DONE before its work is done saves a few microseconds of that wait, and then the end comes later after DONE than it
-does in a null.
 """
 
 from __future__ import annotations
@@ -62,10 +58,6 @@ _FEWEST_IN_TURN: Final = 5
 _LONG_NS: Final = 30e6
 #: What they may take longer, in nanoseconds and as a share: an empty kernel takes about 2 us, a turn 280.
 _IN_TURN_SLACK: Final = (10e3, 0.02)
-#: How much later after DONE than in a null the end may come, in nanoseconds and as a share of that; a candidate that
-#: says DONE before it has had a turn is 140 us late. And in which calls nothing would be gained, in nanoseconds.
-_LATE_SLACK: Final = (20e3, 0.1)
-_LATE_LONG_NS: Final = 2e6
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
 _RESOLUTION_NS: Final = 500.0
 #: Calls between two looks at the device's clocks.
@@ -89,8 +81,6 @@ class Series:
     discarded: int = 0
     #: Calls behind an empty kernel, beside those that are not.
     in_turn: list[int] = field(default_factory=list[int])
-    #: From DONE to the end, of calls and, where it says so, of nulls, in the order in which they were made.
-    ends: list[tuple[bool, int]] = field(default_factory=list[tuple[bool, int]])
     #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
     empty_ns: float = 0.0
     clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
@@ -107,27 +97,6 @@ class Series:
             return False
         call = statistics.median(self.calls)
         return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
-
-    @property
-    def late_ns(self) -> float:
-        """How much later after DONE than it may the end comes, in the median of calls; 0 where it does not.
-
-        A call is compared with the slower of the nulls before and after it: what others do on the device meets both.
-        """
-        late: list[float] = []
-        since: list[int] = []
-        before = None
-        for is_null, end in self.ends:
-            if not is_null:
-                since.append(end)
-                continue
-            if before is not None:
-                slower = max(before, end)
-                late += [call - slower - _LATE_SLACK[0] - _LATE_SLACK[1] * slower for call in since]
-            before, since = end, []
-        if len(late) < _FEWEST or statistics.median(self.calls) - statistics.median(self.nulls) > _LATE_LONG_NS:
-            return 0.0
-        return max(statistics.median(late), 0.0)
 
 
 class Stopwatch:
@@ -182,9 +151,8 @@ class Stopwatch:
             the times; :meth:`verify` is still to be called.
 
         Raises:
-            EvaluationEnded: a call failed or its outputs did not have the reference's form;
-                ``timing_unstable``: the device was throttled throughout; ``reward_hack``: it says that calls are
-                done before they are.
+            EvaluationEnded: a call failed or its outputs did not have the reference's form; or
+                ``timing_unstable``: the device was throttled throughout.
         """
         flusher = self._flusher if timing.cold_l2 else None
         with _no_collections():
@@ -209,15 +177,6 @@ class Stopwatch:
                 f"the device was throttled in {series.discarded} of {series.discarded + len(series.calls)} calls",
                 Phase.TIME,
                 clocks=series.clocks,
-            )
-        if late := series.late_ns:
-            raise EvaluationEnded(
-                Category.REWARD_HACK,
-                f"most calls said that they were done at least {late / 1e3:.0f} us before they were: is there work on a"
-                " stream of its own that nothing waits for?",
-                Phase.TIME,
-                hack="done_early",
-                late_us=late / 1e3,
             )
         if call is Order.AHEAD:
             series.empty_ns = empty_kernel_ns()
@@ -255,9 +214,8 @@ class Stopwatch:
                 sample = clock.time(null, self._fresh(), blanks)
                 misses += sample is None
                 if sample is not None and warming == 0:
-                    series.nulls.append(sample.span)
-                    series.yardsticks.append(sample.before_go)
-                    series.ends.append((True, sample.after_done))
+                    series.nulls.append(sample[0])
+                    series.yardsticks.append(sample[1])
             if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
                 looks = self._take_in_turn(clock, series, blanks)
             case = self._fresh()
@@ -276,9 +234,8 @@ class Stopwatch:
             counted += 1
             if place is not None:
                 self._proofs[place : place + 1] = [(into, case)]
-            series.calls.append(sample.span)
-            series.yardsticks.append(sample.before_go)
-            series.ends.append((False, sample.after_done))
+            series.calls.append(sample[0])
+            series.yardsticks.append(sample[1])
             since += 1
             late = time.monotonic() > enough_at
             done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
@@ -291,24 +248,16 @@ class Stopwatch:
                     done = late or series.discarded >= timing.calls
                 since = 0
             if done and len(series.nulls) >= _FEWEST:
-                return self._close(clock, series, blanks, null, looks=looks)
-
-    def _close(
-        self, clock: GpuClock | CpuClock, series: Series, into: list[torch.Tensor], null: Order, *, looks: bool
-    ) -> Series:
-        """Take what is still wanted beside the calls: enough of them in turn, and a null after the last."""
-        for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
-            looks = looks and self._take_in_turn(clock, series, into)
-        if (sample := clock.time(null, self._fresh(), into)) is not None:
-            series.ends.append((True, sample.after_done))
-        return series
+                for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
+                    looks = looks and self._take_in_turn(clock, series, blanks)
+                return series
 
     def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series, into: list[torch.Tensor]) -> bool:
         """One call behind an empty kernel; returns whether more of them can tell anything."""
         sample = clock.time(Order.AHEAD_IN_TURN, self._fresh(), into)
         if sample is not None:
-            series.in_turn.append(sample.span)
-        return sample is None or sample.span < _LONG_NS
+            series.in_turn.append(sample[0])
+        return sample is None or sample[0] < _LONG_NS
 
     def _fresh(self) -> Case:
         """Inputs that were never used. Where they take long to make, the candidate's time stands still."""
