@@ -18,6 +18,17 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 @pytest.fixture
+def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
+    """verifiers is here, and the client that its tasks share in a process is closed in the end."""
+    needs("verifiers")
+    yield
+    from kqueue.integrations.verifiers import _connection
+
+    if (client := _connection.take()) is not None:
+        asyncio.run(client.close())
+
+
+@pytest.fixture
 def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
     """The URL of an OpenEnv server of two problems, the second of which fails."""
     needs("openenv")
@@ -71,9 +82,8 @@ def test_openenv_over_its_own_client(served: str) -> None:
     assert state["step_count"] == 0
 
 
-def test_verifiers_scores_replies(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+def test_verifiers_scores_replies(verifiers: None, tmp_path: Path) -> None:
     """A task a file, rewarded by the verdict; a failure that is not the kernel's is an error, and no reward."""
-    needs("verifiers")
     import verifiers.v1 as vf
 
     from kqueue.integrations.verifiers import KernelTask, KernelTaskConfig, KernelTaskset, KernelTasksetConfig
@@ -104,9 +114,8 @@ def test_verifiers_scores_replies(config: Config, needs: Callable[[str], None], 
         asyncio.run(scored(broken, RIGHT))
 
 
-def test_verifiers_without_problems(config: Config, needs: Callable[[str], None], tmp_path: Path) -> None:
+def test_verifiers_without_problems(verifiers: None, tmp_path: Path) -> None:
     """A folder without references is an error that names it."""
-    needs("verifiers")
     from kqueue import ConfigError
     from kqueue.integrations.verifiers import KernelTaskset, KernelTasksetConfig
 
