@@ -66,9 +66,9 @@ class Child:
         owner = os.getpid()
 
         def in_child() -> None:
-            # A job in the background of a shell has SIGINT ignored, and children would inherit that.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # A job in the background of a shell has SIGINT and SIGQUIT ignored, and children would inherit that.
+            for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+                signal.signal(signum, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             _libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
             if os.getppid() != owner:

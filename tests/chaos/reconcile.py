@@ -149,7 +149,8 @@ def _count_attempts(
                 if disturbed[attempt.id]
                 else f"{attempt.kernel_label}: {attempt.category}"
             )
-            found.next_s.setdefault(kind, []).append(following.started - attempt.ended)
+            # Both are the starts of transactions, which may cross when Postgres is slow.
+            found.next_s.setdefault(kind, []).append(max(0.0, following.started - attempt.ended))
     found.counts |= {
         "attempts": len(attempts),
         "attempts ended by the fleet's fault": lost,

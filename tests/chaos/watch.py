@@ -15,11 +15,14 @@ from tests.chaos.family import Family, below, born, descriptors, name, own_memor
 from workers.sandbox import linux
 
 _EVERY_S: Final = 1.0
-#: A process is measured from this age on: it opens connections and fills caches first.
+#: A process is measured so long after its first sign of work: it opens connections and fills caches first.
 _GROWN_UP_S: Final = 20.0
+#: And it is judged if it was seen so often after that.
+_SEEN: Final = 20
 #: What lives on so long after its parents died is an orphan.
 _ORPHAN_S: Final = 15.0
-#: Samples at either end of a life of which the least counts, as what is being done at the moment comes on top.
+#: Samples at either end of a life; the most of the first count beside the least of the last, as what is being done
+#: at the moment comes on top.
 _SAMPLES: Final = 5
 #: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
@@ -69,6 +72,8 @@ class Watch(threading.Thread):
         self._family = family
         self._told = threading.Event()
         self._samples: dict[tuple[str, int, int], list[Sample]] = defaultdict(list)
+        #: When each process, by its id and birth, was first seen at work.
+        self._at_work: dict[tuple[int, int], float] = {}
         self._strangers: dict[int, float] = {}
         self._orphans: dict[int, str] = {}
         self._nvml = _nvml() if gpu else None
@@ -96,16 +101,16 @@ class Watch(threading.Thread):
         """What became of each process that lived long enough to tell, and of the services across their restarts."""
         found: list[Life] = []
         for (role, _, _), samples in self._samples.items():
-            if len(samples) < 3 * _SAMPLES:
+            if len(samples) < _SEEN:
                 continue
             first, last = samples[:_SAMPLES], samples[-_SAMPLES:]
             found.append(
                 Life(
                     role,
                     last[-1].at - first[0].at,
-                    (min(s.descriptors for s in first), min(s.descriptors for s in last)),
-                    (min(s.sockets for s in first), min(s.sockets for s in last)),
-                    (min(s.own_bytes for s in first), min(s.own_bytes for s in last)),
+                    (max(s.descriptors for s in first), min(s.descriptors for s in last)),
+                    (max(s.sockets for s in first), min(s.sockets for s in last)),
+                    (max(s.own_bytes for s in first), min(s.own_bytes for s in last)),
                 )
             )
         return sorted(found, key=lambda life: (life.role, -life.seconds))
@@ -125,16 +130,21 @@ class Watch(threading.Thread):
         if supervisor := family.supervisor():
             parents[supervisor] = "supervisor"
         for worker in family.workers():
-            parents[worker] = "worker"
-            if forkserver := family.forkserver(worker):
-                parents[forkserver] = "fork server"
+            # Importing takes long on a busy machine; with its first child it is nearly ready.
+            if family.judges(worker):
+                parents[worker] = "worker"
+                if forkserver := family.forkserver(worker):
+                    parents[forkserver] = "fork server"
         for pid, role in parents.items():
             start = born(pid)
             held, sockets = descriptors(pid)
-            if start is not None and held >= 0 and self._age(start) > _GROWN_UP_S:
+            if start is None or held < 0:
+                continue
+            since = self._at_work.setdefault((pid, start), now)
+            if now - since > _GROWN_UP_S:
                 self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))
         for role, pid in (("Postgres", family.postgres()), ("Valkey", family.valkey())):
-            if pid and (start := born(pid)) and self._age(start) > _GROWN_UP_S / 2:
+            if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _GROWN_UP_S / 2:
                 held, sockets = descriptors(pid)
                 own = sum(own_memory(one) for one in (pid, *below(pid)))
                 # Across its restarts: its data stay, and so would what it does not let go of.
@@ -158,10 +168,6 @@ class Watch(threading.Thread):
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
         return left
-
-    @staticmethod
-    def _age(start: int) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
 
 def _nvml() -> tuple[Any, Any]:
