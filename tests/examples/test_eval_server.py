@@ -1,4 +1,4 @@
-"""The clients of docs/eval-server.md, as they are, before a whole fleet with the true judge."""
+"""The clients of docs/eval-server.md and docs/http.md, as they are, before a whole fleet with the true judge."""
 
 from __future__ import annotations
 
@@ -54,3 +54,13 @@ def test_the_client_that_asks_again(served: Served) -> None:
     said = run("job_client.py", served)
     assert "right: passed on cpu" in said
     assert "crashes: crashed on cpu" in said
+
+
+def test_the_remote_client(served: Served) -> None:
+    """The example of docs/http.md: a batch, one entry of which is refused."""
+    said = run("remote_client.py", served)
+    assert "right: passed, " in said
+    assert "wrong: wrong_values" in said
+    assert "breaks: runtime_error" in said
+    assert "refused: kernel: " in said
+    assert "3 evaluations in the batch" in said

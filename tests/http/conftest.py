@@ -54,6 +54,12 @@ class Served:
 
 
 @pytest.fixture
+def config(config: Config) -> Config:
+    """The run's settings, with which the stand-in for a worker counts as alive however long a test takes."""
+    return config.model_copy(update={"lease_s": 3600.0})
+
+
+@pytest.fixture
 def serve() -> Iterator[Callable[[Config], Served]]:
     """Serve a fleet; as often as the test likes."""
     running: list[Served] = []

@@ -1,0 +1,76 @@
+"""A producer without the database's credentials: a small batch over HTTP, by name.
+
+    python examples/remote_client.py                          # asks http://127.0.0.1:18188
+    python examples/remote_client.py http://gpu-host:18188    # KQUEUE_TOKEN holds a token where one is needed
+
+The exit status is 1 where a kernel came to something else than it must.
+"""
+
+import sys
+from uuid import uuid4
+
+from kqueue import InvalidRequest, RemoteClient
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(64, 1000)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+KERNEL = """
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return {}
+"""
+
+KERNELS = {
+    "right": ("x.clamp(min=0) * 2.0", "passed"),
+    "wrong": ("x.clamp(min=0) * 2.5", "wrong_values"),
+    "breaks": ("x.nothing()", "runtime_error"),
+}
+
+batch = f"remote-{uuid4().hex[:8]}"
+entries = [
+    {
+        "problem": PROBLEM,
+        "kernel": KERNEL.format(expression),
+        "backend": "torch",
+        "kernel_label": label,
+        "batch": batch,
+        # Sent twice under this key it is one evaluation, also after this program was started again.
+        "idempotency_key": f"{batch}/{label}",
+    }
+    for label, (expression, _) in KERNELS.items()
+]
+# A bad entry spoils no other.
+entries.append({"problem": PROBLEM, "kernel": "", "backend": "torch", "kernel_label": "empty"})
+
+url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
+with RemoteClient(url) as kq:
+    *verdicts, refused = kq.evaluate_batch(entries, timeout=600)
+    found = kq.batch(batch)
+
+for verdict in verdicts:
+    time = "" if verdict.runtime_ms is None else f", {verdict.runtime_ms:.4f} ms"
+    print(f"{verdict.kernel_label}: {verdict.category}{time} {verdict.message}")
+print(f"refused: {refused}")
+print(f"{len(found)} evaluations in the batch {batch}")
+
+as_expected = [str(verdict.category) for verdict in verdicts] == [expected for _, expected in KERNELS.values()]
+sys.exit(0 if as_expected and isinstance(refused, InvalidRequest) and len(found) == len(KERNELS) else 1)
