@@ -12,9 +12,10 @@ from workers.sandbox import linux
 
 
 def words(pid: int) -> list[str]:
-    """A process's command line; empty where it is gone."""
+    """A process's command line; empty where it is gone, or dead and not reaped."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+        return line.split("\0") if line else []
     return []
 
 
@@ -73,7 +74,8 @@ class Family:
 
     def _service(self, program: str) -> int | None:
         for pid in self._children(self.up):
-            if (command := words(pid)) and Path(command[0].split()[0]).name == program:
+            # Valkey puts its address behind its name.
+            if Path("".join(words(pid)[:1]).partition(" ")[0]).name == program:
                 return pid
         return None
 

@@ -322,7 +322,7 @@ def _last_faults(
     fleet: Child, watch: Watch, events: Sequence[Event], after: Category, idle_gpu: int | None
 ) -> list[str]:
     """What is wrong once the fleet was stopped."""
-    faults = [f"orphan: {orphan}" for orphan in watch.orphans()]
+    faults = [f"orphan: {orphan}" for orphan in watch.orphans()] + watch.faults
     faults += [line for life in watch.lives() for line in life.leaks()]
     faults += [f"{event.action}: {event.note}" for event in events if event.note]
     if after is not Category.PASSED:

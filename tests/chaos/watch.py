@@ -77,13 +77,18 @@ class Watch(threading.Thread):
         self._strangers: dict[int, float] = {}
         self._orphans: dict[int, str] = {}
         self._nvml = _nvml() if gpu else None
+        #: Looks that failed: what was not seen is not proven.
+        self.faults: list[str] = []
         #: Bytes used of the GPU, by seconds since 1970.
         self.gpu_bytes: list[tuple[float, int]] = []
 
     def run(self) -> None:
         """Look."""
         while not self._told.wait(_EVERY_S):
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001
+                self.faults.append(f"a look at the fleet failed: {error!r}")
 
     def stop(self) -> None:
         """Look no more."""
