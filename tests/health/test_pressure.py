@@ -54,7 +54,7 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
     services.until(lambda: reasons() == [None], 30, "a worker that goes on")
     assert services.verdict(waiting, 90).passed
     assert "no evaluations are taken" in fleet.log.read_text()
-    fleet.stop()
+    fleet.stop(timeout_s=60)
 
 
 @pytest.mark.parametrize(("setting", "what"), [("min_free_memory", "memory"), ("min_free_disk", "disk")])

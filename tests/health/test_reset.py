@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID, uuid4
 
 import pytest
@@ -38,11 +39,13 @@ def test_a_reset_takes_a_gpu_away_until_it_has_passed_a_test(engine: Engine, wor
     assert (state(engine).state, state(engine).paused) == ("serving", None)
 
 
-def test_what_runs_is_waited_for_as_long_as_was_said(engine: Engine, worker: UUID, fields) -> None:
+def test_what_runs_is_waited_for_as_long_as_was_said(
+    engine: Engine, worker: UUID, fields: Callable[..., dict[str, object]]
+) -> None:
     """While an evaluation runs the reset is not due, until its time is over."""
     from kqueue.contract import Request
 
-    [submitted] = evaluations.submit(engine, [Request(**fields())])
+    [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
     assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30) is not None
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
     assert not state(engine).reset_due

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 import tests.fleet.conftest as told
+from kqueue.store import evaluations
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -84,7 +85,7 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
         services.started(identity)
     for identity in both:
         assert services.verdict(identity, 60).passed
-    fleet.stop()
+    fleet.stop(timeout_s=60)
 
 
 def test_a_slot_is_not_used_again_while_its_last_life_is_there(
@@ -111,7 +112,8 @@ def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     assert [worker.id for worker in fleet.live()] == [again[0].worker_id]
     freezer.thaw()
     services.until(lambda: len(fleet.live()) == 2 and not stuck(), 90, "the slot's next life")
-    fleet.stop()
+    evaluations.cancel(services.engine, evaluation)
+    fleet.stop(timeout_s=60)
 
 
 def test_a_fleet_ends_although_something_of_it_does_not(
@@ -128,3 +130,4 @@ def test_a_fleet_ends_although_something_of_it_does_not(
     [attempt] = services.attempts(evaluation)
     assert attempt.handed_back
     assert services.rows("SELECT state FROM evaluations WHERE id = :id", id=evaluation)[0].state == "queued"
+    evaluations.cancel(services.engine, evaluation)

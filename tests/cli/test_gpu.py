@@ -1,0 +1,67 @@
+"""`kqueue gpu`, and what `kqueue status` and `kqueue doctor` tell of GPUs and workers that pause."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.store import gpus, workers
+
+UUIDS = ("GPU-11111111-aaaa", "GPU-22222222-bbbb")
+
+
+@pytest.fixture
+def host(engine: Engine) -> str:
+    """This host, with two GPUs and a worker of the first."""
+    host = socket.gethostname()
+    for index, uuid in enumerate(UUIDS):
+        gpus.register(engine, host=host, index=index, uuid=uuid, name="NVIDIA H200")
+    gpus.see(engine, {UUIDS[0]: {"temperature_c": 61, "xids": [{"xid": 31, "at": "2026-01-01T00:00:00+00:00"}]}})
+    workers.register(engine, id=uuid4(), name="gpu0-0@h", host=host, pid=1, lanes=["gpu", "gpu.h200"], device=UUIDS[0])
+    return host
+
+
+def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engine: Engine) -> None:
+    """The list, the status and the doctor say so meanwhile, as text and as JSON."""
+    done = cli("gpu", "drain", "0", "--reason", "dust \x1b[31m")
+    assert (done.returncode, done.stdout) == (0, f"GPU 0 of {host} is drained; 0 evaluations run on it\n")
+    listed = cli("gpu", "list").stdout
+    assert "drained: dust" in listed
+    assert "\x1b" not in listed
+    assert "Xid 31" in listed
+    records = [json.loads(line) for line in cli("gpu", "list", "--json").stdout.splitlines()]
+    assert [(record["state"], record["facts"].get("temperature_c")) for record in records] == [
+        ("drained", 61),
+        ("serving", None),
+    ]
+    told = json.loads(cli("status", "--json").stdout)
+    assert [gpu["uuid"] for gpu in told["gpus_not_serving"]] == [UUIDS[0]]
+    assert told["workers"][0]["paused"].startswith("GPU 0 is drained: dust")
+    status = cli("status")
+    assert status.returncode == 0
+    assert "does not serve" in status.stdout
+    checks = [json.loads(line) for line in cli("doctor", "--json").stdout.splitlines()]
+    [check] = [check for check in checks if check["name"] == "gpus"]
+    assert check["state"] == "warn"
+    assert "GPU 0 is drained" in check["detail"]
+    assert cli("gpu", "resume", UUIDS[0][:8]).stdout == f"GPU 0 of {host} serves again\n"
+    assert gpus.find(engine)[0].state == "serving"
+
+
+def test_what_names_no_gpu_ends_with_2_and_says_which_there_are(cli: Any, host: str) -> None:
+    """So does what names more than one."""
+    for named in (("7",), ("GPU-9",), ("GPU-",), ("0", "--host", "elsewhere")):
+        done = cli("gpu", "drain", *named)
+        assert done.returncode == 2
+        assert UUIDS[0] in done.stderr
+
+
+def test_without_gpus_there_is_nothing_to_list(cli: Any) -> None:
+    """An empty table would tell less."""
+    assert cli("gpu", "list").stdout == "no fleet with a GPU is known\n"
+    assert cli("gpu", "list", "--json").stdout == ""
