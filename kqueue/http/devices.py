@@ -23,6 +23,8 @@ from kqueue.store.workers import LiveWorker
 
 #: A GPU that no supervisor has spoken of for so long is no longer counted.
 _GONE_AFTER: Final = timedelta(days=1)
+#: A supervisor speaks of its GPUs every few seconds.
+_SILENT_AFTER: Final = timedelta(seconds=60)
 #: A view of the fleet is read anew after so many seconds, and given out until that is done.
 _FRESH_S: Final = 1.0
 #: How long somebody waits for a view where the last one is older than `_STALE_S`.
@@ -40,6 +42,8 @@ class Device:
         lanes: those that its live workers serve.
         slots: its live workers.
         idle: those of them that would take an evaluation now.
+        attended: whether its host's supervisor lives, which acts on the GPU's state. Workers that are being started
+            anew are not counted as live.
     """
 
     id: int
@@ -47,11 +51,12 @@ class Device:
     lanes: tuple[str, ...]
     slots: int
     idle: int
+    attended: bool
 
     @property
     def error(self) -> str | None:
         """Why it is given nothing; None where it serves."""
-        if not self.slots:
+        if self.gpu.paused is None and not self.slots:
             return f"no worker of it lives on {self.gpu.host}"
         return self.gpu.paused
 
@@ -175,6 +180,7 @@ def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
         lanes=tuple(sorted({lane for worker in mine for lane in worker.lanes})),
         slots=len(mine),
         idle=sum(worker.paused is None and worker.busy_with is None for worker in mine),
+        attended=bool(mine) or datetime.now(UTC) - gpu.seen_at < _SILENT_AFTER,
     )
 
 

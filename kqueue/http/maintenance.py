@@ -42,7 +42,8 @@ async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wai
     again, and what is older than the retention settings allow removed. A GPU is given nothing until it has passed.
     """
     swept = await door.read(_sweep, door.config)
-    chosen = [device for device in (await fleet.renewed()).devices if device.slots and device.gpu.state != "drained"]
+    view = await fleet.renewed()
+    chosen = [device for device in view.devices if device.attended and device.gpu.state != "drained"]
     for device in chosen:
         await _test_now(door, device)
     over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen}, wait_s)
@@ -70,7 +71,7 @@ async def reset_gpu(
     Nobody resets the hardware. A GPU that was drained is returned, too.
     """
     device = (await fleet.renewed()).device(device_id)
-    if not device.slots:
+    if not device.attended:
         raise HttpError(503, f"device {device_id}: {device.error}", code="gpu_unattended")
     begun = time.monotonic()
     uuid = device.gpu.uuid
@@ -88,7 +89,7 @@ async def reset_devices(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s
     chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != "serving"]
     for device in chosen:
         await door.read(gpus.resume, device.gpu.uuid)
-    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen if device.slots}, wait_s)
+    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
     view = await fleet.get()
     return {
         "status": "device pool reset" if over else "device pool reset; tests go on",
