@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,6 +158,7 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     such as one that enters a namespace; `variables` are added to the environment.
     """
     started: list[Fleet] = []
+    scratches: list[Path] = []
 
     def start(
         *,
@@ -166,6 +169,10 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
         variables: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> Fleet:
+        if true and "scratch" not in settings:
+            settings["scratch"] = Path(tempfile.mkdtemp(prefix="kqueue-scratch-"))
+            settings["scratch"].chmod(0o711)  # pytest's own folders are closed to candidates
+            scratches.append(settings["scratch"])
         config = services.config(**{"cpu_slots": slots, "retry_delay_s": 0.1, "lease_s": 4} | settings)
         environment = os.environ | config.environment()
         program = ["-P", "-m", "workers.fleet"]
@@ -194,6 +201,8 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     finally:
         for fleet in started:
             fleet.stop()
+        for scratch in scratches:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
