@@ -8,13 +8,22 @@ from typing import NoReturn
 import typer
 
 from kqueue.cli import categories, database, doctor, fleet, gpu, kernelbench, results, serve, submit, sweep, token
-from kqueue.errors import ConfigError, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation, WaitTimeout
+from kqueue.errors import (
+    ConfigError,
+    EvaluationFailed,
+    InvalidRequest,
+    KqueueError,
+    ServiceError,
+    UnknownEvaluation,
+    WaitTimeout,
+)
 
 #: What a command ends with when it could not do its work. 1 is kept for "done, and the answer is no".
 STATUSES: dict[type[KqueueError], int] = {
     InvalidRequest: 2,
     ServiceError: 3,
     ConfigError: 3,
+    EvaluationFailed: 3,
     WaitTimeout: 4,
     UnknownEvaluation: 5,
 }

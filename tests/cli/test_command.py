@@ -65,8 +65,7 @@ def test_an_unknown_command_ends_with_2() -> None:
 def test_every_error_has_a_status(kind: type[errors.KqueueError]) -> None:
     """Whatever kqueue raises on purpose ends a command with one of the documented statuses."""
     assert any(issubclass(kind, known) for known in STATUSES)
-    error = kind(["k"]) if kind is errors.IdempotencyConflict else kind("m")
-    assert exit_status(error) in {2, 3, 4, 5}
+    assert exit_status(kind.__new__(kind)) in {2, 3, 4, 5}
 
 
 def test_text_is_made_harmless() -> None:
