@@ -9,6 +9,7 @@ import typer
 
 from kqueue.cli import categories, database, doctor, fleet, gpu, kernelbench, results, serve, submit, sweep, token
 from kqueue.errors import (
+    AccessRefused,
     ConfigError,
     EvaluationFailed,
     InvalidRequest,
@@ -22,6 +23,7 @@ from kqueue.errors import (
 STATUSES: dict[type[KqueueError], int] = {
     InvalidRequest: 2,
     ServiceError: 3,
+    AccessRefused: 3,
     ConfigError: 3,
     EvaluationFailed: 3,
     WaitTimeout: 4,
