@@ -74,10 +74,10 @@ _HARD: Final = (
 #: The deadline of what never ends, by lane.
 _DEADLINE_S: Final = {"cpu": 1.0, "gpu": 3.0}
 #: Evaluations submitted at once, and how many are kept waiting in Redis.
-_SUBMIT: Final = 40
-_WAITING: Final = 60
+_SUBMIT: Final = 20
+_WAITING: Final = 40
 #: The most that are open at once: what Redis was emptied of waits for its sweeper beside what is new.
-_OPEN: Final = 400
+_OPEN: Final = 120
 _START_S: Final = 300.0
 #: Once nothing is killed any more, evaluations end at least so often, in seconds.
 _STUCK_S: Final = 180.0
@@ -97,7 +97,7 @@ def main() -> int:
         print(f"soak: {error}", file=sys.stderr)
         return 1
     finally:
-        if options.logs:
+        if options.logs and (root / "home" / "logs").exists():
             shutil.copytree(root / "home" / "logs", options.logs, dirs_exist_ok=True)
         shutil.rmtree(root, ignore_errors=True)
 
