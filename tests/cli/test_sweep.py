@@ -41,9 +41,11 @@ class TestSweep:
         done = cli("sweep")
         assert (done.returncode, done.stdout) == (0, "nothing was to be done\n")
 
-    def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, worker: UUID) -> None:
+    def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, engine: Engine, worker: UUID) -> None:
         """Everything queued, after Redis was emptied by hand."""
         ids = submitted(cli, "a", "b", "c")
+        # For some seconds after it was submitted an evaluation's message is its producer's business.
+        change(engine, "UPDATE evaluations SET submitted_at = now() - interval '1 min'")
         with broker.make_app(config) as app:
             with app.connection_for_read() as connection:
                 connection.default_channel.client.flushall()
