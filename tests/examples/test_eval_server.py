@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,14 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served() -> Iterator[Served]:
     """A server before a fleet of one CPU slot."""
-    directory = tmp_path_factory.mktemp("served")
-    config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1)
-    directory.chmod(0o755)
-    with LocalFleet(config, durable=False) as fleet, Served(fleet.config, directory / "log") as served:
-        yield served
+    with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:
+        directory = Path(name)
+        directory.chmod(0o711)  # pytest's own folders are closed to candidates
+        config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1)
+        with LocalFleet(config, durable=False) as fleet, Served(fleet.config, directory / "log") as served:
+            yield served
 
 
 def run(name: str, served: Served) -> str:
