@@ -111,16 +111,16 @@ def reconcile(
 
 
 def _cause(attempt: Any, acts: list[Event]) -> str | None:
-    """The act that explains an attempt's failing: the last one that struck its worker while it ran."""
+    """The act that explains an attempt's failing: of those that struck its worker while it ran, the likeliest.
+
+    What struck this worker alone goes before what struck all; a dead supervisor's attempts end late, with their leases.
+    """
     ended = attempt.ended if attempt.ended is not None else float("inf")
-    return next(
-        (
-            act.action
-            for act in reversed(acts)
-            if act.at <= ended and attempt.started <= act.until and act.worker in {None, attempt.pid}
-        ),
-        None,
-    )
+    struck = [
+        act for act in acts if act.at <= ended and attempt.started <= act.until and act.worker in {None, attempt.pid}
+    ]
+    likeliest = max(struck, key=lambda act: (act.worker is not None, "supervisor" in act.action, act.at), default=None)
+    return likeliest.action if likeliest else None
 
 
 def _count_attempts(

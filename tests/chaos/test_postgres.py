@@ -129,6 +129,8 @@ class _Address:
     pid: int | None
 
 
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
 def test_postgres_may_fail_over(tmp_path: Path) -> None:
     """The primary is killed and its standby promoted: who knows both addresses goes on there."""
     tmp_path.chmod(0o755)
@@ -198,6 +200,8 @@ def _fill(place: Path) -> Path:
     return filler
 
 
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
 def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
     """Nothing more is accepted, what was accepted stays, and once there is room all of it is judged."""
     tmp_path.chmod(0o755)

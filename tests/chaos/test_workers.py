@@ -162,7 +162,7 @@ def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, f
     second.stop()
 
 
-@pytest.mark.parametrize("seconds", [3600, -3600, 8 * 3600], ids=["forward", "backward", "past the visibility timeout"])
+@pytest.mark.parametrize("seconds", [8 * 3600, -3600], ids=["past the visibility timeout", "backward"])
 def test_a_hosts_clock_may_jump(
     services: Any, start_fleet: Any, whole: Any, seconds: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
