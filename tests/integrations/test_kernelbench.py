@@ -148,7 +148,8 @@ def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
 
 def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> None:
     """Ended by Ctrl-C or killed, the next start has the verdicts of what was sent, and sends nothing twice."""
-    _, run = folders
+    run = folders[1].rename(folders[1].with_name("interrupted"))  # a batch of its own
+    folders = (folders[0], run)
     slow = "import time\n\ntime.sleep(2)\n"
     for sample in range(4):
         put(run, 1, sample, slow + RIGHT + f"# {sample}\n")
