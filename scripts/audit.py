@@ -40,6 +40,9 @@ def main(arguments: list[str]) -> int:
     unknown = [f"{package['name']} ({package['skip_reason']})" for package in packages if "skip_reason" in package]
     if unknown:
         print(f"not in the database: {'; '.join(unknown)}")
+    if len(unknown) == len(packages):
+        print("audit: NOT DONE, the advisory database knows none of the packages", file=sys.stderr)
+        return 0 if lenient else 2
     found = sum(len(package.get("vulns", ())) for package in packages)
     print(f"audit: {len(packages) - len(unknown)} packages, {found} advisories")
     return 1 if found else 0
