@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from kqueue import Client
+from kqueue.config import load
 from kqueue.store import evaluations
 from tests.chaos.rig import PATIENCE_S, Halted
 
@@ -51,13 +52,21 @@ def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Clie
     worker = fleet.live()[0].id
     running = services.submit("sleep 2", attempts=3)
     services.started(running)
+    silences: list[float] = []
     with Halted(services.valkey.pid):
         ends = time.monotonic() + seconds
         meanwhile = _submit(client)
         assert services.verdict(running, PATIENCE_S).passed
-        time.sleep(max(0.0, ends - time.monotonic()))
-        assert fleet.live()[0].id == worker
+        while time.monotonic() < ends:
+            rows = services.rows(
+                "SELECT extract(epoch FROM now() - heartbeat_at) FROM workers WHERE id = :id", id=worker
+            )
+            silences.append(float(rows[0][0]))
+            time.sleep(0.2)
+    # Half of a lease as it is by default.
+    assert max(silences, default=0.0) < load().lease_s / 2
     whole(running, meanwhile, attempts=1)
+    assert [live.id for live in fleet.live()] == [worker]
 
 
 def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client) -> None:
