@@ -60,7 +60,7 @@ _SEALED: Final = b"sealed"
 _REAP: Final = 10.0
 #: How long what a candidate left may take to go, in seconds.
 _SWEEP: Final = 1.0
-#: How long a process may live on that has closed the channel, in seconds: giving a GPU back takes a moment.
+#: How long a process may live on that has closed the channel, in seconds.
 _DYING: Final = 1.0
 
 
@@ -256,9 +256,12 @@ class ForkServer:
             data = b""
         message: dict[str, Any] = json.loads(data) if data else {"stop": True}
         if message.get("closed"):
-            # Its end of the channel is closed: it is dying, or wants to be taken for it.
-            deadline = time.monotonic() + _DYING
-            while not _has_ended(candidate.pid) and time.monotonic() < deadline:
+            # Its end of the channel is closed: it is dying, or wants to be taken for it. The dead give a GPU back
+            # last, which takes seconds where many do.
+            begun = time.monotonic()
+            while not _has_ended(candidate.pid) and time.monotonic() < begun + (
+                _REAP if linux.is_exiting(candidate.pid) else _DYING
+            ):
                 time.sleep(0.001)
             self._end(candidate, "closed")
         elif "stop" in message:
@@ -332,10 +335,12 @@ class ForkServer:
     def _conclude(self, candidate: _Candidate, reason: str) -> None:
         """Sweep what an ended candidate left, report, and forget it."""
         leftovers = candidate.own(self._orphans())
-        if reason == "exited" and candidate.out_of_memory():
-            reason = "memory"
         self._kill_all_of(candidate)
         status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
+        if reason in {"closed", "deadline"} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
+            reason = "exited"  # it was on its way out, by itself, before it was killed
+        if reason == "exited" and candidate.out_of_memory():
+            reason = "memory"
         del self._candidates[candidate.pid]
         self._sweep(candidate)
         # What a survivor might still write is not waited for.

@@ -31,6 +31,9 @@ MS_PRIVATE: Final = 1 << 18
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 
+#: A task's flag in /proc, of linux/sched.h.
+_PF_EXITING: Final = 0x00000004
+
 
 def _check(result: int, what: str) -> None:
     if result != 0:
@@ -135,6 +138,15 @@ def is_doomed(pid: int) -> bool:
     fields = dict(line.split(":", 1) for line in status.splitlines())
     pending = int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
     return bool(pending >> (signal.SIGKILL - 1) & 1) or fields["State"].split()[0] in "ZX"
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether all threads of the process are on their way out, giving back what it held; also True if it is gone."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it is gone by now
+            if not int(stat.read_text().rpartition(")")[2].split()[6]) & _PF_EXITING:
+                return False
+    return True
 
 
 def owner(pid: int) -> int | None:
