@@ -58,8 +58,9 @@ def reconcile(
     """Compare.
 
     An attempt that ended by the fleet's fault is explained by an act of chaos, other than on Redis, that struck its
-    worker, or all workers, while it ran. A verdict other than the expected one is explained where it puts the blame
-    on the fleet and each attempt of its evaluation is explained so.
+    worker, or all workers, while it ran; one that could not be timed, by an act on any worker: what that leaves dies
+    on the same device. A verdict other than the expected one is explained where it puts the blame on the fleet and
+    each attempt of its evaluation is explained so.
 
     Args:
         engine: the database.
@@ -117,9 +118,15 @@ def _cause(attempt: Any, acts: list[Event]) -> str | None:
     """
     ended = attempt.ended if attempt.ended is not None else float("inf")
     struck = [
-        act for act in acts if act.at <= ended and attempt.started <= act.until and act.worker in {None, attempt.pid}
+        act
+        for act in acts
+        if act.at <= ended
+        and attempt.started <= act.until
+        and (act.worker in {None, attempt.pid} or attempt.category == Category.TIMING_UNSTABLE)
     ]
-    likeliest = max(struck, key=lambda act: (act.worker is not None, "supervisor" in act.action, act.at), default=None)
+    likeliest = max(
+        struck, key=lambda act: (act.worker == attempt.pid, "supervisor" in act.action, act.at), default=None
+    )
     return likeliest.action if likeliest else None
 
 

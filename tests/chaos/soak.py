@@ -106,11 +106,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--evaluations", type=int, default=20_000, metavar="N", help="how many (default 20,000)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="submit for so long instead")
+    parser.add_argument("--minutes", type=float, metavar="M", help="submit for no longer than this")
     parser.add_argument("--seed", type=int, default=1, help="of the mixture and of chaos (default 1)")
     parser.add_argument("--every", type=float, default=2.5, metavar="S", help="mean seconds between acts (default 2.5)")
     parser.add_argument("--calm", action="store_true", help="kill nothing: what chaos costs is the difference")
-    parser.add_argument("--slots", type=int, help="slots of the lane (default: cpu 2, gpu 6)")
+    parser.add_argument("--slots", type=int, help="slots of the CPU (default 2), or of each GPU (default 6)")
+    parser.add_argument("--gpus", default="0", metavar="N,N", help="the GPUs, by NVML's numbers (default 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there, as JSON")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="copy the fleet's logs there")
     return parser.parse_args()
@@ -119,7 +120,7 @@ def _options() -> argparse.Namespace:
 def _soak(options: argparse.Namespace, root: Path) -> int:
     gpu = options.lane == "gpu"
     table = {entry.name: entry for entry in _gallery(options.lane)}
-    fleet = _start_fleet(root, options.lane, options.slots or (6 if gpu else 2))
+    fleet = _start_fleet(root, options.gpus if gpu else None, options.slots or (6 if gpu else 2))
     try:
         return _run(options, root, table, fleet, gpu)
     finally:
@@ -129,7 +130,7 @@ def _soak(options: argparse.Namespace, root: Path) -> int:
 def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet: Child, gpu: bool) -> int:
     config = load(home=root / "home")
     family = Family(fleet.pid)
-    watch = Watch(family, gpu)
+    watch = Watch(family, [int(number) for number in options.gpus.split(",")] if gpu else [])
     idle_gpu = watch.gpu_used()
     engine = connect(config.require_database(), application="soak", pool_size=2)
     monkey = _monkey(options, family, config)
@@ -232,21 +233,19 @@ def _mixture(
             return choose.choice(good)
         return choose.choice(hard if choose.random() < 0.5 else bad)
 
-    while (
-        time.monotonic() - begun < options.minutes * 60 if options.minutes is not None else number < options.evaluations
-    ):
-        count = _SUBMIT if options.minutes is not None else min(_SUBMIT, options.evaluations - number)
+    while number < options.evaluations and (options.minutes is None or time.monotonic() - begun < options.minutes * 60):
+        count = min(_SUBMIT, options.evaluations - number)
         names = [one() for _ in range(count)]
         yield [_request(table[name], options.lane, number + i) for i, name in enumerate(names)], names
         number += count
 
 
-def _start_fleet(root: Path, lane: str, slots: int) -> Child:
+def _start_fleet(root: Path, gpus: str | None, slots: int) -> Child:
     """`kqueue up`, as a user would have it; durable, as what it writes must outlast the killing of Postgres."""
     up = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
     devices = ["--gpus", "none", "--cpu-slots", str(slots)]
-    if lane == "gpu":
-        devices = ["--gpus", "0", "--slots-per-gpu", str(slots), "--cpu-slots", "0"]
+    if gpus is not None:
+        devices = ["--gpus", gpus, "--slots-per-gpu", str(slots), "--cpu-slots", "0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     environment |= {"KQUEUE_HOME": str(root / "home"), "KQUEUE_SCRATCH": str(root / "scratch")}
     environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true"}
@@ -372,7 +371,7 @@ def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: 
     print_table(("the longest life of a", "lasted s", "descriptors", "sockets", "own memory, MiB"), rows)
     if record["gpu_bytes"]["idle"] is not None:
         print(
-            f"GPU memory: {record['gpu_bytes']['idle'] >> 20} MiB idle, {record['gpu_bytes']['end'] >> 20} at the end"
+            f"GPUs' memory: {record['gpu_bytes']['idle'] >> 20} MiB idle, {record['gpu_bytes']['end'] >> 20} at the end"
         )
     for fault in found.faults:
         print(f"FAULT {fault}")

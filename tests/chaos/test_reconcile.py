@@ -72,6 +72,13 @@ def test_chaos_elsewhere_or_earlier_explains_nothing(engine: Engine, worker_id: 
     assert [fault.split(":")[0] for fault in faults] == ["no act of chaos explains", "wrong verdict"]
 
 
+def test_a_neighbour_s_end_explains_what_could_not_be_timed(engine: Engine, worker_id: UUID) -> None:
+    """What is left of it dies on the same device."""
+    accepted = {_judged(engine, worker_id, "good", Category.TIMING_UNSTABLE): "good"}
+    found = _found(engine, accepted, _struck(PID + 1))
+    assert (found.faults, found.struck) == ([], {"worker killed": 1})
+
+
 def test_chaos_excuses_no_wrong_word_on_a_kernel(engine: Engine, worker_id: UUID) -> None:
     """A right kernel that is blamed was wronged, whatever happened meanwhile; so is a wrong one that passed."""
     accepted = {

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,8 @@ from workers.sandbox import linux
 _EVERY_S: Final = 1.0
 #: A process is measured so long after its first sign of work: it opens connections and fills caches first.
 _GROWN_UP_S: Final = 20.0
+#: A service, so long after it was: each worker opens a connection more with its first evaluation.
+_SETTLED_S: Final = 60.0
 #: And it is judged if it was seen so often after that.
 _SEEN: Final = 20
 #: What lives on so long after its parents died is an orphan.
@@ -65,8 +68,8 @@ class Life:
 class Watch(threading.Thread):
     """Looks at a fleet every second. The calling process becomes the one to which orphans are handed."""
 
-    def __init__(self, family: Family, gpu: bool) -> None:
-        """Name the fleet; it begins with :meth:`start`. ``gpu``: whether the GPU's memory is looked at too."""
+    def __init__(self, family: Family, gpus: Sequence[int]) -> None:
+        """Name the fleet; it begins with :meth:`start`. ``gpus``: NVML's numbers of those whose memory is looked at."""
         super().__init__(name="watch", daemon=True)
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         self._family = family
@@ -76,10 +79,10 @@ class Watch(threading.Thread):
         self._at_work: dict[tuple[int, int], float] = {}
         self._strangers: dict[int, float] = {}
         self._orphans: dict[int, str] = {}
-        self._nvml = _nvml() if gpu else None
+        self._nvml = _nvml(gpus) if gpus else None
         #: Looks that failed: what was not seen is not proven.
         self.faults: list[str] = []
-        #: Bytes used of the GPU, by seconds since 1970.
+        #: Bytes used of the GPUs together, by seconds since 1970.
         self.gpu_bytes: list[tuple[float, int]] = []
 
     def run(self) -> None:
@@ -96,11 +99,11 @@ class Watch(threading.Thread):
         self.join()
 
     def gpu_used(self) -> int | None:
-        """Bytes of the GPU that are in use now; None where none is watched."""
+        """Bytes of the GPUs that are in use now; None where none is watched."""
         if self._nvml is None:
             return None
-        library, handle = self._nvml
-        return int(library.nvmlDeviceGetMemoryInfo(handle).used)
+        library, handles = self._nvml
+        return sum(int(library.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
 
     def lives(self) -> list[Life]:
         """What became of each process that lived long enough to tell, and of the services across their restarts."""
@@ -149,7 +152,7 @@ class Watch(threading.Thread):
             if now - since > _GROWN_UP_S:
                 self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))
         for role, pid in (("Postgres", family.postgres()), ("Valkey", family.valkey())):
-            if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _GROWN_UP_S / 2:
+            if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _SETTLED_S:
                 held, sockets = descriptors(pid)
                 own = sum(own_memory(one) for one in (pid, *below(pid)))
                 # Across its restarts: its data stay, and so would what it does not let go of.
@@ -175,8 +178,8 @@ class Watch(threading.Thread):
         return left
 
 
-def _nvml() -> tuple[Any, Any]:
+def _nvml(gpus: Sequence[int]) -> tuple[Any, list[Any]]:
     import pynvml
 
     pynvml.nvmlInit()
-    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+    return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in gpus]
