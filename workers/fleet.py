@@ -112,6 +112,9 @@ def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str])
     env = dict(base) | config.environment() | {VARIABLE: slot.to_json(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if slot.on_gpu:
         env["CUDA_VISIBLE_DEVICES"] = slot.device
+        # For judges alone, which use one stream: candidates have the driver's default. The driver makes contexts one
+        # after the other, and most of what one takes is its queues (docs/architecture.md, "What contexts cost").
+        env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
         env.pop("TRITON_INTERPRET", None)
     else:
         env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
