@@ -129,6 +129,27 @@ def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) 
             os.kill(child, signal.SIGKILL)
 
 
+_READ_ONLY = """
+for place in / /tmp /var/tmp /usr/tmp; do mount -o remount,bind,ro $place 2>/dev/null; done
+mount -t tmpfs -o mode=711 kqueue-test "$0" && exec "$@"
+"""
+
+
+def test_nothing_but_the_scratch_directory_need_be_writable(tmp_path: Path) -> None:
+    """A worker in a container with a read-only file system starts: its temporary directory is its scratch."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    there = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(tmp_path), sys.executable, "-c"]
+    look = "from workers.sandbox import reach; print(reach.find('')[1])"
+    checkout = str(Path(__file__).parents[2])
+    environment = launch.clean_environment(os.environ | {"PYTHONPATH": checkout, "TMPDIR": str(tmp_path)})
+    found = subprocess.run([*there, look], env=environment, cwd="/", capture_output=True, text=True)
+    assert found.stdout == "True\n", found.stderr
+    del environment["TMPDIR"]
+    without = subprocess.run([*there, look], env=environment, cwd="/", capture_output=True, text=True)
+    assert "No usable temporary directory" in without.stderr
+
+
 def test_the_toolkit_of_the_nvcc_in_path_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvcc runs what lies beside its folder; a script of that name elsewhere opens nothing."""
     for name in ("CUDA_HOME", "CUDA_PATH"):

@@ -37,6 +37,7 @@ _PASSED: Final = (
     "OMP_NUM_THREADS",
     "PATH",
     "PYTHONPATH",
+    "TMPDIR",
     "TORCH_CUDA_ARCH_LIST",
     "TRITON_INTERPRET",
     "TZ",
