@@ -24,7 +24,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
-from kqueue.integrations.modal_like import lane_of
+from kqueue.integrations.lanes import lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kqueue.categories import Category
 from kqueue.client import AsyncClient
-from kqueue.contract import Request, Verdict, gpu_model
+from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.integrations.connection import Connection
+from kqueue.integrations.lanes import lane_of
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
@@ -35,28 +36,6 @@ _log = logging.getLogger(__name__)
 TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
 #: The source cannot be a kernel, whatever it would do.
 _NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
-
-
-def lane_of(gpu_type: str) -> str:
-    """The lane of a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` are ``gpu.a100``.
-
-    ``any`` is the lane ``gpu``, ``auto`` leaves it to the client, and ``cpu`` is the lane without GPUs. Variants
-    by memory share a lane; Modal's ``!`` (no upgrade) changes nothing, as another model is never used.
-
-    Raises:
-        InvalidRequest: more than one GPU is asked for (``H100:8``), or none is named.
-    """
-    name, _, count = gpu_type.strip().rstrip("!").partition(":")
-    if count not in {"", "1"}:
-        raise InvalidRequest(
-            f"gpu_type: {gpu_type!r} asks for {count} GPUs; an evaluation has one, so leave :{count} out"
-        )
-    kind = name.lower()
-    if not any(char.isalnum() for char in kind):
-        raise InvalidRequest(f"gpu_type: {gpu_type!r} names no GPU; use a model such as A100, or any, auto or cpu")
-    if kind in {"auto", "cpu"}:
-        return kind
-    return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
 
 
 @dataclass

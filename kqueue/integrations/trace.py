@@ -25,7 +25,7 @@ from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.feedback import describe
 from kqueue.integrations.answers import kernel_of, request_for
 from kqueue.integrations.connection import Connection
-from kqueue.integrations.modal_like import lane_of
+from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import Score, scorer
 
 #: What stands for a score where nothing is known of the kernel; searches want a number.

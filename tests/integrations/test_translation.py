@@ -12,7 +12,7 @@ import pytest
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.feedback import describe, instruction, kernel_in
-from kqueue.integrations.modal_like import lane_of
+from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
 
