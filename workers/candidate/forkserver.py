@@ -162,10 +162,15 @@ class _Candidate:
         begun = time.monotonic()
         if begun < self.scratch_at:
             return False
-        count, self.scratch = _files(self.profile.scratch)
+        count = self.weigh()
         took = time.monotonic() - begun
         self.scratch_at = begun + took + max(_WATCH_FILES, _WATCH_FILES_SHARE * took)
         return count > _FILES or self.scratch > self.profile.scratch_bytes
+
+    def weigh(self) -> int:
+        """Note how many bytes its files take; returns how many files there are."""
+        count, self.scratch = _files(self.profile.scratch)
+        return count
 
     def own(self, orphans: list[int]) -> list[int]:
         """Those of the orphans that are this candidate's; all, where candidates have no uid that tells them apart."""
@@ -351,6 +356,7 @@ class ForkServer:
             self._selector.unregister(candidate.output)
         self._selector.unregister(candidate.control)
         os.close(candidate.output)
+        candidate.weigh()
         profile = candidate.profile
         if profile.builder and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid

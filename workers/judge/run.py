@@ -74,6 +74,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _BASELINE_TRIES: Final = 3
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
+#: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
+_ROOM_BYTES: Final = 64 << 20
 #: The share of a GPU's memory that all its slots' candidates may take together.
 _MEMORY_SHARE: Final = 0.9
 
@@ -529,7 +531,7 @@ class _Evaluation:
                     if outcome.category.blame is Blame.NONE:
                         raise
                     evidence["cleanup"] = str(error)
-        outcome = self._check_device(outcome)
+        outcome = self._check_device(self._check_disk(outcome, reports))
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._slot.siblings
@@ -539,6 +541,21 @@ class _Evaluation:
             log = _CONTROL.sub("\ufffd", built + reports[0].log)
             evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
         return outcome.model_copy(update={"log": log, "evidence": evidence})
+
+    def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
+        """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault."""
+        if outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM):
+            return outcome
+        disk = os.statvfs(self._slot.scratch)
+        room = disk.f_bavail * disk.f_frsize + sum(report.scratch_bytes for report in reports)
+        if room >= _ROOM_BYTES:
+            return outcome
+        return Outcome(
+            category=Category.JUDGE_ERROR,
+            message=f"the disk of {self._slot.scratch} is full",
+            phase=outcome.phase,
+            facts={"room_bytes": room, "instead_of": outcome.category},
+        )
 
     def _check_device(self, outcome: Outcome) -> Outcome:
         """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""

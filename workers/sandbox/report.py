@@ -20,7 +20,7 @@ class Report:
         peak_bytes: the most private memory that its process tree was seen to have.
         output_bytes: all that it wrote to stdout and stderr.
         log: the last of that; why its seal failed where it did.
-        scratch_bytes: what its files took when they were last looked at.
+        scratch_bytes: what its files took in the end.
     """
 
     reason: str
