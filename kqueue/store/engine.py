@@ -31,13 +31,8 @@ _KEEPALIVE: Final[dict[str, Any]] = {
     "tcp_user_timeout": 30_000,
 }
 
-#: A fault of the connection, the server or the rights on it, as opposed to one of the statement.
-_UNAVAILABLE: Final = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.InternalError,
-    pg.InsufficientPrivilege,
-)
+#: A fault of the connection or the server, as opposed to one of the statement.
+_UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -118,6 +113,10 @@ def _raise(fault: BaseException | None, error: Exception, *, lost: bool) -> None
     if isinstance(fault, _OTHER_SCHEMA):
         raise SchemaMismatch(
             f"the database lacks what this kqueue needs ({_line(fault)}): run `kqueue db upgrade`"
+        ) from error
+    if isinstance(fault, pg.InsufficientPrivilege):
+        raise DatabaseUnavailable(
+            f"the login in KQUEUE_DATABASE_URL may not do this: {_line(fault)}; use one whose role may"
         ) from error
     if lost or isinstance(fault, _UNAVAILABLE):
         raise DatabaseUnavailable(

@@ -124,9 +124,12 @@ _GRANTED: Final = text("""
     CROSS JOIN LATERAL aclexplode(t.attacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
     WHERE c.relnamespace = current_schema()::regnamespace AND r.rolname = ANY(:roles)
     UNION ALL
-    SELECT r.rolname, p.proname, a.privilege_type, ''
-    FROM pg_proc AS p CROSS JOIN LATERAL aclexplode(p.proacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
-    WHERE p.pronamespace = current_schema()::regnamespace AND r.rolname = ANY(:roles)
+    -- A function is everybody's unless that was revoked, which a backup restored without privileges forgets.
+    SELECT coalesce(r.rolname, 'public'), p.proname, a.privilege_type, ''
+    FROM pg_proc AS p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+    LEFT JOIN pg_roles AS r ON r.oid = a.grantee
+    WHERE p.pronamespace = current_schema()::regnamespace AND starts_with(p.proname, 'kqueue_')
+    AND (r.rolname = ANY(:roles) OR a.grantee = 0)
 """)
 
 #: Whether a login may do more than the roles may; no row where there is none such.

@@ -143,6 +143,7 @@ def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) ->
         connection.execute(text("GRANT UPDATE (source) ON problems TO kqueue_worker"))
         connection.execute(text("REVOKE SELECT ON workers FROM kqueue_reader"))
         connection.execute(text("REVOKE EXECUTE ON FUNCTION kqueue_cancel FROM kqueue_producer"))
+        connection.execute(text("GRANT EXECUTE ON FUNCTION kqueue_cancel TO PUBLIC"))
     schema.upgrade(database_url)
     assert granted(engine) == wanted
 
