@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import json
+import os
 import secrets
 import socket
+import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
+
+from kqueue import RemoteClient
 
 from .conftest import CPU, ROOT, Compose
 
@@ -47,11 +49,13 @@ class Stack:
         run: Compose on its files and project.
         flower: Flower's URL.
         auth: Flower's ``user:password``.
+        http: HTTP's URL.
     """
 
     run: Compose
     flower: str
     auth: str
+    http: str
 
     def client(self, *arguments: str, given: str | None = None) -> list[dict[str, Any]]:
         """The JSON lines that a `kqueue` command prints in a container beside the services."""
@@ -66,13 +70,21 @@ class Stack:
         assert [record["error"] for record in records] == [None] * len(entries)
         return {record["kernel_label"]: record["verdict"] for record in records}
 
-    def get(self, path: str, auth: str | None = None) -> Any:
+    def token(self, scope: str) -> str:
+        """A new token's secret."""
+        made = self.run("run", "--rm", "-T", "tokens", "create", "--name", f"test-{scope}", "--scope", scope)
+        assert made.returncode == 0, made.stderr
+        return made.stdout.strip()
+
+    def python(self, service: str, program: str) -> list[str]:
+        """The lines that a program prints in a service's container."""
+        done = self.run("exec", "-T", service, "python3", "-P", "-c", program)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def get(self, path: str, auth: str | None = None) -> httpx.Response:
         """What Flower answers."""
-        request = urllib.request.Request(self.flower + path)
-        if auth is not None:
-            request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.load(answer)
+        return httpx.get(self.flower + path, auth=tuple(auth.split(":", 1)) if auth else None, timeout=20)
 
 
 def _free_port() -> int:
@@ -87,8 +99,12 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
     answer = compose(CPU, "ls")
     if answer.returncode != 0:
         pytest.skip(f"no Docker engine answers (DOCKER_HOST): {answer.stderr.strip()}")
-    port, project = _free_port(), f"kqueue-test-{secrets.token_hex(4)}"
-    environment: dict[str, str | None] = {"FLOWER_PORT": str(port), "KQUEUE_CPU_SLOTS": "2"}
+    project, flower, http = f"kqueue-test-{secrets.token_hex(4)}", _free_port(), _free_port()
+    environment: dict[str, str | None] = {
+        "FLOWER_PORT": str(flower),
+        "KQUEUE_HTTP_PORT": str(http),
+        "KQUEUE_CPU_SLOTS": "2",
+    }
 
     def run(*arguments: str, **options: Any) -> Any:
         return compose(CPU, "--project-name", project, *arguments, environment=environment, **options)
@@ -97,7 +113,7 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
         up = run("up", "--build", "--detach", "--wait", "--wait-timeout", "600", timeout=3000)
         if up.returncode != 0:
             pytest.fail(f"{up.stderr[-4000:]}\n{run('logs', '--no-color', '--tail', '40').stdout}")
-        yield Stack(run, f"http://127.0.0.1:{port}", secret_values["FLOWER_AUTH"])
+        yield Stack(run, f"http://127.0.0.1:{flower}", secret_values["FLOWER_AUTH"], f"http://127.0.0.1:{http}")
     finally:
         run("down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
 
@@ -142,17 +158,105 @@ def test_candidates_leave_nothing_behind(stack: Stack, verdicts: dict[str, dict[
 def test_flower_asks_who_is_there(stack: Stack) -> None:
     """Flower's pages and API are for those who know its password."""
     for path in ("/", "/api/tasks", "/api/workers"):
-        for auth in (None, "flower:wrong"):
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                stack.get(path, auth)
-            assert refused.value.code == 401
+        assert [stack.get(path, auth).status_code for auth in (None, "flower:wrong")] == [401, 401]
 
 
 def test_flower_shows_what_was_judged(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
     """Flower knows the evaluation's task, with its label."""
     identity = verdicts["good/torch/gelu"]["evaluation_id"]
     task = stack.get(f"/api/task/info/{identity}", stack.auth)
-    assert "good/torch/gelu" in json.dumps(task)
+    assert "good/torch/gelu" in task.text
+
+
+def test_flower_shows_no_secret(
+    stack: Stack, secret_values: dict[str, str], verdicts: dict[str, dict[str, Any]]
+) -> None:
+    """Neither its pages nor its API have a password of anybody."""
+    hidden = {value.rpartition(":")[2] for value in secret_values.values()}
+    task = f"/task/{verdicts['good/torch/gelu']['evaluation_id']}"
+    for path in ("/", "/workers", "/worker/cpu-0@worker", "/tasks", task, "/broker", "/api/workers", "/api/tasks"):
+        page = stack.get(path, stack.auth)
+        assert page.status_code == 200, path
+        assert [value for value in hidden if value in page.text] == [], path
+
+
+#: Tries each of some statements and commands, and prints who refused which.
+_TRY = """
+import os, redis, sqlalchemy
+engine = sqlalchemy.create_engine(os.environ["KQUEUE_DATABASE_URL"])
+broker = redis.from_url(os.environ["KQUEUE_REDIS_URL"])
+for statement in {statements!r}:
+    try:
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text(statement))
+        print("allowed:", statement)
+    except sqlalchemy.exc.ProgrammingError as error:
+        print("refused:" if error.orig.sqlstate == "42501" else error.orig, statement)
+for command in {commands!r}:
+    try:
+        broker.execute_command(*command.split())
+        print("allowed:", command)
+    except redis.exceptions.NoPermissionError:
+        print("refused:", command)
+"""
+_NOBODY_MAY = (
+    "UPDATE verdicts SET category = 'passed'",
+    "DELETE FROM evaluations",
+    "UPDATE kernels SET source = ''",
+    "CREATE TABLE mine ()",
+)
+
+
+@pytest.mark.parametrize(
+    ("service", "may_not", "commands"),
+    [
+        ("http", ("INSERT INTO verdicts DEFAULT VALUES", "INSERT INTO tokens DEFAULT VALUES"), ("RPOP kqueue.cpu",)),
+        ("worker", ("INSERT INTO evaluations DEFAULT VALUES", "SELECT * FROM tokens"), ("EVAL return 0",)),
+    ],
+)
+def test_services_have_the_rights_of_their_roles(
+    stack: Stack, service: str, may_not: tuple[str, ...], commands: tuple[str, ...]
+) -> None:
+    """Neither a producer over HTTP nor a worker can change what is written, or empty Redis."""
+    statements, commands = (*_NOBODY_MAY, *may_not), ("FLUSHALL", "KEYS *", "CONFIG GET dir", "ACL LIST", *commands)
+    tried = stack.python(service, _TRY.format(statements=statements, commands=commands))
+    assert tried == [f"refused: {what}" for what in (*statements, *commands)]
+    allowed = ("SELECT count(*) FROM verdicts",), ("PING",)
+    tried = stack.python(service, _TRY.format(statements=allowed[0], commands=allowed[1]))
+    assert tried == [f"allowed: {what}" for what in (*allowed[0], *allowed[1])]
+
+
+def test_the_client_has_a_producers_rights(stack: Stack) -> None:
+    """What works for the command line's container is submitting, not a worker's or an owner's doing."""
+    for command in (["sweep"], ["gpu", "drain", "0"], ["token", "create", "--name", "mine", "--scope", "read"]):
+        done = stack.run("run", "--rm", "-T", "client", *command)
+        assert done.returncode != 0, command
+        assert "Traceback" not in done.stderr
+
+
+def test_http_wants_a_token(stack: Stack) -> None:
+    """From the published port nobody submits without a token that may."""
+    entry = next(entry for entry in ENTRIES if entry.name == "good/torch/gelu").request("cpu")
+    body = entry.model_dump(mode="json", exclude_none=True)
+    eval_body = {"original_model_src": entry.problem, "custom_model_src": entry.kernel, "backend": "torch"}
+    for token, status in ((None, 401), ("kq_" + "0" * 43, 401), (stack.token("read"), 403)):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for path, request in (("/v1/evaluations", body), ("/eval", eval_body)):
+            answer = httpx.post(stack.http + path, json=request, headers=headers, timeout=20)
+            assert answer.status_code == status, answer.text
+
+
+def test_kernels_are_judged_over_http(stack: Stack) -> None:
+    """A program on the host with a token gets verdicts by the API, and so does a client of evaluation servers."""
+    token = stack.token("submit")
+    entries = [entry for entry in ENTRIES if entry.name in {"good/torch/gelu", "bad/segfault"}]
+    with RemoteClient(stack.http, token=token) as client:
+        judged = client.evaluate_batch([entry.request("cpu") for entry in entries])
+    assert [verdict.category for verdict in judged] == [entry.expected for entry in entries]
+
+    command = [sys.executable, str(ROOT / "examples" / "eval_client.py"), stack.http]
+    done = subprocess.run(command, env=os.environ | {"KQUEUE_TOKEN": token}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
