@@ -10,25 +10,22 @@ overlaps with the work of the device's other slots.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import signal
 import time
 from collections.abc import Generator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 from uuid import uuid4
 
 import torch
 from sqlalchemy import Engine
 
-from kqueue.broker import GPU_WAIT_S
 from kqueue.categories import Blame, Category
 from kqueue.config import load
-from kqueue.contract import Backend, Measurement, Outcome, Phase, Policy
+from kqueue.contract import Backend, Outcome, Phase, Policy
 from kqueue.errors import DatabaseUnavailable
-from kqueue.store import baselines, evaluations, gpus
+from kqueue.store import evaluations, gpus
 from kqueue.store.evaluations import Claim
 from workers.blackbox import BlackBox
 from workers.channel.activities import Activity, NotRecorded
@@ -36,21 +33,19 @@ from workers.channel.buffers import CudaCallError
 from workers.channel.protocol import Job
 from workers.gpu import environment
 from workers.judge import build, clocks, compare, health, physics, provenance, static, timing, tools
+from workers.judge.baseline import Baseline
 from workers.judge.build import Build
 from workers.judge.ending import EvaluationEnded
 from workers.judge.problem import Case, Problem
 from workers.judge.process import CandidateProcess
 from workers.judge.session import Session
+from workers.judge.steps import Steps
 from workers.sandbox.launch import ForkServer, ForkServerError
 from workers.sandbox.report import Report
 from workers.sandbox.seal import Profile
 from workers.sandbox.uids import BUILDER_OFFSET, REFERENCE_OFFSET
 from workers.slot import Slot
 
-#: Seconds beyond the candidate's own deadline after which the judge itself is ended.
-_BACKSTOP_S: Final = 30.0
-#: How long the device is waited for only to test it: a verdict is known, and others will test it.
-_TEST_WAIT_S: Final = 30.0
 #: A candidate's own nulls, as a share of its calls.
 _NULL_SHARE: Final = 0.2
 #: How many timed calls are verified: as many as the reference answers in this time (in seconds), but not few for
@@ -66,12 +61,8 @@ _CASES_SHARE: Final = 0.2
 _HOST_BYTES: Final = 2 << 30
 #: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
 _SLACK_BYTES: Final = 2 << 30
-#: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
-_DRIFT: Final = 1.25
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-#: How often a baseline is taken that cannot be told from the null.
-_BASELINE_TRIES: Final = 3
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
@@ -103,16 +94,12 @@ class _Evaluation:
         self._forkserver = forkserver
         self._engine = engine
         self._device = "cuda" if slot.on_gpu else "cpu"
-        self._durations: dict[str, float] = {}
         self._processes: list[CandidateProcess] = []
         self._builder: Build | None = None
-        self._reference_left = self._deadlines.reference_s
+        self._steps = Steps(blackbox, slot, self._deadlines)
         self._evidence: dict[str, Any] = {}
         self._problem: Problem
         self._environment_hash = ""
-        #: The clock that kernel and reference are timed by.
-        self._basis: timing.Basis = "gpu_clock" if slot.on_gpu else "cpu_clock"
-        self._reference_blocks = False
         self._watch = environment.Watch(slot)
         self._activities: list[Activity] | None = None
         self._memory: health.Memory | None = None
@@ -129,7 +116,7 @@ class _Evaluation:
             outcome = ended.outcome
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
-            with self._backstop(Phase.CLEANUP):
+            with self._steps.backstop(Phase.CLEANUP):
                 hog = self._memory_hog()
             outcome = hog or Outcome(
                 category=Category.GPU_UNHEALTHY,
@@ -165,57 +152,55 @@ class _Evaluation:
         self._environment_hash = evaluations.set_environment(
             self._engine, self._claim.attempt_id, environment.facts(self._slot)
         )
-        with self._reference_alarm():
+        with self._steps.reference_alarm():
             problem = self._problem = Problem(self._request.problem, self._settings, self._device)
         if self._slot.on_gpu:
             self._memory = health.Memory(self._slot.device)
         candidate = self._begin_candidate()
         timed = self._settings.timing.enabled
-        known = self._cached(self._basis) if timed else None
-        rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET) if timed and known is None else None
-        with self._timed("reference"), self._reference_alarm():
+        baseline = self._baseline() if timed else None
+        if baseline is not None:
+            baseline.begin()
+        with self._steps.timed("reference"), self._steps.reference_alarm():
             problem.construct()
             cases = problem.make_cases(self._memory_for(_CASES_SHARE))
             # Its first call loads and chooses kernels: while others may use the device.
             problem.answer(cases[0])
-        with self._alone("reference"), self._reference_alarm():
+        with self._steps.alone("reference"), self._steps.reference_alarm():
             cases, later, last = self._answer(cases)
         # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
         self._test_device()
         if timed and self._flusher is not None:
             self._flusher()
-        if rival is not None:
-            self._get_going(rival, cases[0])
-        elif known is not None:
-            self._basis = known.basis
+        if baseline is not None:
+            baseline.get_going(cases[0])
         self._build(candidate)
-        with self._timed("construct"), self._backstop(Phase.CONSTRUCT):
+        with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.construct(cases[0], rehearse=triton)
-        stopwatch = series = baseline = None
-        with self._telling_strangers() as sharing, self._timed("wait_for_strangers"):
+        stopwatch = series = None
+        with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
-        with self._alone("measure"), self._backstop(Phase.CHECK):
+        with self._steps.alone("measure"), self._steps.backstop(Phase.CHECK):
             self._evidence |= self._check(candidate, cases, later)
-            if timed:
+            if baseline is not None:
                 stopwatch = self._stopwatch(candidate, self._proofs(cases[0]))
-                series = self._time(stopwatch)
+                series = self._time(stopwatch, baseline.basis)
                 self._check_again(candidate, last)
                 self._evidence["floor"] = self._floor(cases[0])
-            if series is not None and rival is not None:
-                # Not beside a kernel that could disturb it.
-                self._look_at_provenance(candidate, cases[0])
-                self._stop(candidate)
-                baseline = self._time_reference(rival, series.basis)
-                rival.process.stop()
-        if rival is None:
-            with self._backstop(Phase.CHECK):
+                if baseline.known is None:
+                    # Not beside a kernel that could disturb it.
+                    self._look_at_provenance(candidate, cases[0])
+                    self._stop(candidate)
+                    baseline.take(series.basis)
+        if baseline is None or baseline.known is not None:
+            with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, cases[0])
         self._stop(candidate)
         if stopwatch is not None:
-            with self._alone("verify"):
-                with self._reference_alarm():
+            with self._steps.alone("verify"):
+                with self._steps.reference_alarm():
                     self._evidence["verified_calls"] = stopwatch.verify()
                 self._test_device()
                 self._tested = True
@@ -223,22 +208,22 @@ class _Evaluation:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
             provenance.enforce(found, self._settings.policies.decoys)
-        runtime = None
-        if series is not None:
-            baseline = baseline or self._baseline_for(series, cases[0])
-            null = timing.null_of(series, self._slot, baseline)
+        runtime = reference = None
+        if baseline is not None and series is not None:
+            reference = baseline.baseline_for(series, cases[0])
+            null = timing.null_of(series, self._slot, reference)
             runtime = timing.summarise(series, null, self._settings.timing, self._slot)
             with self._telling_strangers() as sharing:
                 sharing.after_timing()
             if self._evidence["floor"]:
                 physics.enforce(self._evidence["floor"], runtime)
             if self._settings.timing.compiled_baseline:
-                self._evidence["compiled_baseline"] = self._compiled_baseline(series, cases[0])
+                self._evidence["compiled_baseline"] = baseline.compiled_baseline(series, cases[0])
         return Outcome(
             category=Category.PASSED,
             message=f"right on {len(cases) + later} input sets",
             runtime=runtime,
-            baseline=baseline,
+            baseline=reference,
         )
 
     def _read_source(self) -> None:
@@ -284,7 +269,7 @@ class _Evaluation:
         """Have compiled what the candidate is going to import."""
         if self._builder is None:
             return
-        with self._timed("build"), self._backstop(Phase.COMPILE):
+        with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
             found = self._evidence["build"] = self._builder.run()
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
@@ -333,7 +318,7 @@ class _Evaluation:
     def _proofs(self, case: Case) -> int:
         """How many timed calls are verified: as the reference's speed and memory for their values allow."""
         by_time = max(int(_PROOFS_S / self._problem.forward_s), _SLOW_PROOFS)
-        by_deadline = int(self._reference_left / 2 / self._problem.forward_s)
+        by_deadline = int(self._steps.reference_left / 2 / self._problem.forward_s)
         by_memory = int(self._memory_for(_PROOFS_SHARE) // max(_size(case), 1))
         most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
         return max(_FEWEST_PROOFS, min(most, by_time, by_deadline, by_memory))
@@ -346,7 +331,7 @@ class _Evaluation:
 
     def _check(self, candidate: Session, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
-        with self._timed("check"):
+        with self._steps.timed("check"):
             candidate.prepare_calls(cases[0])
             figures = [self._check_case(candidate, case) for case in cases]
             for _ in range(later):
@@ -363,7 +348,7 @@ class _Evaluation:
 
     def _answered(self) -> Case:
         """One more case with its answer."""
-        with self._reference_alarm():
+        with self._steps.reference_alarm():
             case = self._problem.fresh()
             self._problem.answer(case)
         self._blackbox.enter(Phase.CHECK)
@@ -394,7 +379,7 @@ class _Evaluation:
         """Ask the candidate whose kernels do its work. It is only asked when all else is known."""
         if not self._slot.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
             return
-        with self._timed("provenance"):
+        with self._steps.timed("provenance"):
             try:
                 self._activities = candidate.profile(case)
             except NotRecorded as error:
@@ -409,97 +394,25 @@ class _Evaluation:
         session.process.enter(Phase.TIME, seconds)
         return timing.Stopwatch(session, self._problem, self._slot, seconds, self._flusher, self._watch, proofs)
 
-    def _time(self, stopwatch: timing.Stopwatch) -> timing.Series:
-        with self._timed("time"):
-            return stopwatch.measure(self._settings.timing, basis=self._basis, null_share=_NULL_SHARE)
+    def _time(self, stopwatch: timing.Stopwatch, basis: timing.Basis) -> timing.Series:
+        with self._steps.timed("time"):
+            return stopwatch.measure(self._settings.timing, basis=basis, null_share=_NULL_SHARE)
+
+    def _baseline(self) -> Baseline:
+        return Baseline(
+            self._request,
+            self._slot,
+            self._engine,
+            self._environment_hash,
+            self._steps,
+            begin=partial(self._begin, self._request.problem, "Model", REFERENCE_OFFSET),
+            stopwatch=partial(self._stopwatch, proofs=0),
+            evidence=self._evidence,
+        )
 
     def _floor(self, case: Case) -> dict[str, Any]:
         """What memory allows, in figures; empty on a CPU."""
         return physics.floor(self._problem, case, clocks.Flusher().bandwidth()) if self._slot.on_gpu else {}
-
-    def _settings_key(self, basis: timing.Basis, *, compiled: bool = False) -> str:
-        """What a baseline depends on beside the problem and the environment."""
-        settings = self._settings
-        cold = "cold" if settings.timing.cold_l2 else "warm"
-        how = "compiled" if compiled else "eager"
-        return (
-            f"{timing.METHOD} {basis} {how} {settings.precision} seed={settings.seed} {cold}"
-            f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
-        )
-
-    def _cached(self, basis: timing.Basis, *, compiled: bool = False) -> Measurement | None:
-        key = self._settings_key(basis, compiled=compiled)
-        return baselines.get(self._engine, self._request.problem_hash, self._environment_hash, key)
-
-    def _get_going(self, rival: Session, case: Case, *, compiled: bool = False) -> None:
-        """Construct the reference in its process, make its first calls, and see which clock can time it.
-
-        None of the kernel's code runs meanwhile: it has not been loaded yet, or has been stopped.
-        """
-        with self._timed("construct_reference"), self._backstop(Phase.CONSTRUCT), _blaming_the_reference():
-            rival.construct(case, rehearse=compiled)
-        with self._alone("reference"), self._backstop(Phase.CHECK), _blaming_the_reference():
-            rival.prepare_calls(case)
-            rival.run(case)
-            if self._slot.on_gpu and self._stopwatch(rival, 0).blocks():
-                self._basis, self._reference_blocks = "cpu_clock", True
-
-    def _time_reference(
-        self, rival: Session, basis: timing.Basis, *, compiled: bool = False, known: Measurement | None = None
-    ) -> Measurement:
-        """Take null and baseline, and keep them. The reference's failures are the problem's.
-
-        What others do on the device can drown a short call: one that cannot be told from the null is taken
-        again, a few times, and never kept. Nor is one kept in the place of a known one that still holds.
-        """
-        with self._timed("baseline"), _blaming_the_reference():
-            measurement = self._measure_reference(rival, basis)
-            for _ in range(_BASELINE_TRIES - 1):
-                if measurement.q1_ms <= 0:
-                    measurement = self._measure_reference(rival, basis)
-        if known is not None and not _has_drifted(known, measurement.yardstick_ms):
-            return known  # it was the kernel that held the judge's work up
-        if measurement.q1_ms > 0:
-            # Where the reference itself waits for the GPU there is no other clock to time it by.
-            keys: set[timing.Basis] = (
-                {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
-            )
-            for key in keys:
-                baselines.put(
-                    self._engine,
-                    self._request.problem_hash,
-                    self._environment_hash,
-                    self._settings_key(key, compiled=compiled),
-                    measurement,
-                    replace=known is not None,
-                )
-        return measurement
-
-    def _measure_reference(self, rival: Session, basis: timing.Basis) -> Measurement:
-        series = self._stopwatch(rival, 0).measure(self._settings.timing, basis=basis, null_share=1.0)
-        null = timing.null_of(series, self._slot)
-        return timing.summarise(series, null, self._settings.timing, self._slot)
-
-    def _baseline_for(self, series: timing.Series, case: Case, *, compiled: bool = False) -> Measurement:
-        """The cached baseline, or a new one where there is none by this clock or the device is not what it was."""
-        known = self._cached(series.basis, compiled=compiled)
-        if known is not None and not _has_drifted(known, series.yardstick_ms):
-            return known
-        if known is not None:
-            self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
-        rival = self._begin(self._request.problem, "Model", REFERENCE_OFFSET, compiled=compiled)
-        self._get_going(rival, case, compiled=compiled)
-        with self._alone("measure_reference"), self._backstop(Phase.TIME):
-            measurement = self._time_reference(rival, series.basis, compiled=compiled, known=known)
-        rival.process.stop()
-        return measurement
-
-    def _compiled_baseline(self, series: timing.Series, case: Case) -> dict[str, Any]:
-        """The reference's time under ``torch.compile``; what is wrong with it is told and fails nothing else."""
-        try:
-            return self._baseline_for(series, case, compiled=True).model_dump(mode="json")
-        except EvaluationEnded as ended:
-            return {"error": ended.outcome.message}
 
     def _stop(self, candidate: Session) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
@@ -522,7 +435,7 @@ class _Evaluation:
         self._blackbox.enter(Phase.CLEANUP)
         evidence = self._evidence
         reports: list[Report] = []
-        with self._backstop(Phase.CLEANUP):
+        with self._steps.backstop(Phase.CLEANUP):
             for process in self._processes:
                 try:
                     reports.append(process.stop())
@@ -532,7 +445,7 @@ class _Evaluation:
                         raise
                     evidence["cleanup"] = str(error)
         outcome = self._check_device(self._check_disk(outcome, reports))
-        evidence["durations_s"] = {name: round(value, 6) for name, value in self._durations.items()}
+        evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._slot.siblings
         log = ""
@@ -570,7 +483,7 @@ class _Evaluation:
         if self._tested or outcome.blame is Blame.PROBLEM:
             return outcome
         try:
-            with self._device_soon() as had:
+            with self._steps.device_soon() as had:
                 if had:
                     self._test_device()
                 else:
@@ -588,7 +501,7 @@ class _Evaluation:
         if not self._slot.on_gpu:
             return
         self._blackbox.enter(Phase.CANARY, time.monotonic() + health.CANARY_S)
-        with self._timed("canary"):
+        with self._steps.timed("canary"):
             self._evidence["canary"] = health.test()
         self._blackbox.enter(Phase.PREPARE)
 
@@ -602,107 +515,10 @@ class _Evaluation:
                 strangers = self._sharing.strangers
                 self._evidence["strangers"] = "unknown" if strangers is None else strangers
 
-    @contextlib.contextmanager
-    def _device_soon(self) -> Generator[bool]:
-        """Have the device alone, if it is free before long."""
-        with self._lock() as lock:
-            deadline = time.monotonic() + _TEST_WAIT_S
-            had = False
-            with self._timed("wait_for_device"):
-                while not had and time.monotonic() < deadline:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        had = True
-                    except BlockingIOError:
-                        time.sleep(0.005)
-            yield had
-
-    @contextlib.contextmanager
-    def _lock(self) -> Generator[int]:
-        lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield lock
-        finally:
-            os.close(lock)
-
-    @contextlib.contextmanager
-    def _alone(self, what: str) -> Generator[None]:
-        """Have the device alone among its slots."""
-        self._blackbox.enter(Phase.PREPARE)
-        with self._lock() as lock:
-            with self._timed("wait_for_device"), _alarm(GPU_WAIT_S):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            with self._timed(f"alone_{what}"):
-                yield
-
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Generator[None]:
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._durations[name] = self._durations.get(name, 0.0) + time.monotonic() - begun
-
-    @contextlib.contextmanager
-    def _reference_alarm(self) -> Generator[None]:
-        """The problem's code runs: the process ends when its time is up, and its parent records why."""
-        left = self._reference_left
-        self._blackbox.enter(Phase.REFERENCE, time.monotonic() + left)
-        begun = time.monotonic()
-        with _alarm(left):
-            yield
-        self._reference_left = max(left - (time.monotonic() - begun), 0.001)
-        self._blackbox.enter(Phase.PREPARE)
-
-    @contextlib.contextmanager
-    def _backstop(self, phase: Phase) -> Generator[None]:
-        """Should every deadline below fail, the judge itself ends: its parent records ``judge_error``."""
-        self._blackbox.enter(phase)
-        with _alarm(self._deadlines.total_s + _BACKSTOP_S):
-            yield
-
 
 def _size(case: Case) -> int:
     """Bytes of an answered case."""
     return sum(tensor.nbytes for tensor in (*case.inputs, *case.outputs))
-
-
-def _has_drifted(known: Measurement, now: float | None) -> bool:
-    """Whether the device is another than when the baseline was taken, by the judge's own work in the calls."""
-    then = known.yardstick_ms
-    return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT
-
-
-@contextlib.contextmanager
-def _blaming_the_reference() -> Generator[None]:
-    """What fails in the process that runs the reference is the problem's, not the kernel's."""
-    try:
-        yield
-    except EvaluationEnded as ended:
-        if ended.outcome.blame is Blame.FLEET:
-            raise
-        raise EvaluationEnded(
-            Category.REFERENCE_ERROR,
-            f"the reference failed in a process of its own: {ended.outcome.message}",
-            ended.outcome.phase,
-            **ended.outcome.facts,
-        ) from None
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Generator[None]:
-    """End this process, whatever it executes, unless the block is left within ``seconds``.
-
-    Within another such block that one's time goes on when this one is left.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
-    begun = time.monotonic()
-    outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        left = max(outer - (time.monotonic() - begun), 0.001) if outer else 0
-        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
