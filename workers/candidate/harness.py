@@ -7,7 +7,6 @@ buffers, the process's end and CUDA's codes. What the answers are honest about o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import logging
@@ -26,6 +25,7 @@ from workers.channel.buffers import (
     CudaCallError,
     Exports,
     cudart,
+    driver,
     is_apart,
     open_buffer,
 )
@@ -459,9 +459,12 @@ def _cuda_code(error: BaseException) -> int:
 def _context_code() -> int:
     """The error that has ended this process's CUDA context, asked of the driver; 0 if it is well."""
     try:
-        return int(ctypes.CDLL("libcuda.so.1").cuCtxSynchronize())
-    except OSError:
+        driver("cuCtxSynchronize")
+    except CudaCallError as error:
+        return error.error_code
+    except OSError:  # there is no driver
         return 0
+    return 0
 
 
 @contextlib.contextmanager
