@@ -13,6 +13,7 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
 from tests.judge.rig import Rig
+from workers.judge import steps
 from workers.sandbox import linux
 
 PROBLEM = """
@@ -378,6 +379,19 @@ def test_a_hanging_reference_ends_the_judge_by_alarm(rig: Rig) -> None:
     assert judge(rig, right()).category is Category.PASSED
 
 
+def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should nothing that ends candidates do so, the kernel ends the judge; the next evaluation is fine."""
+    monkeypatch.setattr(steps, "_BACKSTOP_S", 3 - QUICK.deadlines.total_s)
+    kernel = right("import time; time.sleep(60)")
+    ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
+    assert isinstance(ended, tuple), ended
+    status, phase, overdue = ended
+    assert (os.WTERMSIG(status), phase, overdue) == (14, Phase.CHECK, False)
+    assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
+    monkeypatch.undo()
+    assert judge(rig, right()).category is Category.PASSED
+
+
 def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
     """When a judge is killed, the fork server ends its candidate and forks the next one."""
     request = Request(
@@ -486,7 +500,8 @@ SHARED_MEMORY = """import mmap
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
     """What a kernel does to its keepers ends the kernel, never them: no retry, nobody else's blame."""
-    settings = QUICK.model_copy(update={"deadlines": Deadlines(check_s=3), "limits": Limits(host_memory_bytes=1 << 30)})
+    deadlines = Deadlines(check_s=3 if category is Category.TIMEOUT else 30)
+    settings = QUICK.model_copy(update={"deadlines": deadlines, "limits": Limits(host_memory_bytes=1 << 30)})
     outcome = judge(rig, right(body, top), settings)
     assert outcome.category is category, outcome.message
     assert judge(rig, right()).category is Category.PASSED
