@@ -32,7 +32,7 @@ demo: venv
 	@$(PY) examples/demo.py $(ARGS)
 
 test: venv
-	$(PY) -m pytest -m 'not compose and not chaos' $(ARGS)
+	$(PY) -m pytest -n auto --dist loadfile -m 'not compose and not chaos' $(ARGS)
 
 adapters: venv
 	@$(PY) scripts/bootstrap.py adapters

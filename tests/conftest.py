@@ -27,6 +27,11 @@ from kqueue.store.engine import connect
 _TEMPLATE = "kqueue_template"
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two at once: most of what takes long is waited for. On a GPU one after the other, as they would share it."""
+    return 1 if Path("/dev/nvidiactl").exists() else 2
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A fleet of the developer's own must never be what a test talks to."""
