@@ -51,6 +51,8 @@ _ORDERS: Final[Mapping[str, frozenset[str]]] = {
     "revoke": frozenset({"task_id", "terminate", "signal"}),
     # Flower says it every few seconds, to workers whose events are on already.
     "enable_events": frozenset(),
+    # Whoever begins to listen to events says it once.
+    "heartbeat": frozenset(),
     "ping": frozenset(),
     "stats": frozenset(),
     "conf": frozenset({"with_defaults"}),
