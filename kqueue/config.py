@@ -21,6 +21,8 @@ from kqueue.errors import ConfigError
 
 #: Written under ``home`` by a running one-machine fleet: its addresses and pid, readable by its owner.
 FLEET_FILE: Final = "fleet.json"
+#: The most evaluations that one request over HTTP can be allowed to have.
+MAX_BATCH: Final = 100_000
 
 
 class Config(BaseSettings):
@@ -78,7 +80,7 @@ class Config(BaseSettings):
     """``required`` asks for a token on loopback too, as behind a proxy of the same host."""
     http_max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
     """The largest body of a request."""
-    http_max_batch: int = Field(default=1000, ge=1, le=100_000)
+    http_max_batch: int = Field(default=1000, ge=1, le=MAX_BATCH)
     """The most evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
     """The most evaluations without a verdict that were submitted with one token."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, cast
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -24,6 +24,8 @@ MAX_SOURCE_BYTES: Final = 1 << 20
 #: What is kept of a candidate's output, in bytes: the last of it.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
+#: The largest limit on bytes: whoever enforces it must be able to hold it.
+_MOST_BYTES: Final = 1 << 50
 
 
 class Backend(StrEnum):
@@ -94,7 +96,22 @@ class Phase(StrEnum):
     """The GPU is tested, when the candidate is gone."""
 
 
-class _Model(BaseModel):
+#: So many fields more than a model has are no slip: naming each of a million would take minutes and gigabytes.
+_FLOOD: Final = 32
+
+
+class Bounded(BaseModel):
+    """The base of what strangers send: that a million fields are unknown is said in one line."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flood(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and len(cast("Mapping[Any, Any]", value)) > len(cls.model_fields) + _FLOOD:
+            raise ValueError(f"only {len(cls.model_fields)} fields are known, and many more were given")
+        return value
+
+
+class _Model(Bounded):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -126,15 +143,15 @@ class Deadlines(_Model):
 class Limits(_Model):
     """What a candidate may use."""
 
-    host_memory_bytes: Annotated[int, Field(ge=256 << 20)] = 16 * GIB
+    host_memory_bytes: Annotated[int, Field(ge=256 << 20, le=_MOST_BYTES)] = 16 * GIB
     """Resident memory of the candidate's whole process tree."""
-    output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES)] = 8 << 20
+    output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES, le=_MOST_BYTES)] = 8 << 20
     """What may be written to stdout and stderr together (a device's assertion alone writes 1 MiB)."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512
     """Threads and processes at once (enforced where the candidate has a uid of its own)."""
-    file_bytes: Annotated[int, Field(ge=1 << 20)] = 2 * GIB
+    file_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 2 * GIB
     """The largest file that it may write."""
-    scratch_bytes: Annotated[int, Field(ge=1 << 20)] = 8 * GIB
+    scratch_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 8 * GIB
     """What all files together may take in its directory, of which there may be 20,000."""
 
 

@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID, uuid4
+
+from pydantic import SecretStr
 
 from kqueue.client import Accepted, AsyncClient, Client, Core
 from kqueue.config import load
@@ -115,10 +116,8 @@ class _Remote(Core):
         config = load(url=url, token=token)
         if config.url is None:
             raise ConfigError("no server is known: give its URL, or set KQUEUE_URL")
-        if urlsplit(config.url).scheme not in {"http", "https"} or not urlsplit(config.url).hostname:
-            raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188")
-        self._url = config.url.rstrip("/")
-        self._token = None if config.token is None else config.token.get_secret_value()
+        self._url = _checked_url(config.url)
+        self._headers = {} if config.token is None else {"Authorization": f"Bearer {_checked_token(config.token)}"}
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._closed = False
@@ -210,10 +209,9 @@ class _Remote(Core):
     def _serve(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
-        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         self._http = httpx.AsyncClient(
             base_url=self._url,
-            headers=headers,
+            headers=self._headers,
             timeout=httpx.Timeout(60.0, connect=10.0, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=_POLLS),
         )
@@ -265,18 +263,18 @@ class _Remote(Core):
             wait_s = 0.0
             try:
                 answer = await self._http.request(method, path, params=query, json=body)
-            except httpx.TransportError as fault:
+            except httpx.RequestError as fault:
                 error: KqueueError = ServerUnavailable(
                     f"{self._url} cannot be reached ({str(fault) or type(fault).__name__}): check the address, and "
                     "that `kqueue serve` runs there"
                 )
             else:
                 if answer.is_success:
-                    return answer.json()
+                    return _json(answer)
                 error = _error(answer)
                 if answer.status_code not in _AGAIN:
                     raise error
-                wait_s = min(float(answer.headers.get("Retry-After") or 0), 30.0)
+                wait_s = _retry_after_s(answer)
             if not patient and time.monotonic() - began > self._retry_s:
                 raise error
             _log.debug("asked again in a moment: %s", error)
@@ -346,6 +344,33 @@ def _call(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> No
             raise
 
 
+def _checked_url(url: str) -> str:
+    """A server's URL without a slash at its end.
+
+    Raises:
+        ConfigError: it is none of HTTP.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in {"http", "https"} or not parsed.host or (parsed.port or 0) > 65535:
+        raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188")
+    return url.rstrip("/")
+
+
+def _checked_token(token: SecretStr) -> str:
+    """A token that a header can hold.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    secret = token.get_secret_value().strip()
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ConfigError("KQUEUE_TOKEN: not one that `kqueue token create` printed; it begins with kq_")
+    return secret
+
+
 def _keyed(request: Request) -> Request:
     """With an idempotency key in any case, so that it may be sent twice."""
     if request.idempotency_key is not None:
@@ -392,13 +417,42 @@ def _chunks(requests: Iterable[Request]) -> Iterable[list[Request]]:
         yield chunk
 
 
+def _json(answer: httpx.Response) -> Any:
+    """What a successful answer says.
+
+    Raises:
+        ServerUnavailable: nothing, as no kqueue answered.
+    """
+    try:
+        said = answer.json()
+    except ValueError:
+        raise _stranger(answer) from None
+    if not isinstance(said, dict):
+        raise _stranger(answer)
+    return cast("dict[str, Any]", said)
+
+
 def _error(answer: httpx.Response) -> KqueueError:
     """What an answer that is no success stands for."""
     try:
         return _of_problem(answer.json())
     except (ValueError, KeyError, TypeError, AttributeError):
-        what = f"{answer.request.url} answers {answer.status_code} without saying why"
-        return ServerUnavailable(f"{what}: check that it is kqueue's")
+        return _stranger(answer)
+
+
+def _stranger(answer: httpx.Response) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"{answer.request.url} answers {answer.status_code} and nothing that kqueue would: check the address"
+    )
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """Seconds after which the server is to be asked again, half a minute at most; 0 where it names none."""
+    try:
+        return min(float(int(answer.headers.get("Retry-After", 0))), 30.0)
+    except ValueError:
+        # A date, as proxies may give.
+        return 0.0
 
 
 def _of_problem(problem: Mapping[str, Any]) -> KqueueError:

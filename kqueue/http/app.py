@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.errors import ServiceError
-from kqueue.http import eval_server, jobs, maintenance, openapi, problems, v1
+from kqueue.errors import KqueueError, ServiceError
+from kqueue.http import auth, eval_server, jobs, maintenance, openapi, problems, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.door import Door
+from kqueue.http.problems import HttpError
 
 #: Every door's routes.
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, maintenance.router)
@@ -62,7 +63,7 @@ def create_app(config: Config) -> FastAPI:
 
 
 class _Guard:
-    """Refuses bodies that are too large, and has browsers take nothing for what it is not."""
+    """Reads no body of strangers and none that is too large, and has browsers take nothing for what it is not."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -92,6 +93,13 @@ class _Guard:
         if announced.isdigit() and int(announced) > self._most:
             await problems.problem(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)
             return
+        if announced != b"0" or b"transfer-encoding" in headers:
+            # FastAPI reads and parses the body before it asks who sent it.
+            try:
+                await auth.identify(Request(scope))
+            except (HttpError, KqueueError) as error:
+                await problems.refusal(error, scope["path"])(scope, receive, plain)
+                return
         await self._app(scope, bounded, plain)
 
     @property

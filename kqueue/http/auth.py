@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 
 from kqueue.config import Config
-from kqueue.http.door import Caller, CurrentDoor
+from kqueue.http.door import Caller, Door
 from kqueue.http.problems import HttpError
 from kqueue.store import tokens
 from kqueue.store.tokens import Scope
@@ -31,23 +32,44 @@ def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
 
     async def check(
         request: Request,
-        door: CurrentDoor,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+        # For the description of the API: :func:`identify` reads the header itself.
+        _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     ) -> Caller:
-        if credentials is None:
-            if "authorization" in request.headers or not open_to_all(door.config):
-                raise _unauthenticated("give a token: Authorization: Bearer kq_...")
-            _refuse_foreign_pages(request)
-            return Caller(None, "loopback")
-        token = await door.read(tokens.find, credentials.credentials)
-        if token is None:
-            raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
-        if not token.may(wanted):
+        caller = await identify(request)
+        if not caller.may(wanted):
             challenge = f'Bearer realm="kqueue", error="insufficient_scope", scope="{wanted}"'
             raise HttpError(403, f"this needs a token of the scope {wanted}", headers={"WWW-Authenticate": challenge})
-        return Caller(token.id, token.name)
+        return caller
 
     return check
+
+
+async def identify(request: Request) -> Caller:
+    """Who makes a request, looked up once for each.
+
+    Raises:
+        HttpError: 401, no valid token; 403, a page of a browser without one.
+        DatabaseUnavailable: nobody can be looked up.
+    """
+    known: Caller | None = getattr(request.state, "caller", None)
+    if known is None:
+        known = request.state.caller = await _identify(request)
+    return known
+
+
+async def _identify(request: Request) -> Caller:
+    door: Door = request.app.state.door
+    header = request.headers.get("authorization")
+    if header is None and open_to_all(door.config):
+        _refuse_foreign_pages(request)
+        return Caller(None)
+    scheme, secret = get_authorization_scheme_param(header)
+    if scheme.lower() != "bearer" or not secret:
+        raise _unauthenticated("give a token: Authorization: Bearer kq_...")
+    token = await door.read(tokens.find, secret)
+    if token is None:
+        raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
+    return Caller(token)
 
 
 #: Who may look, submit, and run the fleet.
@@ -71,10 +93,23 @@ def open_to_all(config: Config) -> bool:
 
 def _refuse_foreign_pages(request: Request) -> None:
     """A page in a browser on this machine must not submit kernels, whatever name it has for the machine."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    origin = request.headers.get("origin")
-    if not is_loopback(host) or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    foreign = (
+        not is_loopback(_split(f"//{host}").hostname or "")
+        or (origin is not None and _split(origin).netloc != host)
+        # Of images and scripts a browser tells no origin.
+        or request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+    )
+    if foreign:
         raise HttpError(403, "requests without a token are for programs on this machine: give a token")
+
+
+def _split(url: str) -> SplitResult:
+    """A URL's parts; nothing of what is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _unauthenticated(detail: str, *, error: str | None = None) -> HttpError:

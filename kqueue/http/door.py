@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
@@ -32,6 +32,8 @@ _READERS: Final = 8
 _SUBMITTERS: Final = 7
 #: How long a look at the fleet's health may take.
 _LOOK_S: Final = 2.0
+#: Streams of events that a caller may have open at once: each asks the database every second.
+_STREAMS: Final = 100
 #: Verdicts that come together are told together.
 _GATHER_S: Final = 0.02
 _SOON: Final = {"Retry-After": "1"}
@@ -45,12 +47,24 @@ class Caller:
     """Who makes a request.
 
     Attributes:
-        token_id: the token's; None where none was needed.
-        name: the token's name, or ``loopback``.
+        token: what was shown; None where none was needed.
     """
 
-    token_id: UUID | None
-    name: str
+    token: tokens.Known | None
+
+    @property
+    def token_id(self) -> UUID | None:
+        """The token's id; None where none was needed."""
+        return None if self.token is None else self.token.id
+
+    @property
+    def name(self) -> str:
+        """The token's name, or ``loopback``."""
+        return "loopback" if self.token is None else self.token.name
+
+    def may(self, scope: tokens.Scope) -> bool:
+        """Whether the caller may do what needs ``scope``."""
+        return self.token is None or self.token.may(scope)
 
 
 class Door:
@@ -74,6 +88,7 @@ class Door:
         self._health_reader = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._listener = Listener(url, self._engine, application=_APPLICATION)
         self._submitting: Counter[UUID] = Counter()
+        self._streams: Counter[UUID | None] = Counter()
 
     async def open(self) -> None:
         """Check the database's schema.
@@ -112,6 +127,16 @@ class Door:
         except TimeoutError:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
+    def bound(self, number: int) -> None:
+        """Refuse requests of more evaluations than one may have.
+
+        Raises:
+            HttpError: 413.
+        """
+        limit = self.config.http_max_batch
+        if number > limit:
+            raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")
+
     @asynccontextmanager
     async def admit(
         self, caller: Caller, number: int = 1
@@ -127,9 +152,7 @@ class Door:
         Raises:
             HttpError: 429, the caller has too many without a verdict; 413, no request may have so many.
         """
-        if number > self.config.http_max_batch:
-            limit = self.config.http_max_batch
-            raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")
+        self.bound(number)
         token_id = caller.token_id
         if token_id is None:
             yield _nothing
@@ -150,6 +173,28 @@ class Door:
             yield note
         finally:
             self._submitting[token_id] -= number
+
+    def follow(self, caller: Caller, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The same events, counted among the caller's streams while they go on.
+
+        Raises:
+            HttpError: 429, the caller has as many as may be.
+        """
+        if self._streams[caller.token_id] >= _STREAMS:
+            raise HttpError(
+                429, f"{_STREAMS} streams of events are open, the most that may be: close one", code="too_many_streams"
+            )
+
+        async def counted() -> AsyncGenerator[bytes]:
+            self._streams[caller.token_id] += 1
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
+            finally:
+                self._streams[caller.token_id] -= 1
+
+        return counted()
 
     async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
         """An evaluation's verdict; None where it does not come within ``timeout`` seconds.

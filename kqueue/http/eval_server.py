@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kqueue import kernelbench
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Verdict
+from kqueue.contract import Backend, Bounded, Verdict
 from kqueue.http import joining
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
@@ -34,7 +34,7 @@ _DESCRIPTIONS: Final = {
 }
 
 
-class EvalRequest(BaseModel):
+class EvalRequest(Bounded):
     """One kernel to judge. Unknown fields are passed over, and named in the result's metadata."""
 
     model_config = ConfigDict(

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.responses import StreamingResponse
 
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.http import shapes
+from kqueue.http import problems, shapes
 from kqueue.http.auth import Reader
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.problems import HttpError
@@ -54,7 +54,8 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
 @router.get(
     "/batches/{batch:path}/events",
     response_class=StreamingResponse,
-    responses={
+    responses=problems.documented(429)
+    | {
         200: {
             "description": "`progress` events (a `Batch`) when it changes, `verdict` events (an evaluation as in a "
             "list), and an `end` event when all have their verdict.",
@@ -65,7 +66,7 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
 )
 async def batch_events(
     batch: BatchName,
-    _: Reader,
+    caller: Reader,
     door: CurrentDoor,
     last_event_id: Annotated[
         str | None, Header(max_length=100, description="The last id received: what follows it is sent.")
@@ -82,9 +83,8 @@ async def batch_events(
         raise unknown_batch(batch)
     if last_event_id and last_event_id.startswith(_END) and state.finished_at == since:
         return Response(status_code=204)
-    return StreamingResponse(
-        _follow(door, batch, since), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
+    events = door.follow(caller, _follow(door, batch, since))
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 def unknown_batch(batch: str) -> HttpError:
@@ -99,7 +99,6 @@ async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenera
     spoke_at = time.monotonic()
     yield format_sse_event(retry=1000)
     while not door.stopping.is_set():
-        events: list[bytes] = []
         try:
             # Counted first: when all had finished by then, all are found after it.
             state = await door.read(reports.batch_state, batch)
@@ -107,19 +106,18 @@ async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenera
                 if listed.evaluation_id not in sent:
                     sent.add(listed.evaluation_id)
                     since = max(since or moment, moment)
-                    events.append(_event("verdict", _LISTED.dump_json(listed), since.isoformat()))
+                    spoke_at = time.monotonic()
+                    yield _event("verdict", _LISTED.dump_json(listed), since.isoformat())
         except KqueueError as error:
             # The client comes again by itself.
             _log.warning("the events of the batch %r break off: %s", batch, error)
             return
         if state is not None and state != told:
-            told = state
-            events.append(_event("progress", shapes.Batch.of(batch, state).model_dump_json().encode()))
+            told, spoke_at = state, time.monotonic()
+            yield _event("progress", shapes.Batch.of(batch, state).model_dump_json().encode())
         if time.monotonic() - spoke_at > _ALIVE_EVERY_S:
-            events.append(format_sse_event(comment="still there"))
-        for event in events:
             spoke_at = time.monotonic()
-            yield event
+            yield format_sse_event(comment="still there")
         if state is None or state.finished_at is not None:
             yield _event("end", b"{}", None if since is None else _END + since.isoformat())
             return
@@ -150,6 +148,8 @@ def _moment(last_event_id: str) -> datetime:
         moment = datetime.fromisoformat(last_event_id.removeprefix(_END))
         if moment.tzinfo is None:
             raise ValueError(last_event_id)
-    except ValueError:
+        # What is this long before it is asked for too.
+        _ = moment - _OVERLAP
+    except (ValueError, OverflowError):
         raise InvalidRequest("Last-Event-ID: not one of this stream's; leave it out to begin anew") from None
     return moment

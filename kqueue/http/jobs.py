@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kqueue import kernelbench
 from kqueue.categories import Blame
+from kqueue.contract import Bounded
 from kqueue.errors import UnknownEvaluation
 from kqueue.http import joining
 from kqueue.http.auth import Caller, Reader, Submitter
@@ -33,7 +34,7 @@ _SHOWN: Final = 100
 _Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
 
 
-class EvaluationRequest(BaseModel):
+class EvaluationRequest(Bounded):
     """One kernel to judge. Unknown fields are passed over."""
 
     model_config = ConfigDict(

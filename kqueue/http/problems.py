@@ -29,7 +29,6 @@ from kqueue.errors import (
     SchemaMismatch,
     UnknownEvaluation,
     UnknownLane,
-    WaitTimeout,
 )
 
 _log = logging.getLogger(__name__)
@@ -45,11 +44,17 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     UnknownLane: (422, "unknown_lane"),
     InvalidRequest: (422, "invalid_request"),
     UnknownEvaluation: (404, "unknown_evaluation"),
-    WaitTimeout: (504, "wait_timeout"),
     DatabaseUnavailable: (503, "database_unavailable"),
     BrokerUnavailable: (503, "broker_unavailable"),
     SchemaMismatch: (503, "schema_mismatch"),
     KqueueError: (500, "internal_error"),
+}
+#: What is told of failures that are not the caller's: their own texts name hosts, paths and users of the services.
+_TOLD: Final[dict[type[KqueueError], str]] = {
+    DatabaseUnavailable: "the database cannot be used at the moment: ask again; the server's log says why",
+    BrokerUnavailable: "Redis cannot be used at the moment: ask again; the server's log says why",
+    SchemaMismatch: "the database's schema is not this server's: `kqueue db upgrade` brings it up",
+    KqueueError: "the server failed; its log says how",
 }
 #: Codes of errors that no exception of kqueue stands for, by status.
 _CODES: Final = {
@@ -60,6 +65,12 @@ _CODES: Final = {
     405: "method_not_allowed",
     413: "too_large",
     429: "too_many_queued",
+}
+#: What is said of those of Starlette's errors that say nothing themselves.
+_DETAILS: Final = {
+    400: "the body is not JSON",
+    404: "there is nothing at this path: /openapi.json describes those that there are",
+    405: "this path knows no such method: /openapi.json describes those that it knows",
 }
 
 
@@ -106,25 +117,26 @@ def problem(
     return _answer(_problem(instance, status, code, detail, **more), headers)
 
 
-def status_of(error: KqueueError) -> tuple[int, str]:
-    """The status and the code that stand for one of kqueue's exceptions."""
-    return next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
-
-
 def describe(error: KqueueError, instance: str) -> Problem:
     """One of kqueue's exceptions as a problem."""
     more: dict[str, Any] = {}
     if isinstance(error, IdempotencyConflict):
         more["keys"] = sorted(error.keys)
-    if isinstance(error, WaitTimeout):
-        more["evaluation_ids"] = [str(identity) for identity in error.evaluation_ids]
-    status, code = status_of(error)
-    return _problem(instance, status, code, str(error), **more)
+    status, code = next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
+    detail = str(error)
+    if status >= 500:
+        detail = next(told for kind, told in _TOLD.items() if isinstance(error, kind))
+    return _problem(instance, status, code, detail, **more)
 
 
-def of(error: KqueueError, instance: str) -> JSONResponse:
-    """The answer that stands for one of kqueue's exceptions."""
-    return _answer(describe(error, instance))
+def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
+    """The answer that stands for an error; one that is not the caller's doing is logged."""
+    if isinstance(error, HttpError):
+        return problem(instance, error.status, error.code, error.detail, headers=error.headers)
+    body = describe(error, instance)
+    if body.status >= 500:
+        _log.warning("%r: %s", instance, error)
+    return _answer(body)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -159,37 +171,31 @@ def _answer(body: Problem, headers: Mapping[str, str] = {}) -> JSONResponse:
 
 def install(app: FastAPI) -> None:
     """Let ``app`` answer every error as a problem."""
-    app.add_exception_handler(KqueueError, _kqueue)
-    app.add_exception_handler(HttpError, _http)
+    app.add_exception_handler(KqueueError, _refused)
+    app.add_exception_handler(HttpError, _refused)
     app.add_exception_handler(HTTPException, _starlette)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _kqueue(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, KqueueError)
-    if status_of(error)[0] >= 500:
-        _log.warning("%s %s: %s", request.method, request.url.path, error)
-    return of(error, request.url.path)
-
-
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HttpError)
-    return problem(request.url.path, error.status, error.code, error.detail, headers=error.headers)
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, KqueueError | HttpError)
+    return refusal(error, request.scope["path"])
 
 
 async def _starlette(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "internal_error" if error.status_code >= 500 else "invalid_request")
-    return problem(request.url.path, error.status_code, code, error.detail, headers=error.headers or {})
+    detail = _DETAILS.get(error.status_code, error.detail)
+    return problem(request.scope["path"], error.status_code, code, detail, headers=error.headers or {})
 
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
-        return problem(request.url.path, 400, _CODES[400], "the body is not JSON")
+        return problem(request.scope["path"], 400, _CODES[400], _DETAILS[400])
     errors = [
         FieldError(
             field=".".join(str(part) for part in fault["loc"])[:200],
@@ -198,7 +204,7 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
         for fault in faults[:20]
     ]
     detail = "; ".join(f"{fault.field}: {fault.message}" for fault in errors[:5])
-    return problem(request.url.path, 422, "invalid_request", detail, errors=errors)
+    return problem(request.scope["path"], 422, "invalid_request", detail, errors=errors)
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -207,5 +213,5 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(request.url.path, 500, "internal_error", "the server failed; its log says how")
+    _log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
+    return problem(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kqueue.config import Config
 from kqueue.errors import ConfigError
@@ -20,6 +24,18 @@ from kqueue.store.engine import connect
 
 #: How long requests in progress may take to end when the server is stopped, in seconds.
 _GRACE_S: Final = 10
+#: How long a request may take to come in, from the connection or the end of the one before, in seconds.
+RECEIVE_S: Final = 60.0
+#: The most connections at once, where the process may have so many files, and the files that it needs beside them.
+_CONNECTIONS: Final = 16_384
+_OWN_FILES: Final = 100
+#: A peer that vanished without a word is noticed within two minutes, however long its request waits.
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
 
 
 def serve(config: Config, report: Callable[[str], None]) -> None:
@@ -47,7 +63,7 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, _ignore)
         report(f"kqueue serves http://{address}:{listening.getsockname()[1]} ({who})")
-        _Server(app).run([listening])
+        Server(app).run([listening])
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
@@ -60,6 +76,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Those that are accepted inherit it.
+            for option in _KEEPALIVE:
+                listening.setsockopt(*option)
             listening.bind(address)
         except OSError:
             listening.close()
@@ -72,15 +91,58 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-class _Server(uvicorn.Server):
+def _room() -> int:
+    """How many connections there may be; the soft limit on files is raised for them as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _CONNECTIONS + _OWN_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(wanted - _OWN_FILES, 1)
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with an end to requests that do not come in: who only holds connections would keep others out."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watched()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
+            self._watched()
+        elif self._late is None:
+            self._late = self.loop.call_later(RECEIVE_S, self.transport.abort)
+
+    def _watched(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+class Server(uvicorn.Server):
     """uvicorn that lets waiting requests answer when it is told to stop, instead of waiting for them."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_Protocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
+                limit_concurrency=_room(),
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
                 proxy_headers=False,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field
 
 from kqueue import contract
 from kqueue.categories import Blame, Category, CategoryInfo
+from kqueue.config import MAX_BATCH
 from kqueue.contract import Backend
 from kqueue.http.problems import Problem
 from kqueue.store import reports
@@ -74,21 +75,24 @@ class VerdictShape(contract.Verdict):
         return super().timing_basis
 
 
-class Entries(BaseModel):
-    """Evaluations to submit, all or none."""
+class Body(contract.Bounded):
+    """What a request's body is: no field more than there are."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    entries: list[contract.Request] = Field(min_length=1)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class LooseEntries(BaseModel):
+class Entries(Body):
+    """Evaluations to submit, all or none. The first wrong one is named."""
+
+    entries: Annotated[list[contract.Request], FailFast()] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class LooseEntries(Body):
     """Evaluations to submit, each for itself: the fields of a `Request` each, checked one by one."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    entries: list[dict[str, Any]] = Field(
+    entries: Annotated[list[dict[str, Any]], FailFast()] = Field(
         min_length=1,
+        max_length=MAX_BATCH,
         examples=[[{"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "triton"}]],
     )
 
@@ -179,10 +183,8 @@ class Awaited(_Shape):
     verdict: VerdictShape | None
 
 
-class WaitFor(BaseModel):
+class WaitFor(Body):
     """Which verdicts are awaited, and how long."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     evaluation_ids: list[UUID] = Field(min_length=1, max_length=1000, examples=[[_ID]])
     timeout: float = Field(default=30.0, ge=0, le=300, allow_inf_nan=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
@@ -17,11 +19,11 @@ from fastapi.responses import PlainTextResponse
 from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
-from kqueue.errors import InvalidRequest
+from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import events, problems, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
-from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.door import Caller, CurrentDoor, Door
 from kqueue.http.problems import HttpError
 from kqueue.store import evaluations, reports
 
@@ -88,9 +90,11 @@ async def submit(
     idempotency_key: _Key = None,
 ) -> shapes.Accepted:
     """Submit one evaluation. It ends in one verdict, whatever becomes of this connection."""
-    [request] = _keyed([body], idempotency_key, one=True)
+    keys = _Keys(caller, idempotency_key)
+    request = keys.put(body)
     async with door.admit(caller) as note:
-        ticket = await door.client.submit(request, allow_idle_lane=allow_idle_lane)
+        with keys.as_given():
+            ticket = await door.client.submit(request, allow_idle_lane=allow_idle_lane)
         await note([ticket.evaluation_id])
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
@@ -107,9 +111,12 @@ async def submit_batch(
     idempotency_key: _Key = None,
 ) -> shapes.AcceptedBatch:
     """Submit all or none, in one transaction."""
-    requests = _keyed(body.entries, idempotency_key)
+    door.bound(len(body.entries))
+    keys = _Keys(caller, idempotency_key)
+    requests = [keys.put(entry, place) for place, entry in enumerate(body.entries)]
     async with door.admit(caller, len(requests)) as note:
-        tickets = await door.client.submit_batch(requests, allow_idle_lane=allow_idle_lane)
+        with keys.as_given():
+            tickets = await door.client.submit_batch(requests, allow_idle_lane=allow_idle_lane)
         await note(ticket.evaluation_id for ticket in tickets)
     return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
 
@@ -124,11 +131,12 @@ async def submit_each(
     idempotency_key: _Key = None,
 ) -> shapes.Slots:
     """Submit everything that can be judged. In the place of an entry that is refused stands why."""
+    door.bound(len(body.entries))
+    keys = _Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
     for place, entry in enumerate(body.entries):
         try:
-            [keyed] = _keyed([contract.parse_request(entry)], idempotency_key, first=place)
-            checked.append(keyed)
+            checked.append(keys.put(contract.parse_request(entry), place))
         except InvalidRequest as error:
             checked.append(error)
     good = [slot for slot in checked if isinstance(slot, contract.Request)]
@@ -139,7 +147,7 @@ async def submit_each(
     results = [next(settled) if isinstance(slot, contract.Request) else slot for slot in checked]
     return shapes.Slots(
         results=[
-            shapes.Slot(error=problems.describe(result, request.url.path))
+            shapes.Slot(error=problems.describe(keys.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest)
             else shapes.Slot(evaluation=shapes.Accepted.model_validate(result))
             for result in results
@@ -305,26 +313,50 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     )
 
 
-def _keyed(
-    requests: Sequence[contract.Request], header: str | None, *, one: bool = False, first: int = 0
-) -> list[contract.Request]:
-    """Requests with the idempotency key of the header, where they have none of their own.
+class _Keys:
+    """The idempotency keys of one HTTP request, as its caller gives them and as they are kept.
 
-    Raises:
-        InvalidRequest: header and field of a single request differ.
+    A token's are kept under its id: nobody can make, before it, the evaluation that another token's key will name.
     """
-    if header is None:
-        return list(requests)
-    keyed: list[contract.Request] = []
-    for place, request in enumerate(requests, start=first):
-        key = header if one else f"{header}/{place}"
-        if request.idempotency_key is None:
-            keyed.append(request.model_copy(update={"idempotency_key": key}))
-        elif one and request.idempotency_key != key:
+
+    def __init__(self, caller: Caller, header: str | None) -> None:
+        self._token_id = caller.token_id
+        self._header = header
+        self._given: dict[str, str] = {}
+
+    def put(self, request: contract.Request, place: int | None = None) -> contract.Request:
+        """``request`` with its key, or the header's where it has none; ``place`` is its own among several.
+
+        Raises:
+            InvalidRequest: header and field of a single request differ.
+        """
+        key, header = request.idempotency_key, self._header
+        if header is not None and place is not None:
+            header = f"{header}/{place}"
+        elif header is not None and key not in (None, header):
             raise InvalidRequest("idempotency_key: the header Idempotency-Key names another; give one of them")
-        else:
-            keyed.append(request)
-    return keyed
+        key = header if key is None else key
+        if key is None:
+            return request
+        kept = key
+        if self._token_id is not None:
+            kept = f"token:{self._token_id}:{hashlib.sha256(key.encode()).hexdigest()}"
+        self._given[kept] = key
+        return request.model_copy(update={"idempotency_key": kept})
+
+    def given(self, error: InvalidRequest) -> InvalidRequest:
+        """The error with the keys as they were given, where it tells any."""
+        if not isinstance(error, IdempotencyConflict):
+            return error
+        return IdempotencyConflict(self._given[key] for key in error.keys)
+
+    @contextmanager
+    def as_given(self) -> Generator[None]:
+        """Let errors that leave the block tell keys as they were given."""
+        try:
+            yield
+        except IdempotencyConflict as error:
+            raise self.given(error) from None
 
 
 def _cursor(moment: datetime, identity: UUID) -> str:

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import httpx
 import pytest
-import uvicorn
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Measurement, Outcome
 from kqueue.http.app import create_app
+from kqueue.http.server import Server
 from kqueue.store import evaluations, tokens
 
 
@@ -36,7 +36,7 @@ class Served:
         self.app = create_app(config)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=5))
+        self._server = Server(self.app)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
         until(lambda: self._server.started or not self._thread.is_alive(), what="the server")

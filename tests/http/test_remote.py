@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -182,11 +183,56 @@ class TestAddresses:
         with RemoteClient(token=token("read")) as client, pytest.raises(AccessRefused, match="scope submit"):
             client.submit(**fields())
 
-    @pytest.mark.parametrize("url", [None, "fleet:18188", "ftp://fleet", "http://"])
+    @pytest.mark.parametrize(
+        "url", [None, "fleet:18188", "ftp://fleet", "http://", "http://[::1", "http://fleet:99999", "http://fleet:x"]
+    )
     def test_no_address(self, url: str | None) -> None:
         """Said when the client is made."""
         with pytest.raises(ConfigError, match="KQUEUE_URL"):
             RemoteClient(url)
+
+    @pytest.mark.parametrize("token", ["kq_\u00e9", "kq_a b", "kq_a\r\nX: y", "\0"])
+    def test_no_token(self, token: str) -> None:
+        """Said when the client is made, without repeating it; the end of a line that was read with it is no fault."""
+        with pytest.raises(ConfigError, match="KQUEUE_TOKEN") as refused:
+            RemoteClient("http://127.0.0.1:1", token=token)
+        assert token not in str(refused.value)
+        RemoteClient("http://127.0.0.1:1", token="kq_good\n").close()
+
+    @pytest.mark.parametrize(
+        ("status", "headers", "body"),
+        [
+            (200, {"Content-Type": "text/html"}, b"<html>log in</html>"),
+            (200, {"Content-Type": "application/json"}, b"[]"),
+            (200, {"Content-Encoding": "gzip"}, b"no gzip"),
+            (301, {"Location": "https://elsewhere.example/"}, b""),
+            (404, {}, b'{"detail": "Not Found"}'),
+            (503, {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, b"busy"),
+            (503, {"Retry-After": "nan"}, b"busy"),
+            (429, {"Retry-After": "-5"}, b""),
+        ],
+    )
+    def test_somebody_else_there(self, fields, status: int, headers: dict[str, str], body: bytes) -> None:
+        """A proxy, a portal, another server: ServerUnavailable, and the token goes nowhere else."""
+
+        class Stranger(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+            threading.Thread(target=stranger.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{stranger.server_port}"
+            with RemoteClient(url, retry_s=0.1) as client, pytest.raises(ServerUnavailable, match="check the address"):
+                client.submit(**fields())
+            stranger.shutdown()
 
     def test_nobody_there(self, fields) -> None:
         """After the time that was given for it."""

@@ -444,7 +444,7 @@ class TestEvents:
     def test_ids_of_other_streams(self, http: httpx.Client, fields) -> None:
         """Named, not ignored."""
         http.post("/v1/evaluations", json=fields(batch="b"))
-        for last in ("x", "2026-01-01", "end-", "end-5"):
+        for last in ("x", "2026-01-01", "end-", "end-5", "0001-01-01T00:00:00+00:00", "end-0001-01-01T00:00:59+00:00"):
             answer = http.get("/v1/batches/b/events", headers={"Last-Event-ID": last})
             problem_of(answer, 422, "invalid_request")
 

@@ -1,0 +1,434 @@
+"""The server as it is met by strangers, by pages of browsers, and by holders of tokens who mean ill or err badly."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue import contract, kernelbench
+from kqueue.config import MAX_BATCH, Config
+from kqueue.http import door as doors
+from kqueue.http import server as servers
+from kqueue.store import tokens
+from tests.http.conftest import Served, until
+from tests.http.test_v1 import problem_of
+
+JSON = {"Content-Type": "application/json"}
+
+#: Routes that read a body.
+BODIED = [
+    "/v1/evaluations",
+    "/v1/evaluations/batch",
+    "/v1/evaluations/each",
+    "/v1/evaluations/wait",
+    "/eval",
+    "/evaluate",
+    "/evaluate_sync",
+]
+
+
+@pytest.fixture
+def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
+    """A server that wants tokens."""
+    return serve(config.model_copy(update={"http_tokens": "required"}))
+
+
+def connected(url: str) -> socket.socket:
+    """A bare connection to a server."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def first_line(connection: socket.socket) -> bytes:
+    """What a server answers, up to the end of its first line; nothing where it hung up."""
+    received = b""
+    while b"\r\n" not in received and (more := connection.recv(4096)):
+        received += more
+    return received.partition(b"\r\n")[0]
+
+
+class TestStrangers:
+    """Those who have no token."""
+
+    @pytest.mark.parametrize("path", BODIED)
+    @pytest.mark.parametrize("size", [b"Content-Length: 1000000", b"Transfer-Encoding: chunked"])
+    @pytest.mark.parametrize("token", [b"", b"Authorization: Bearer kq_wrong\r\n"])
+    def test_no_body_of_theirs_is_read(self, guarded: Served, path: str, size: bytes, token: bytes) -> None:
+        """They are refused before any of it has come."""
+        with connected(guarded.url) as connection:
+            head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s%s\r\n\r\n"
+            connection.sendall(head % (path.encode(), token, size))
+            assert first_line(connection) == b"HTTP/1.1 401 Unauthorized"
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"GET /health HTTP/1.1\r\nHost: [::1\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer kq_x\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+            b"GET /health HTTP/1.0\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+            b"POST /eval HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+            b"POST /eval HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"POST /eval HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+            b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET http://127.0.0.1:1/health HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /v1/evaluations/%00/log HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        ],
+    )
+    def test_requests_that_are_none(self, guarded: Served, head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+        """Each is refused by a 4xx, and the server has nothing to complain of."""
+        with connected(guarded.url) as connection:
+            connection.sendall(head)
+            connection.shutdown(socket.SHUT_WR)
+            line = first_line(connection)
+        assert line[:10] == b"HTTP/1.1 4" or line == b"", line
+        assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Host": "[::1"},
+            {"Host": "["},
+            {"Origin": "http://[::1"},
+            {"Origin": "null"},
+            {"Host": "127.0.0.1.evil.example"},
+            {"Host": "localhost.evil.example"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+        ],
+    )
+    def test_pages_of_browsers(self, http: httpx.Client, headers: dict[str, str]) -> None:
+        """Whatever they look at, and however their names are misspelt."""
+        problem_of(http.get("/v1/evaluations", headers=headers), 403, "forbidden")
+        problem_of(http.post("/cleanup", headers=headers), 403, "forbidden")
+
+    def test_what_ails_the_services_is_not_told(
+        self,
+        serve: Callable[[Config], Served],
+        config: Config,
+        engine: Engine,
+        worker_id: UUID,
+        server: Any,
+        caplog: Any,
+    ) -> None:
+        """Neither hosts, paths, users nor statements, to anybody; the log has it, in one line for each request."""
+        guarded = serve(config.model_copy(update={"http_tokens": "required"}))
+        name = str(engine.url.database)
+        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        server.cut(config.require_database())
+        try:
+            with guarded.client("kq_" + "x" * 43) as stranger:
+                for path in ("/health", "/v1/batches/%0aFAKE%1b%5b2J%0d", "/openapi.json/%0aFAKE"):
+                    answer = stranger.get(path)
+                    if answer.status_code == 404:
+                        continue
+                    body = problem_of_any(answer, 503, "database_unavailable")
+                    for secret in (name, "FATAL", "socket", "host", "psycopg", "SELECT", "postgres://"):
+                        assert secret not in body["detail"]
+                body = problem_of_any(stranger.post("/eval", json={}), 503, "database_unavailable")
+                assert name not in json.dumps(body)
+        finally:
+            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        told = [record.getMessage() for record in caplog.records if record.name == "kqueue.http.problems"]
+        assert any(name in line for line in told)
+        assert not any(set(line) & {"\n", "\r", "\x1b"} for line in told)
+
+
+def problem_of_any(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem in an answer whose path is not for printing."""
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    return answer.json()
+
+
+class TestConnections:
+    """Those who connect and do not go on."""
+
+    def test_requests_that_do_not_come_in(
+        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are hung up on, also while they drip; who waits for a verdict is not."""
+        monkeypatch.setattr(servers, "RECEIVE_S", 1.0)
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+        whole = b"GET /v1/categories HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        starts = {
+            b"": b"",
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX": b"x",
+            b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n{": b" ",
+            whole + whole[:-2]: b"X: x\r\n",
+        }
+        with ExitStack() as stack:
+            slow = {stack.enter_context(connected(str(http.base_url))): drip for drip in starts.values() for _ in [0]}
+            for connection, start in zip(slow, starts, strict=True):
+                connection.sendall(start)
+                connection.settimeout(0.1)
+            open_still = dict(slow)
+            deadline = time.monotonic() + 60
+            while open_still:
+                assert time.monotonic() < deadline, "a connection is kept"
+                for connection, drip in list(open_still.items()):
+                    try:
+                        connection.sendall(drip)
+                        if not connection.recv(65536):
+                            del open_still[connection]
+                    except TimeoutError:
+                        pass
+                    except OSError:
+                        del open_still[connection]
+        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 3})
+        assert answer.json() == {"evaluation_id": identity, "verdict": None}
+
+    def test_more_than_there_is_room_for(
+        self, serve: Callable[[Config], Served], config: Config, worker_id: UUID, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others are told to come again, and are answered when there is room."""
+        monkeypatch.setattr(servers, "_room", lambda: 5)
+        served = serve(config)
+        with ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(connected(served.url))
+            until(lambda: httpx.get(f"{served.url}/health").status_code == 503, what="a refusal")
+        until(lambda: httpx.get(f"{served.url}/health").status_code == 200, what="room")
+
+    def test_room_is_made(self) -> None:
+        """The soft limit on files is raised to the hard one, and some files are left for the server itself."""
+        program = (
+            "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (128, 1000)); "
+            "from kqueue.http.server import _room; print(_room(), *r.getrlimit(r.RLIMIT_NOFILE))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.split() == ["900", "1000", "1000"]
+
+
+class TestBodies:
+    """What JSON can be, and should not."""
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            '"queue_wait_s": NaN',
+            '"queue_wait_s": Infinity',
+            '"queue_wait_s": 1e400',
+            '"settings": {"deadlines": {"load_s": NaN}}',
+            '"settings": {"tolerance": {"atol": -Infinity, "rtol": 0}}',
+            '"settings": {"seed": 1e300}',
+            '"settings": {"checks": 1%s}' % ("0" * 4000),
+            '"settings": {"limits": {"host_memory_bytes": 1%s}}' % ("0" * 400),
+            '"settings": {"limits": {"file_bytes": 9223372036854775808}}',
+            '"settings": {"limits": {"scratch_bytes": 1e300}}',
+            '"settings": {"limits": {"output_bytes": 9223372036854775808}}',
+            '"problem_label": "\\ud800"',
+            '"batch": "\\udfff"',
+            '"batch": "a\\u0000b"',
+            '"idempotency_key": "\\ud800"',
+            '"lane": "\\ud800"',
+            '"lane": "gpu.\\u0000"',
+            '"\\ud800": 1',
+            '"__class__": {"__init__": 1}',
+            '"settings": [[1]]',
+            '"backend": null',
+        ],
+    )
+    def test_values_that_nothing_can_hold(
+        self, http: httpx.Client, engine: Engine, fields: Callable[..., dict[str, Any]], more: str
+    ) -> None:
+        """422 by itself and in a batch; in its place where each is for itself; nothing is written."""
+        entry = f"{json.dumps(fields())[:-1]}, {more}}}"
+        alone = http.post("/v1/evaluations", content=entry, headers=JSON)
+        batch = http.post("/v1/evaluations/batch", content=f'{{"entries": [{entry}]}}', headers=JSON)
+        each = http.post("/v1/evaluations/each", content=f'{{"entries": [{entry}]}}', headers=JSON)
+        assert (alone.status_code, batch.status_code, each.status_code) == (422, 422, 200), alone.text
+        [slot] = each.json()["results"]
+        assert slot["error"]["status"] == 422
+        for answer in (alone, batch, each):
+            assert len(answer.content) < 6000
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 0
+
+    @pytest.mark.parametrize("path", BODIED)
+    def test_bodies_that_are_none(self, http: httpx.Client, path: str) -> None:
+        """Compressed, nested, endless numbers, no text: a 4xx from every route."""
+        bodies = [
+            gzip.compress(b" " * 1_000_000),
+            b'{"kernel": 1' + b"0" * 5000 + b"}",
+            b'{"entries": [{"kernel": "\xff"}]}',
+            b"\x00",
+            *(b'{"x": ' + b"[" * depth + b"]" * depth + b"}" for depth in (100, 500, 900, 950, 1000, 100_000)),
+            *(b'{"entries": [{"settings": ' + b"[" * depth + b"]" * depth + b"}]}" for depth in (500, 950, 1000)),
+        ]
+        for body in bodies:
+            for headers in (JSON, JSON | {"Content-Encoding": "gzip"}):
+                answer = http.post(path, content=body, headers=headers)
+                each = path.endswith("each") and b"settings" in body
+                assert 400 <= answer.status_code < 500 or (each and answer.status_code == 200), answer.text
+                assert len(answer.content) < 6000
+
+    @pytest.mark.parametrize("path", BODIED)
+    def test_more_fields_than_anybody_means(self, http: httpx.Client, path: str) -> None:
+        """They are counted, and not told one by one: that would take the server minutes and gigabytes."""
+        flood = {f"field {number}": 0 for number in range(50_000)}
+        problem = problem_of(http.post(path, json=flood), 422, "invalid_request")
+        [error] = problem["errors"]
+        assert error["field"] == "body"
+        assert "many more were given" in error["message"]
+
+    def test_more_entries_than_anybody_means(
+        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are counted before they are looked at, and the first wrong one is told alone."""
+        flood = {"entries": [0] * (MAX_BATCH + 1), "evaluation_ids": [0] * 1001}
+        for way, name in (("batch", "entries"), ("each", "entries"), ("wait", "evaluation_ids")):
+            answer = http.post(f"/v1/evaluations/{way}", json={name: flood[name]})
+            [error] = problem_of(answer, 422, "invalid_request")["errors"]
+            assert error["field"].startswith(f"body.{name}")
+        wrong = [fields(), {"kernel": 1}, {"kernel": 2}]
+        answer = http.post("/v1/evaluations/batch", json={"entries": wrong})
+        assert {error["field"].split(".")[2] for error in answer.json()["errors"]} == {"1"}
+
+        def looked_at(_: Any) -> None:
+            raise AssertionError("an entry was looked at")
+
+        monkeypatch.setattr(contract, "parse_request", looked_at)
+        problem_of(http.post("/v1/evaluations/each", json={"entries": [{}] * 1001}), 413, "too_large")
+
+    def test_a_name_twice(self, http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
+        """The last counts, as in JSON's readers in general; it is what is shown."""
+        body = f'{json.dumps(fields())[:-1]}, "kernel": "class ModelNew: last = 1"}}'
+        identity = http.post("/v1/evaluations", content=body, headers=JSON).json()["evaluation_id"]
+        assert http.get(f"/v1/evaluations/{identity}/artifacts/kernel.py").text == "class ModelNew: last = 1"
+
+
+class TestStreams:
+    """Events that are asked for too often."""
+
+    def test_how_many_may_be_open(
+        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """429 with Retry-After beyond that, until one is closed."""
+        monkeypatch.setattr(doors, "_STREAMS", 2)
+        http.post("/v1/evaluations", json=fields(batch="b"))
+        with http.stream("GET", "/v1/batches/b/events") as first:
+            lines = first.iter_lines()
+            assert next(lines) == "retry: 1000"
+            with http.stream("GET", "/v1/batches/b/events") as second:
+                others = second.iter_lines()
+                assert next(others) == "retry: 1000"
+                answer = http.get("/v1/batches/b/events")
+                problem_of(answer, 429, "too_many_streams")
+                assert int(answer.headers["retry-after"]) > 0
+
+            def another() -> bool:
+                with http.stream("GET", "/v1/batches/b/events") as third:
+                    return third.status_code == 200
+
+            until(another, what="room for a stream")
+
+
+class TestOthers:
+    """One token's holder and another's."""
+
+    @pytest.fixture
+    def pair(self, guarded: Served, token: Callable[..., str]) -> Any:
+        """Clients with two tokens that may submit."""
+        with guarded.client(token("submit")) as one, guarded.client(token("submit", "read")) as other:
+            yield one, other
+
+    def test_a_key_is_its_token_s(self, pair: Any, engine: Engine, fields: Callable[..., dict[str, Any]]) -> None:
+        """The same key of another token is another evaluation, and no conflict; of the same it is the same."""
+        one, other = pair
+        key = {"Idempotency-Key": "step-1"}
+        mine = one.post("/v1/evaluations", json=fields(0), headers=key).json()["evaluation_id"]
+        theirs = other.post("/v1/evaluations", json=fields(0, settings={"checks": 1}), headers=key)
+        assert theirs.status_code == 201
+        assert theirs.json()["evaluation_id"] != mine
+        again = one.post("/v1/evaluations", json=fields(0, idempotency_key="step-1"))
+        assert (again.status_code, again.json()["evaluation_id"]) == (200, mine)
+        for way in ("batch", "each"):
+            body = {"entries": [fields(0, idempotency_key="step-1")]}
+            answer = one.post(f"/v1/evaluations/{way}", json=body).json()
+            [found] = answer.get("evaluations") or [slot["evaluation"] for slot in answer["results"]]
+            assert found == {"evaluation_id": mine, "created": False}
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 2
+
+    def test_conflicts_tell_the_key_as_it_was_given(self, pair: Any, fields: Callable[..., dict[str, Any]]) -> None:
+        """By itself, in a batch and in a place; nothing of the token is in it."""
+        one, _ = pair
+        long = "k" * 200
+        one.post("/v1/evaluations", json=fields(0, idempotency_key=long))
+        clash = fields(1, idempotency_key=long)
+        answers = [
+            one.post("/v1/evaluations", json=clash),
+            one.post("/v1/evaluations/batch", json={"entries": [fields(2), clash]}),
+        ]
+        problems = [problem_of(answer, 422, "idempotency_conflict") for answer in answers]
+        [slot] = one.post("/v1/evaluations/each", json={"entries": [clash]}).json()["results"]
+        for problem in [*problems, slot["error"]]:
+            assert problem["keys"] == [long]
+            assert "token:" not in json.dumps(problem)
+
+    def test_nobody_plants_the_answer_to_another_s_request(
+        self, pair: Any, engine: Engine, fields: Callable[..., dict[str, Any]]
+    ) -> None:
+        """Who knows what `/eval` will be asked, and under which key that is kept, makes another evaluation."""
+        one, other = pair
+        body = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
+        [first, _] = tokens.listing(engine)
+        wanted = kernelbench.request_of(
+            "class Model: ...",
+            "class ModelNew: ...",
+            backend="torch",
+            seed_num=42,
+            num_correct_trials=5,
+            num_perf_trials=100,
+            measure_performance=True,
+        )
+        digest = hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()[:32]
+        lenient = {"tolerance": {"atol": 1e30, "rtol": 1e30}}
+        planted = other.post(
+            "/v1/evaluations",
+            json=fields(
+                problem="class Model: ...",
+                kernel="class ModelNew: ...",
+                settings=lenient,
+                idempotency_key=f"same:{first.id}:{digest}:0",
+            ),
+        )
+        assert planted.status_code == 201
+        with pytest.raises(httpx.ReadTimeout):
+            one.post("/eval", json=body, timeout=2)
+        with engine.connect() as connection:
+            rows = connection.execute(
+                text("SELECT idempotency_key, settings->'tolerance' AS tolerance FROM evaluations")
+            )
+            found = {row.idempotency_key: row.tolerance for row in rows}
+        assert found[f"same:{first.id}:{digest}:0"] is None
+        assert len(found) == 2
+
+    def test_all_are_of_one_house(self, pair: Any, fields: Callable[..., dict[str, Any]]) -> None:
+        """Tokens say what may be done, not whose an evaluation is: others may look at it and cancel it."""
+        one, other = pair
+        identity = one.post("/v1/evaluations", json=fields(batch="b")).json()["evaluation_id"]
+        assert other.get("/v1/batches/b").json()["total"] == 1
+        assert other.get(f"/v1/evaluations/{identity}/artifacts/kernel.py").text == fields()["kernel"]
+        assert other.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is True
