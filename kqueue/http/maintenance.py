@@ -68,7 +68,7 @@ async def reset_gpu(
     """Take a GPU out of service, end its workers, test it, and return it or keep it quarantined.
 
     What does not end within `grace_s` is broken off and done again. With the workers goes all that they had started.
-    Nobody resets the hardware. A GPU that was drained is returned, too.
+    Nobody resets the hardware. A GPU that an operator drained stays drained.
     """
     device = (await fleet.renewed()).device(device_id)
     if not device.attended:
@@ -78,8 +78,15 @@ async def reset_gpu(
     await door.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
     over = await _until_decided(door, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
-    status = "reset" if now.error is None else "quarantined" if over else "still being reset"
-    message = now.error or "its workers were started anew, it passed its test and is in service"
+    status, message = "quarantined" if over else "still being reset", now.error
+    if now.error is None:
+        status, message = "reset", "its workers were started anew, it passed its test and is in service"
+    elif over and now.gpu.state == "drained":
+        tested = "failed" if now.gpu.failures else "passed" if device.gpu.state == "drained" else "was not put to"
+        status, message = (
+            "drained",
+            f"it {tested} its test; an operator drained it, and so it stays until it is resumed",
+        )
     return now.summary() | {"status": status, "message": message, "seconds": time.monotonic() - begun}
 
 
@@ -138,6 +145,8 @@ async def _until_decided(door: Door, fleet: Fleet, uuids: set[str], timeout_s: f
 
 def _decided(device: Device) -> bool:
     gpu = device.gpu
+    if gpu.state == "drained":
+        return gpu.reset_at is None and gpu.check_at is None
     return device.error is None or (gpu.reset_at is None and not gpu.due and gpu.state != "serving")
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, Text, Uuid, and_, any_, case, func, literal, or_, select, update
+from sqlalchemy import Connection, Engine, Row, Text, Uuid, and_, any_, case, func, literal, null, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from kqueue.errors import InvalidRequest
@@ -172,6 +172,8 @@ def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False
 def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
     """Give a GPU nothing, have its workers ended and started anew, and return it when it has then passed a test.
 
+    One that an operator drained is tested too, and stays drained whatever comes of that.
+
     Args:
         engine: the database.
         uuid: the GPU, whatever its state.
@@ -179,8 +181,12 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
         grace_s: seconds that what runs on it may take to end; then it is broken off, and done again elsewhere.
     """
     with transaction(engine) as connection:
-        _move(connection, uuid, "quarantined", reason, check_at=None)
-        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s)))
+        state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
+        if state != "drained":
+            _move(connection, uuid, "quarantined", reason, check_at=None)
+        connection.execute(
+            update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
+        )
 
 
 def test_after_reset(engine: Engine, uuid: str) -> None:
@@ -195,7 +201,7 @@ def record_pass(engine: Engine, uuid: str) -> None:
     """A test was passed: the GPU serves, unless an operator has drained it."""
     with transaction(engine) as connection:
         row = connection.execute(select(Gpu.state, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()).first()
-        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=0))
+        _count(connection, uuid, failures=0)
         if row is not None and _left_to_tests(row):
             _move(connection, uuid, "serving", None, check_at=None)
 
@@ -213,7 +219,7 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
         if row is None:
             return None
         failures = row.failures + 1
-        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures))
+        _count(connection, uuid, failures=failures)
         if _left_to_tests(row):
             again_s = min(_FIRST_TEST_S * 2 ** max(failures - QUARANTINED_AFTER, 0), _LAST_TEST_S)
             if row.state == "quarantined" or failures >= QUARANTINED_AFTER:
@@ -222,6 +228,12 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
                 _move(connection, uuid, "serving", reason, check_at=func.now())
         [known] = _find(connection, uuids=[uuid], host=None)
         return known
+
+
+def _count(connection: Connection, uuid: str, *, failures: int) -> None:
+    """A test was made. A drained GPU was tested for a reset, and is not tested again."""
+    check_at = case((Gpu.state == "drained", null()), else_=Gpu.check_at)
+    connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures, check_at=check_at))
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
@@ -234,9 +246,9 @@ def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu)
-            .where(Gpu.uuid == uuid, Gpu.state != "drained")
+            .where(Gpu.uuid == uuid, or_(Gpu.state != "drained", Gpu.check_at.is_not(None)))
             .values(
-                reason=clean.text(reason)[:_REASON_CHARACTERS],
+                reason=case((Gpu.state == "drained", Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
                 check_at=func.now() + timedelta(seconds=seconds),
             )
         )

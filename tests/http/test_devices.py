@@ -139,6 +139,19 @@ def test_a_gpu_that_does_not_pass_stays_out(door: httpx.Client, services: Servic
     assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
 
 
+def test_a_reset_of_a_drained_gpu_leaves_it_drained(
+    door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
+) -> None:
+    """It is tested, and the answer tells how that went; it is for an operator to return it."""
+    gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
+    tests = len(fake.tests())
+    answer = door.post("/reset_gpu/0", params={"grace_s": 0}).json()
+    assert fake.tests()[tests:] == [fake.uuids[0]]
+    assert answer["status"] == watcher.gpu(0).state == "drained"
+    assert "it passed its test" in answer["message"]
+    assert "a new fan" in answer["error"]
+
+
 def test_a_clean_up_tests_every_gpu_but_the_drained(door: httpx.Client, services: Services, fake: Gpus) -> None:
     """And sweeps: an attempt whose worker is gone is ended there and then."""
     gpus.drain(services.engine, fake.uuids[0], reason=None)

@@ -160,7 +160,7 @@ class Monitor:
         for uuid in list(self._tests):
             self._follow(uuid, in_database)
         for uuid, state in self._states.items():
-            if state.due and state.state != "drained" and uuid not in self._tests:
+            if state.due and uuid not in self._tests:
                 self._begin(uuid, in_database)
 
     def pauses(self, uuid: str) -> str | None:
