@@ -301,7 +301,7 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
         BrokerUnavailable: Redis did not answer.
     """
     found: set[UUID] = set()
-    with _translate(), app.connection_for_read() as connection:
+    with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
         # Producers push at the head and workers take from the tail: what stays is not missed between pages.
         for start in count(0, _PAGE):
@@ -322,7 +322,7 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
     Raises:
         BrokerUnavailable: Redis did not answer.
     """
-    with app.connection_for_read() as connection:
+    with app.pool.acquire(block=True) as connection:
         with _translate():
             client: Any = connection.default_channel.client
             run = str(client.info("server")["run_id"]).encode()
@@ -342,7 +342,7 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
     Raises:
         BrokerUnavailable: Redis did not answer.
     """
-    with _translate(), app.connection_for_write() as connection:
+    with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
         return bool(client.set(f"{_MARKER}.{what}", 1, ex=max(1, round(every_s)), nx=True))
 

@@ -12,11 +12,13 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
 from celery import Celery
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, select, text
 
 from kqueue import broker
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
@@ -29,6 +31,14 @@ _log = logging.getLogger(__name__)
 
 #: One sweeper at a time in the whole fleet.
 _LOCK: Final = 0x6B71_7565_7565_0002
+#: What there is to do: one question every second, where those who do it would ask many of an idle fleet.
+_CHORES: Final = select(
+    evaluations.ANY_UNFINISHED.label("unfinished"),
+    evaluations.ANY_UNPUBLISHED.label("unpublished"),
+    evaluations.ANY_EXPIRED.label("expired"),
+    evaluations.ANY_OVERDUE.label("overdue"),
+    workers.ANY_SILENT.label("silent"),
+)
 #: Messages sent between two notes in the database that they were.
 _BATCH: Final = 500
 #: How long one sweep sends messages: whoever sweeps has heartbeats to give besides.
@@ -56,6 +66,7 @@ class SweepReport:
         pruned: what was removed for its age.
         more: whether there is more to send: sweep again soon.
         broker_error: why publishing was broken off; the next sweep tries again.
+        idle: whether every evaluation has its verdict: there is nothing to lose.
     """
 
     swept: bool
@@ -67,6 +78,7 @@ class SweepReport:
     pruned: Pruned = field(default_factory=Pruned)
     more: bool = False
     broker_error: str | None = None
+    idle: bool = False
 
 
 def sweep(
@@ -94,24 +106,28 @@ def sweep(
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
     """
-    with _alone(engine) as alone:
-        if not alone:
+    with _alone(engine) as connection:
+        if connection is None:
             return SweepReport(swept=False)
-        lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s)
-        expired = evaluations.expire_queued(engine)
-        stopped = workers.stop_silent(engine, older_than_s=silent_after_s)
+        chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
+        lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s) if chores.overdue else []
+        expired = evaluations.expire_queued(engine) if chores.expired else 0
+        stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
         pruned, more, broker_error = Pruned(), False, None
         try:
             missing = _look(engine, app, look_every_s)
-            for sent in _send_missing(engine, app):
-                published += sent
-                more = sent == _BATCH
+            if chores.unpublished or lost or missing:
+                for sent in _send_missing(engine, app):
+                    published += sent
+                    more = sent == _BATCH
             pruned = _prune_a_bite(engine, app, retention_days, log_retention_days)
         except BrokerUnavailable as error:
             _log.warning("queued evaluations wait for Redis: %s", error)
             broker_error = str(error)
-    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, more, broker_error)
+    return SweepReport(
+        True, tuple(lost), expired, stopped, missing, published, pruned, more, broker_error, not chores.unfinished
+    )
 
 
 def publish(app: Celery, submitted: Sequence[Submitted]) -> None:
@@ -157,17 +173,23 @@ def _prune_a_bite(
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
         # Above all for want of rights: what matters more goes on.
-        _log.warning("old evaluations could not be removed: %s", error)
+        _tell_unremoved(str(error))
         return Pruned()
 
 
+@lru_cache(maxsize=16)
+def _tell_unremoved(reason: str) -> None:
+    """Warn, once in a process: every bite would meet it anew."""
+    _log.warning("old evaluations could not be removed: %s", reason)
+
+
 @contextmanager
-def _alone(engine: Engine) -> Generator[bool]:
-    """Whether no other sweeper is at work, and none will be within the block."""
+def _alone(engine: Engine) -> Generator[Connection | None]:
+    """A connection, if no other sweeper is at work; none will be within the block."""
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         alone = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}))
         try:
-            yield alone
+            yield connection if alone else None
         finally:
             if alone and not connection.invalidated:
                 connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _LOCK})

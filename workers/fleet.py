@@ -51,6 +51,8 @@ _log: Any = structlog.get_logger(__name__)
 #: CPU slots where none are asked for and there is no GPU: one a core, at most these.
 _MOST_CPU_SLOTS: Final = 8
 _SWEEP_EVERY_S: Final = 1.0
+#: While every evaluation has its verdict.
+_SWEEP_IDLE_S: Final = 3.0
 #: After a service was found away.
 _SWEEP_AGAIN_S: Final = 3.0
 #: Between looks at the host's room, and at rows of workers that somebody else may have paused.
@@ -509,6 +511,8 @@ class Supervisor:
                     self._debts.clear()
                 return
             self._debts.pop(0)
+            # What it ran is queued again.
+            self._sweep.due_at = time.monotonic()
 
     def _beat(self) -> None:
         ids = [life.slot.worker_id for life in self._lives if life.registered or life.stuck]
@@ -538,6 +542,8 @@ class Supervisor:
             _log.info("what was old enough is removed", **asdict(report.pruned))
         if report.more:
             self._sweep.due_at = time.monotonic()
+        elif report.idle:
+            self._sweep.due_at = time.monotonic() + _SWEEP_IDLE_S
 
     def _in_database(self, work: Callable[[], object]) -> bool:
         """Do something in Postgres; False if it is away, which is logged once for each outage."""

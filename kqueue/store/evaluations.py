@@ -39,6 +39,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    literal_column,
     not_,
     or_,
     select,
@@ -353,14 +354,7 @@ def due_for_publishing(engine: Engine, *, limit: int, patience_s: float = PUBLIS
     """
     with transaction(engine) as connection:
         rows = connection.execute(
-            _SUBMITTABLE.where(
-                Evaluation.state == "queued",
-                Evaluation.available_at <= func.now(),
-                Evaluation.published_at.is_(None),
-                or_(Evaluation.attempts > 0, Evaluation.submitted_at <= func.now() - timedelta(seconds=patience_s)),
-            )
-            .order_by(Evaluation.available_at)
-            .limit(limit)
+            _SUBMITTABLE.where(_unpublished(patience_s)).order_by(Evaluation.available_at).limit(limit)
         ).all()
     return [_submitted(row, created=False) for row in rows]
 
@@ -408,7 +402,7 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
     with transaction(engine) as connection:
         overdue = connection.execute(
             select(Attempt.evaluation_id, Attempt.number)
-            .where(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
+            .where(_OVERDUE)
             .order_by(Attempt.lease_until)
             .limit(_SWEEP_ROWS)
         ).all()
@@ -521,12 +515,38 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
 
 # What follows runs inside a transaction of the functions above.
 
+#: Written out: a prepared statement whose states are parameters does without the indexes that are partial.
+_QUEUED: Final = Evaluation.state == literal_column("'queued'")
+_UNFINISHED: Final = Evaluation.state != literal_column("'done'")
+
 #: Coalesced, so that it can be denied.
 _EXPIRED: Final = and_(
-    Evaluation.state == "queued",
+    _QUEUED,
     Evaluation.attempts == 0,
     func.coalesce(Evaluation.expires_at <= func.now(), false()),
 )
+
+#: Once more without coalescing, so that its index serves.
+_EXPIRED_NOW: Final = and_(_EXPIRED, Evaluation.expires_at <= func.now())
+
+_OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
+
+
+def _unpublished(patience_s: float) -> ColumnElement[bool]:
+    return and_(
+        _QUEUED,
+        Evaluation.available_at <= func.now(),
+        Evaluation.published_at.is_(None),
+        or_(Evaluation.attempts > 0, Evaluation.submitted_at <= func.now() - timedelta(seconds=patience_s)),
+    )
+
+
+#: Whether any evaluation has no verdict yet.
+ANY_UNFINISHED: Final = select(Evaluation.id).where(_UNFINISHED).exists()
+#: Whether :func:`due_for_publishing`, :func:`expire_queued` and :func:`expire_leases` would find anything.
+ANY_UNPUBLISHED: Final = select(Evaluation.id).where(_unpublished(PUBLISHING_S)).exists()
+ANY_EXPIRED: Final = select(Evaluation.id).where(_EXPIRED_NOW).exists()
+ANY_OVERDUE: Final = select(Attempt.id).where(_OVERDUE).exists()
 
 _SUBMITTABLE: Final = select(
     Evaluation.id,
@@ -804,10 +824,7 @@ def _close_attempt(
 def _expire(connection: Connection, which: ColumnElement[bool]) -> int:
     """Give the expired among ``which`` their verdicts; those that another holds are left to them."""
     ids = connection.scalars(
-        select(Evaluation.id)
-        .where(_EXPIRED, Evaluation.expires_at <= func.now(), which)
-        .limit(_SWEEP_ROWS)
-        .with_for_update(skip_locked=True)
+        select(Evaluation.id).where(_EXPIRED_NOW, which).limit(_SWEEP_ROWS).with_for_update(skip_locked=True)
     ).all()
     outcome = Outcome(
         category=Category.EXPIRED, message="no worker began the evaluation within the queue wait that its producer set"

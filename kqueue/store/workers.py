@@ -13,7 +13,21 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, Uuid, and_, any_, func, literal, select, text, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Interval,
+    Uuid,
+    and_,
+    any_,
+    bindparam,
+    func,
+    literal,
+    select,
+    text,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from kqueue.broker import hard_limit_s
@@ -45,13 +59,19 @@ _RENEW: Final = text("""
       )
 """)
 
-
 _PAUSE: Final = text("""
     UPDATE workers AS w
     SET paused = said.reason
     FROM unnest(CAST(:ids AS uuid[]), CAST(:reasons AS text[])) AS said (id, reason)
     WHERE w.id = said.id AND w.paused IS DISTINCT FROM said.reason
 """)
+
+#: The interval ``silent_for`` is a parameter.
+_SILENT: Final = and_(
+    Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - bindparam("silent_for", type_=Interval)
+)
+#: Whether :func:`stop_silent` would find any.
+ANY_SILENT: Final = select(Worker.id).where(_SILENT).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +155,9 @@ def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
 
 def stop_silent(engine: Engine, *, older_than_s: float) -> int:
     """Mark workers as stopped that have been silent for longer; return how many."""
+    silent = update(Worker).where(_SILENT).values(stopped_at=func.now())
     with transaction(engine) as connection:
-        return len(
-            connection.scalars(
-                update(Worker)
-                .where(Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - timedelta(seconds=older_than_s))
-                .values(stopped_at=func.now())
-                .returning(Worker.id)
-            ).all()
-        )
+        return connection.execute(silent, {"silent_for": timedelta(seconds=older_than_s)}).rowcount
 
 
 def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:

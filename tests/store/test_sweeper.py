@@ -248,6 +248,25 @@ def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey,
         assert len(broker.waiting(app, "cpu")) == 2
 
 
+def test_sweeps_use_one_connection(engine: Engine, own_valkey: Valkey) -> None:
+    """However many there are: a fleet sweeps as long as it lives."""
+    with broker.make_app(load(redis_url=own_valkey.url)) as app, redis(app) as client:
+        sweep(engine, app, retry_delay_s=1)
+        before = client.info("stats")["total_connections_received"]
+        for _ in range(3):
+            assert sweep(engine, app, retry_delay_s=1).broker_error is None
+        assert client.info("stats")["total_connections_received"] == before
+
+
+def test_a_fleet_is_idle_when_all_have_their_verdicts(engine: Engine, app: Celery, fields) -> None:
+    """While any evaluation is queued or runs there is something to lose."""
+    assert sweep(engine, app, retry_delay_s=1).idle
+    [identity] = submit(engine, fields, 1)
+    assert not sweep(engine, app, retry_delay_s=1).idle
+    evaluations.cancel(engine, identity)
+    assert sweep(engine, app, retry_delay_s=1).idle
+
+
 def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
     """The attempt of a silent worker is retried, its message sent when due, and the worker marked as stopped."""
     (identity,) = submit(engine, fields, 1)
