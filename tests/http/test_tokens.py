@@ -18,8 +18,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
-from kqueue.store import roles, schema, tokens
-from kqueue.store.engine import connect
+from kqueue.store import tokens
 from tests.http.conftest import Served
 from tests.http.serving import Served as Process
 from tests.http.test_v1 import problem_of
@@ -177,30 +176,6 @@ class TestKept:
         assert "startup complete" in written
         assert secret not in written
         assert wrong not in written
-
-    def test_a_gateway_s_rights_are_enough(
-        self, serve, config: Config, engine: Engine, worker_id, token, judge, fields
-    ) -> None:
-        """The server works with the rights of its role in the database, and no more."""
-        schema.upgrade(config.require_database())
-        login, password = f"gateway_{os.getpid()}", "secret"
-        roles.login(engine, login, roles.GATEWAY, password)
-        url = engine.url.set(username=login, password=password).render_as_string(hide_password=False)
-        try:
-            with serve(config.model_copy(update={"database_url": type(config.database_url)(url)})).client(
-                token("admin")
-            ) as http:
-                answer = http.post("/v1/evaluations", json=fields(batch="b"))
-                assert answer.status_code == 201, answer.text
-                identity = answer.json()["evaluation_id"]
-                judge(identity)
-                for path in ("evaluations", f"evaluations/{identity}", "batches/b", "leaderboard", "fleet"):
-                    assert http.get(f"/v1/{path}").status_code == 200, path
-                assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is False
-                other = http.post("/v1/evaluations", json=fields(1)).json()["evaluation_id"]
-                assert http.post(f"/v1/evaluations/{other}/cancel").json()["cancelled"] is True
-        finally:
-            connect(url, application="tests").dispose()
 
 
 class TestCommand:

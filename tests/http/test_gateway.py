@@ -1,0 +1,230 @@
+"""The server with the rights of its role in the database and nothing else: all that it offers works, and no more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import httpx
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import make_url
+
+from kqueue.config import Config
+from kqueue.store import evaluations, gpus, roles, tokens, workers
+from tests.http.conftest import Served
+
+SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
+JOB = {"problem_id": 1, "sample_id": 0, "ref_arch_src": "class Model: ...", "backend": "torch"}
+WAIT = {"timeout": 30}
+
+
+class Call(NamedTuple):
+    """The least scope that an operation needs, how it is asked for, and what it answers."""
+
+    scope: str
+    body: Any = None
+    query: dict[str, Any] | None = None
+    status: int = 200
+
+
+#: Every operation of the API. ``ID`` stands for an evaluation that passed, ``OPEN`` for one that nobody judges.
+CALLS: dict[tuple[str, str], Call] = {
+    ("post", "/v1/evaluations"): Call("submit", "entry", status=201),
+    ("post", "/v1/evaluations/batch"): Call("submit", {"entries": ["entry"]}, status=201),
+    ("post", "/v1/evaluations/each"): Call("submit", {"entries": ["entry"]}),
+    ("get", "/v1/evaluations"): Call("read", query={"batch": "b"}),
+    ("get", "/v1/evaluations/{evaluation_id}"): Call("read"),
+    ("post", "/v1/evaluations/{evaluation_id}/cancel"): Call("submit"),
+    ("get", "/v1/evaluations/{evaluation_id}/wait"): Call("read", query=WAIT),
+    ("post", "/v1/evaluations/wait"): Call("read", {"evaluation_ids": ["ID"]}),
+    ("get", "/v1/evaluations/{evaluation_id}/log"): Call("read"),
+    ("get", "/v1/evaluations/{evaluation_id}/artifacts"): Call("read"),
+    ("get", "/v1/evaluations/{evaluation_id}/artifacts/{name}"): Call("read"),
+    ("get", "/v1/batches/{batch}"): Call("read"),
+    ("get", "/v1/batches/{batch}/events"): Call("read"),
+    ("get", "/v1/categories"): Call("read"),
+    ("get", "/v1/leaderboard"): Call("read"),
+    ("get", "/v1/fleet"): Call("read"),
+    ("post", "/eval"): Call("submit", SOURCES),
+    ("get", "/"): Call("read"),
+    ("get", "/health"): Call("read"),
+    ("get", "/gpu_status"): Call("read"),
+    ("get", "/backend_info"): Call("read"),
+    ("get", "/fault_statistics"): Call("read"),
+    ("post", "/evaluate"): Call("submit", JOB | {"custom_cuda": "class ModelNew: job = 1"}),
+    ("post", "/evaluate_sync"): Call("submit", JOB | {"custom_cuda": "class ModelNew: job = 2"}),
+    ("get", "/job/{job_id}"): Call("read"),
+    ("get", "/jobs"): Call("read"),
+    ("get", "/status"): Call("read"),
+    ("post", "/cleanup"): Call("admin", query={"wait_s": 60}),
+    ("post", "/reset_gpu/{device_id}"): Call("admin", query={"grace_s": 0}),
+    ("post", "/reset_devices"): Call("admin", query={"wait_s": 60}),
+}
+
+
+@pytest.fixture
+def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
+    """The URL of a login that is a member of the gateway's role, and of nothing else."""
+    name = f"gateway_{uuid4().hex[:8]}"
+    roles.login(engine, name, roles.GATEWAY, "secret")
+    yield make_url(config.require_database()).set(username=name, password="secret").render_as_string(False)
+    server.cut(config.require_database())
+    server.execute(f'DROP ROLE "{name}"')
+
+
+@pytest.fixture
+def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID) -> Served:
+    """A server that has only that, and wants tokens."""
+    return serve(config.model_copy(update={"database_url": SecretStr(login), "http_tokens": "required"}))
+
+
+@pytest.fixture
+def _a_gpu(engine: Engine) -> Iterator[None]:
+    """A GPU with a worker, and the part of a supervisor that resets and tests it; all pass."""
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    gpus.register(engine, host="here", index=0, uuid=uuid, name="NVIDIA H200")
+    lanes = ["gpu", "gpu.h200"]
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=2, lanes=lanes, device=uuid)
+    over = threading.Event()
+
+    def supervise() -> None:
+        while not over.wait(0.05):
+            [gpu] = gpus.find(engine)
+            if gpu.reset_due:
+                gpus.test_after_reset(engine, uuid)
+            elif gpu.due:
+                gpus.record_pass(engine, uuid)
+                with engine.begin() as connection:
+                    connection.execute(text("UPDATE workers SET paused = NULL"))
+
+    thread = threading.Thread(target=supervise)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("_a_gpu", "judging")
+def test_all_that_is_offered_works(
+    served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
+) -> None:
+    """Each operation, with a token of the least scope that it needs; none is left out."""
+    clients = {scope: served.client(token(scope)) for scope in ("read", "submit", "admin")}
+    first = clients["submit"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
+    assert clients["read"].get(f"/v1/evaluations/{first}/wait", params=WAIT).json()["verdict"]["category"] == "passed"
+    places = {"evaluation_id": first, "job_id": first, "name": "evidence.json", "batch": "b", "device_id": "0"}
+
+    def meant(body: Any) -> Any:
+        match body:
+            case "entry":
+                return fields(uuid4().int)
+            case "ID":
+                return first
+            case list():
+                return [meant(item) for item in body]
+            case dict():
+                return {name: meant(value) for name, value in body.items()}
+            case _:
+                return body
+
+    offered = clients["read"].get("/openapi.json").json()["paths"]
+    assert {(method, path) for path, operations in offered.items() for method in operations} == CALLS.keys()
+    for (method, path), call in CALLS.items():
+        url = path.format(**places)
+        answer = clients[call.scope].request(method, url, json=meant(call.body), params=call.query)
+        assert answer.status_code == call.status, (method, path, answer.text)
+    assert clients["admin"].post("/reset_gpu/0", params={"grace_s": 0}).json()["status"] == "reset"
+    gpus.drain(engine, gpus.find(engine)[0].uuid, reason="a new fan")
+    assert [device["status"] for device in clients["admin"].post("/reset_devices").json()["devices"]] == ["healthy"]
+    for client in clients.values():
+        client.close()
+
+
+def test_what_is_queued_is_cancelled(
+    served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]]
+) -> None:
+    """The verdict is the database's own doing: the server has no right to write one."""
+    with served.client(token("submit")) as http:
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+        assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is True
+        verdict = http.get(f"/v1/evaluations/{identity}/wait").json()["verdict"]
+        assert (verdict["category"], verdict["written_by"]) == ("cancelled", "client")
+
+
+def test_sweeping_is_left_to_those_who_may(
+    served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine, worker_id: UUID
+) -> None:
+    """A clean-up that meets a lost attempt says so, and ends nothing itself."""
+    with served.client(token("admin")) as http:
+        identity = UUID(http.post("/v1/evaluations", json=fields()).json()["evaluation_id"])
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600) is not None
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 hour'"))
+        answer = http.post("/cleanup")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["swept"] is None
+        assert "left to the workers" in answer.json()["message"]
+        assert http.get(f"/v1/evaluations/{identity}").json()["state"] == "running"
+
+
+def test_whoever_takes_the_server_over_gets_no_further(
+    served: Served, login: str, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
+) -> None:
+    """With its login nobody writes a verdict, changes an evaluation or a source, widens a token, or gets rights."""
+    with served.client(token("submit")) as http:
+        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+    refused = [
+        f"INSERT INTO verdicts (evaluation_id, category, blame) VALUES ('{identity}', 'passed', 'none')",
+        "UPDATE verdicts SET category = 'passed'",
+        f"INSERT INTO attempts (evaluation_id, number) VALUES ('{identity}', 1)",
+        "UPDATE evaluations SET state = 'done'",
+        "UPDATE evaluations SET settings = '{}'",
+        "UPDATE evaluations SET kernel_hash = problem_hash",
+        "DELETE FROM evaluations",
+        "UPDATE kernels SET source = 'x'",
+        "UPDATE problems SET source = 'x'",
+        "UPDATE baselines SET measurement = '{}'",
+        "INSERT INTO tokens (id, name, digest, scopes) VALUES (gen_random_uuid(), 'x', 'x', '{admin}')",
+        "UPDATE tokens SET scopes = '{admin}'",
+        "UPDATE tokens SET digest = 'x'",
+        "UPDATE tokens SET revoked_at = NULL, expires_at = NULL",
+        "DELETE FROM tokens",
+        "UPDATE gpus SET uuid = 'x'",
+        "UPDATE workers SET lanes = '{cpu}'",
+        "INSERT INTO workers (id) VALUES (gen_random_uuid())",
+        "GRANT kqueue_worker TO CURRENT_USER",
+        "SET ROLE kqueue_worker",
+        "SET ROLE postgres",
+        "CREATE ROLE mine",
+        "ALTER ROLE CURRENT_USER SUPERUSER",
+        "ALTER FUNCTION kqueue_cancel SET search_path = public",
+        "CREATE TABLE public.mine (x integer)",
+        "SELECT rolpassword FROM pg_authid",
+        "COPY kernels TO PROGRAM 'cat'",
+    ]
+    url = make_url(login).set(drivername="postgresql").render_as_string(False)
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in refused:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+    assert [known.scopes for known in tokens.listing(engine)] == [(tokens.Scope.SUBMIT,)]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT state FROM evaluations")).scalar_one() == "queued"
+        assert connection.scalar(text("SELECT count(*) FROM verdicts")) == 0
+
+
+def test_a_role_that_lacks_a_right_is_no_500(
+    served: Served, engine: Engine, token: Callable[..., str], fields: Callable[..., dict[str, Any]]
+) -> None:
+    """A database that was not upgraded for this server, say: 503, and the right is named in the log alone."""
+    with served.client(token("submit")) as http:
+        with engine.begin() as connection:
+            connection.execute(text(f"REVOKE INSERT (lane) ON evaluations FROM {roles.GATEWAY}"))
+        answer: httpx.Response = http.post("/v1/evaluations", json=fields())
+        assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+        assert "permission" not in answer.text
