@@ -51,6 +51,8 @@ _PATIENCE_S: Final = 30.0
 _RETRY_S: Final = 0.5
 #: Seconds between looks at what may have happened to the worker.
 _LOOK_S: Final = 0.2
+#: And at its children, which costs more and tells of what has lasted for seconds.
+_LOOK_AT_CHILDREN_S: Final = 1.0
 _TRACEBACK_CHARACTERS: Final = 8000
 
 
@@ -265,6 +267,7 @@ def _report_ready(sender: Any, **_: Any) -> None:
     keeper.obey(word)
     # By the timer: the event loop forgets the sockets that it watches whenever Redis is away.
     sender.timer.call_repeatedly(_LOOK_S, keeper.look)
+    sender.timer.call_repeatedly(_LOOK_AT_CHILDREN_S, keeper.look_at_children)
 
 
 class _Keeper:
@@ -289,6 +292,9 @@ class _Keeper:
         if record is not None and record.phase is Phase.CANARY and record.overdue:
             _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
             self._consumer.pool.abort()
+
+    def look_at_children(self) -> None:
+        """Tell the supervisor if one that was killed does not die, and when it has."""
         if (stuck := self._consumer.pool.stuck()) is not self._stuck:
             self._stuck = stuck
             with suppress(OSError):

@@ -29,7 +29,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 import billiard.pool
@@ -173,13 +175,15 @@ class TaskPool(prefork.TaskPool):
     """The setting ``worker_pool`` names this class."""
 
     Pool = _Pool
-    _doomed_since: float | None = None
+    #: Children that were killed and are still there, and since when that is known.
+    _doomed: Mapping[int, float] = MappingProxyType({})
 
     def stuck(self) -> bool:
         """Whether a process that was killed has not died for a while. To be asked every so often."""
-        doomed = any(linux.is_doomed(pid) for pid in linux.children(os.getpid()))
-        self._doomed_since = (self._doomed_since or time.monotonic()) if doomed else None
-        return self._doomed_since is not None and time.monotonic() - self._doomed_since > STUCK_S
+        now = time.monotonic()
+        doomed = [pid for pid in linux.children(os.getpid()) if linux.is_doomed(pid)]
+        self._doomed = {pid: self._doomed.get(pid, now) for pid in doomed}
+        return any(now - since > STUCK_S for since in self._doomed.values())
 
     def abort(self) -> None:
         """End the running task as its hard limit would."""

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -175,7 +176,7 @@ def memory() -> tuple[int, int]:
     Of nested limits the one that is nearest counts; (0, 0) where there is none.
     """
     found: list[tuple[int, int]] = []
-    for place in _own():
+    for place in _own_once():
         limit, usage, cache = {
             "v2": ("memory.max", "memory.current", "inactive_file"),
             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -226,6 +227,12 @@ def _own() -> Iterator[_Hierarchy]:
             directory = Path(point, inner.lstrip("/"))
             if (directory / "cgroup.procs").exists():
                 yield _Hierarchy(name, directory, Path(point))
+
+
+@cache
+def _own_once() -> list[_Hierarchy]:
+    """The same, for who asks every second."""
+    return list(_own())
 
 
 def _make_locked(parent: Path) -> tuple[Path, int]:
