@@ -21,7 +21,7 @@ import pytest
 
 from kqueue import RemoteClient
 
-from .conftest import CPU, ROOT, Compose
+from .conftest import CPU, ROOT, SECRETS, Compose
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 
@@ -47,15 +47,26 @@ class Stack:
 
     Attributes:
         run: Compose on its files and project.
+        settings: what would stand in .env; counts from the next run on.
         flower: Flower's URL.
-        auth: Flower's ``user:password``.
         http: HTTP's URL.
     """
 
     run: Compose
+    settings: dict[str, str | None]
     flower: str
-    auth: str
     http: str
+
+    @property
+    def auth(self) -> str:
+        """Flower's ``user:password``."""
+        return str(self.settings["FLOWER_AUTH"])
+
+    def do(self, *arguments: str, given: str | None = None) -> str:
+        """What Compose prints; it must end well."""
+        done = self.run(*arguments, given=given, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def client(self, *arguments: str, given: str | None = None) -> list[dict[str, Any]]:
         """The JSON lines that a `kqueue` command prints in a container beside the services."""
@@ -72,19 +83,15 @@ class Stack:
 
     def token(self, scope: str) -> str:
         """A new token's secret."""
-        made = self.run("run", "--rm", "-T", "tokens", "create", "--name", f"test-{scope}", "--scope", scope)
-        assert made.returncode == 0, made.stderr
-        return made.stdout.strip()
+        return self.do("run", "--rm", "-T", "tokens", "create", "--name", f"test-{scope}", "--scope", scope).strip()
 
     def python(self, service: str, program: str) -> list[str]:
         """The lines that a program prints in a service's container."""
-        done = self.run("exec", "-T", service, "python3", "-P", "-c", program)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        return self.do("exec", "-T", service, "python3", "-P", "-c", program).splitlines()
 
     def get(self, path: str, auth: str | None = None) -> httpx.Response:
         """What Flower answers."""
-        return httpx.get(self.flower + path, auth=tuple(auth.split(":", 1)) if auth else None, timeout=20)
+        return httpx.get(self.flower + path, auth=httpx.BasicAuth(*auth.split(":", 1)) if auth else None, timeout=20)
 
 
 def _free_port() -> int:
@@ -100,20 +107,21 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
     if answer.returncode != 0:
         pytest.skip(f"no Docker engine answers (DOCKER_HOST): {answer.stderr.strip()}")
     project, flower, http = f"kqueue-test-{secrets.token_hex(4)}", _free_port(), _free_port()
-    environment: dict[str, str | None] = {
+    settings: dict[str, str | None] = {
+        **secret_values,
         "FLOWER_PORT": str(flower),
         "KQUEUE_HTTP_PORT": str(http),
         "KQUEUE_CPU_SLOTS": "2",
     }
 
     def run(*arguments: str, **options: Any) -> Any:
-        return compose(CPU, "--project-name", project, *arguments, environment=environment, **options)
+        return compose(CPU, "--project-name", project, *arguments, environment=settings, **options)
 
     try:
         up = run("up", "--build", "--detach", "--wait", "--wait-timeout", "600", timeout=3000)
         if up.returncode != 0:
             pytest.fail(f"{up.stderr[-4000:]}\n{run('logs', '--no-color', '--tail', '40').stdout}")
-        yield Stack(run, f"http://127.0.0.1:{flower}", secret_values["FLOWER_AUTH"], f"http://127.0.0.1:{http}")
+        yield Stack(run, settings, f"http://127.0.0.1:{flower}", f"http://127.0.0.1:{http}")
     finally:
         run("down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
 
@@ -251,7 +259,7 @@ def test_kernels_are_judged_over_http(stack: Stack) -> None:
     token = stack.token("submit")
     entries = [entry for entry in ENTRIES if entry.name in {"good/torch/gelu", "bad/segfault"}]
     with RemoteClient(stack.http, token=token) as client:
-        judged = client.evaluate_batch([entry.request("cpu") for entry in entries])
+        judged = [ticket.wait() for ticket in client.submit_batch([entry.request("cpu") for entry in entries])]
     assert [verdict.category for verdict in judged] == [entry.expected for entry in entries]
 
     command = [sys.executable, str(ROOT / "examples" / "eval_client.py"), stack.http]
@@ -271,8 +279,7 @@ def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str,
         judging = background.submit(stack.judge, entries, batch=secrets.token_hex(4))
         _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
         for action in actions:
-            done = stack.run(*action, timeout=300)
-            assert done.returncode == 0, done.stderr
+            stack.do(*action)
         verdicts = judging.result()
     assert {name: verdict["category"] for name, verdict in verdicts.items()} == dict.fromkeys(
         (entry.name for entry in entries), "passed"
@@ -280,15 +287,66 @@ def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str,
     assert (max(verdict["attempts"] for verdict in verdicts.values()) > 1) is interrupted
 
 
-def test_data_outlast_the_services(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
-    """Verdicts are still there when all containers were made anew, and the fleet goes on judging."""
-    for action in (("down", "--timeout", "10"), ("up", "--detach", "--wait", "--wait-timeout", "300")):
-        done = stack.run(*action, timeout=400)
-        assert done.returncode == 0, done.stderr
-    [detail] = stack.client("show", verdicts["good/torch/gelu"]["evaluation_id"])
+#: All of it made, and waited for.
+UP = ("up", "--detach", "--wait", "--wait-timeout", "300")
+GELU = [entry for entry in ENTRIES if entry.name == "good/torch/gelu"]
+
+
+def _goes_on(stack: Stack, identity: str) -> None:
+    """An earlier verdict is there, and there are new ones."""
+    [detail] = stack.client("show", identity)
     assert detail["verdict"]["category"] == "passed"
-    [again] = stack.judge([entry for entry in ENTRIES if entry.name == "good/torch/gelu"]).values()
-    assert again["category"] == "passed"
+    assert stack.judge(GELU)["good/torch/gelu"]["category"] == "passed"
+
+
+def test_data_outlast_the_services(stack: Stack) -> None:
+    """Verdicts are still there when all containers were made anew, and the fleet goes on judging."""
+    identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
+    stack.do("down", "--timeout", "10")
+    stack.do(*UP)
+    _goes_on(stack, identity)
+
+
+def test_every_secret_can_be_changed(stack: Stack) -> None:
+    """While evaluations run: none is lost, the new ones count, the old ones do not. A token outlasts it."""
+    old, token = dict(stack.settings), stack.token("read")
+    with ThreadPoolExecutor(1) as background:
+        judging = background.submit(stack.judge, [*SLOW, *GELU], batch=secrets.token_hex(4))
+        _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
+        fresh = {name: secrets.token_hex(16) for name in SECRETS}
+        statement = f"ALTER USER kqueue PASSWORD '{fresh['POSTGRES_PASSWORD']}'"
+        stack.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-c", statement)
+        stack.settings.update(fresh | {"FLOWER_AUTH": f"flower:{fresh['FLOWER_AUTH']}"})
+        stack.do(*UP)
+        verdicts = judging.result()
+    assert {verdict["category"] for verdict in verdicts.values()} == {"passed"}
+    assert [stack.get("/", auth).status_code for auth in (str(old["FLOWER_AUTH"]), stack.auth)] == [401, 200]
+    assert httpx.get(stack.http + "/v1/fleet", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    for user, name in (("kqueue", "POSTGRES_PASSWORD"), ("worker", "POSTGRES_WORKER_PASSWORD")):
+        for settings, allowed in ((old, False), (stack.settings, True)):
+            login = ("-e", f"PGPASSWORD={settings[name]}", "postgres", "psql", "-h", "postgres", "-U", user, "kqueue")
+            assert (stack.run("exec", "-T", *login, "-c", "SELECT 1").returncode == 0) is allowed, (user, allowed)
+
+
+def test_a_backup_is_restored(stack: Stack) -> None:
+    """A dump of the running fleet, restored where there was nothing: its verdicts are there, and its roles' rights."""
+    identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
+    shell = ("exec", "-T", "postgres", "sh", "-euc")
+    dump = stack.do(*shell, "pg_dump -U kqueue -Fc kqueue | base64")
+    stack.do("down", "--volumes", "--timeout", "10")
+    stack.do(*UP, "postgres", "redis")
+    restore = "base64 -d | pg_restore --exit-on-error --no-owner --no-privileges -U kqueue -d kqueue"
+    stack.do(*shell, f"dropdb -U kqueue kqueue; createdb -U kqueue kqueue; {restore}", given=dump)
+    stack.do(*UP)
+    _goes_on(stack, identity)
+    cancel = f"SELECT kqueue_cancel('{identity}')"
+    assert stack.python("http", _TRY.format(statements=("DELETE FROM verdicts", cancel), commands=())) == [
+        "refused: DELETE FROM verdicts",
+        f"allowed: {cancel}",
+    ]
+    login = ("-e", f"PGPASSWORD={stack.settings['POSTGRES_READER_PASSWORD']}", "postgres", "psql", "-h", "postgres")
+    refused = stack.run("exec", "-T", *login, "-U", "reader", "kqueue", "-c", cancel)
+    assert "permission denied for function kqueue_cancel" in refused.stderr
 
 
 def _wait(condition: Callable[[], bool]) -> None:
