@@ -14,7 +14,6 @@ from fastapi.security.utils import get_authorization_scheme_param
 from kqueue.config import Config
 from kqueue.http.door import Caller, Door
 from kqueue.http.problems import HttpError
-from kqueue.store import tokens
 from kqueue.store.tokens import Scope
 
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue token create`.")
@@ -66,10 +65,10 @@ async def _identify(request: Request) -> Caller:
     scheme, secret = get_authorization_scheme_param(header)
     if scheme.lower() != "bearer" or not secret:
         raise _unauthenticated("give a token: Authorization: Bearer kq_...")
-    token = await door.read(tokens.find, secret)
-    if token is None:
+    caller = await door.whose(secret)
+    if caller is None:
         raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
-    return Caller(token)
+    return caller
 
 
 #: Who may look, submit, and run the fleet.

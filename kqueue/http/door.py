@@ -26,8 +26,9 @@ from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
 
 _APPLICATION: Final = "kqueue-http"
-#: Threads that read from the database, each with a connection.
+#: Threads that read from the database, each with a connection; and those that find out who asks.
 _READERS: Final = 8
+_PORTERS: Final = 2
 #: Threads in which the client submits and cancels: as many as it has connections at most.
 _SUBMITTERS: Final = 7
 #: How long a look at the fleet's health may take.
@@ -67,6 +68,24 @@ class Caller:
         return self.token is None or self.token.may(scope)
 
 
+class _Threads:
+    """A few threads that ask the database, each with a connection."""
+
+    def __init__(self, url: str, name: str, number: int) -> None:
+        self.engine = connect(url, application=f"{_APPLICATION}-{name}", pool_size=number)
+        self._pool = ThreadPoolExecutor(number, thread_name_prefix=name)
+
+    async def run(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """``query(engine, ...)`` in one of them."""
+        call = partial(query, self.engine, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Let go of them; what they are at ends by itself."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.engine.dispose()
+
+
 class Door:
     """A fleet as the routes see it. :meth:`open` and :meth:`close` it in the server's event loop.
 
@@ -81,12 +100,11 @@ class Door:
         self.client = AsyncClient(config)
         self.stopping = asyncio.Event()
         url = config.require_database()
-        self._engine = connect(url, application=_APPLICATION, pool_size=_READERS)
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
-        # A look at the fleet's health waits neither for readers nor for their connections.
-        self._health_engine = connect(url, application=f"{_APPLICATION}-health", pool_size=1)
-        self._health_reader = ThreadPoolExecutor(1, thread_name_prefix="health")
-        self._listener = Listener(url, self._engine, application=_APPLICATION)
+        self._readers = _Threads(url, "read", _READERS)
+        # Neither of these waits for readers and what they may be long at.
+        self._porters = _Threads(url, "who", _PORTERS)
+        self._health = _Threads(url, "health", 1)
+        self._listener = Listener(url, self._readers.engine, application=_APPLICATION)
         self._submitting: Counter[UUID] = Counter()
         self._streams: Counter[UUID | None] = Counter()
 
@@ -104,15 +122,17 @@ class Door:
         self.stopping.set()
         await self.client.close()
         await asyncio.to_thread(self._listener.close)
-        for pool in (self._readers, self._health_reader):
-            pool.shutdown(wait=False, cancel_futures=True)
-        for engine in (self._engine, self._health_engine):
-            engine.dispose()
+        for threads in (self._readers, self._porters, self._health):
+            threads.close()
 
     async def read(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """``query(engine, ...)``, a function of :mod:`kqueue.store`, in one of a few threads."""
-        call = partial(query, self._engine, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
+        return await self._readers.run(query, *args, **kwargs)
+
+    async def whose(self, secret: str) -> Caller | None:
+        """Who has a token with this secret; None where it is not valid."""
+        token = await self._porters.run(tokens.find, secret)
+        return None if token is None else Caller(token)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """As :meth:`read`, for what says how the fleet is: on a thread and a connection of its own.
@@ -120,10 +140,9 @@ class Door:
         Raises:
             DatabaseUnavailable: no answer within two seconds.
         """
-        call = partial(query, self._health_engine, *args, **kwargs)
         try:
             async with asyncio.timeout(_LOOK_S):
-                return await asyncio.get_running_loop().run_in_executor(self._health_reader, call)
+                return await self._health.run(query, *args, **kwargs)
         except TimeoutError:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -316,6 +317,32 @@ class TestBodies:
         body = f'{json.dumps(fields())[:-1]}, "kernel": "class ModelNew: last = 1"}}'
         identity = http.post("/v1/evaluations", content=body, headers=JSON).json()["evaluation_id"]
         assert http.get(f"/v1/evaluations/{identity}/artifacts/kernel.py").text == "class ModelNew: last = 1"
+
+
+def test_long_reading_keeps_nobody_from_the_rest(
+    guarded: Served, token: Callable[..., str], engine: Engine, fields: Callable[..., dict[str, Any]]
+) -> None:
+    """While every thread that reads is held up, callers are told apart, and told how the fleet is."""
+    with guarded.client(token("submit")) as http, ThreadPoolExecutor(20) as pool, engine.connect() as connection:
+        connection.execute(text("LOCK TABLE verdicts IN ACCESS EXCLUSIVE MODE"))
+        held = [pool.submit(http.get, "/v1/leaderboard") for _ in range(20)]
+        busy = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+
+        def reading() -> int | None:
+            with engine.connect() as watching:
+                return watching.scalar(busy)
+
+        until(lambda: reading() == 8, what="that all read")
+        answers = [
+            http.get("/health").status_code,
+            http.post("/eval", json={}, headers={"Authorization": "x"}).status_code,
+        ]
+        assert not any(one.done() for one in held)
+        connection.rollback()
+        assert answers == [200, 401]
+        assert {one.result().status_code for one in held} == {200}
 
 
 class TestStreams:
