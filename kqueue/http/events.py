@@ -30,6 +30,8 @@ router: Final = APIRouter()
 #: Seconds between two looks at a batch, and between two signs of life where nothing happens.
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 15.0
+#: Who follows for longer is made to come again, with a token that is still valid.
+_LONGEST_S: Final = 3600.0
 #: A verdict carries the time at which its transaction began: one that finished before another may be seen
 #: after it, by as long as a transaction may take.
 _OVERLAP: Final = timedelta(seconds=60)
@@ -93,12 +95,13 @@ def unknown_batch(batch: str) -> HttpError:
 
 
 async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
-    """The events after ``since``, until all have their verdict, or the server is stopped."""
+    """The events after ``since``, until all have their verdict, an hour is over, or the server is stopped."""
     sent: set[UUID] = set()
     told: reports.BatchState | None = None
     spoke_at = time.monotonic()
+    ends_at = spoke_at + _LONGEST_S
     yield format_sse_event(retry=1000)
-    while not door.stopping.is_set():
+    while not door.stopping.is_set() and time.monotonic() < ends_at:
         try:
             # Counted first: when all had finished by then, all are found after it.
             state = await door.read(reports.batch_state, batch)

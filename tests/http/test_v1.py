@@ -19,6 +19,7 @@ from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Outcome
+from kqueue.http import events as streams
 from tests.fleet.conftest import until
 
 #: A request's wrong fields, and the one that is named.
@@ -440,6 +441,14 @@ class TestEvents:
         sent = [json.loads(event["data"])["evaluation_id"] for event in events if event.get("event") == "verdict"]
         assert ids[2] in sent
         assert ids[0] not in sent
+
+    def test_an_endless_one(self, http: httpx.Client, fields, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It breaks off after a while, so that a revoked token does not follow for ever; `end` it does not say."""
+        monkeypatch.setattr(streams, "_LONGEST_S", 0.5)
+        http.post("/v1/evaluations", json=fields(batch="b"))
+        with http.stream("GET", "/v1/batches/b/events") as stream:
+            seen = [event["event"] for event in events_of(stream.iter_lines()) if "event" in event]
+        assert seen == ["progress"]
 
     def test_ids_of_other_streams(self, http: httpx.Client, fields) -> None:
         """Named, not ignored."""
