@@ -124,6 +124,16 @@ class TestStrangers:
         problem_of(http.get("/v1/evaluations", headers=headers), 403, "forbidden")
         problem_of(http.post("/cleanup", headers=headers), 403, "forbidden")
 
+    def test_no_page_is_allowed_anything(self, http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
+        """No preflight is answered with leave, and what a page may send without one is not taken for JSON."""
+        asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+        answer = http.options("/v1/evaluations", headers=asked)
+        problem_of(answer, 405, "method_not_allowed")
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+            answer = http.post("/v1/evaluations", content=json.dumps(fields()), headers={"Content-Type": kind})
+            problem_of(answer, 422, "invalid_request")
+
     def test_what_ails_the_services_is_not_told(
         self,
         serve: Callable[[Config], Served],
