@@ -9,11 +9,15 @@ from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
-from tests.chaos.family import below
-from tests.fleet.conftest import Fleet, Services
+from kqueue.local.process import running
+from tests.chaos.family import below, name, words
+from tests.fleet.conftest import HERE, Fleet, Services
+from workers.sandbox import linux
 
 #: Generous: the machine that runs the tests may have other things to do.
 PATIENCE_S: Final = 90.0
+#: What tests/fleet/judges.py has in a fork server's place.
+STAND_IN: Final = ["sleep", "infinity"]
 
 
 class Whole:
@@ -23,21 +27,19 @@ class Whole:
         self._services = services
 
     def __call__(self, *ids: UUID, category: str = "passed", attempts: int | None = None) -> list[Any]:
-        """Wait for one verdict each, of this category; no attempt is open, no lease held, and a next one passes.
+        """Wait for one verdict each, of this category; a next one passes, no lease is held, no process too many.
 
         Returns:
             The attempts of all of them, in order.
         """
         services = self._services
+        assert ids
         deadline = time.monotonic() + PATIENCE_S
         for identity in ids:
             verdict = services.verdict(identity, max(1.0, deadline - time.monotonic()))
             assert verdict.category == category, verdict
             if attempts is not None:
                 assert verdict.attempts == attempts, [tuple(a) for a in services.attempts(identity)]
-        services.until(
-            lambda: not services.rows("SELECT 1 FROM attempts WHERE ended_at IS NULL"), 30, "no open attempt"
-        )
         told = services.rows(
             "SELECT e.id, e.state, count(v.evaluation_id) AS verdicts FROM evaluations AS e "
             "LEFT JOIN verdicts AS v ON v.evaluation_id = e.id WHERE e.id = ANY(:ids) GROUP BY e.id",
@@ -45,7 +47,38 @@ class Whole:
         )
         assert {(row.state, row.verdicts) for row in told} == {("done", 1)}
         assert services.verdict(services.submit("ok", attempts=3), PATIENCE_S).passed
+        services.until(
+            lambda: not services.rows("SELECT 1 FROM attempts WHERE ended_at IS NULL"), 30, "no open attempt"
+        )
+        deadline = time.monotonic() + 15
+        while left := {pid: (name(pid), words(pid)) for pid in strays()}:
+            assert time.monotonic() < deadline, f"processes that nobody needs: {left}"
+            time.sleep(0.05)
         return [attempt for identity in ids for attempt in services.attempts(identity)]
+
+
+def strays() -> list[int]:
+    """What runs below this process' supervisors and is neither a worker, its fork server, nor its one judge."""
+    found: list[int] = []
+    for supervisor in _running(os.getpid()):
+        if not {"workers.fleet", str(HERE / "run_fleet.py")} & set(words(supervisor)):
+            continue
+        for child in _running(supervisor):
+            if _works(child):  # and is no look at GPUs, nor a test of one
+                judges = [pid for pid in _running(child) if _works(pid) and name(pid) != "kq-forkserver"]
+                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
+                found += set(_running(child)) - {*judges[:1], *servers[:1]}
+                found += [pid for one in _running(child) for pid in below(one) if running(pid)]
+    return found
+
+
+def _running(pid: int) -> list[int]:
+    return [child for child in linux.children(pid) if running(child)]
+
+
+def _works(pid: int) -> bool:
+    """Whether a process is a worker, or was forked from one."""
+    return words(pid)[2:5] in (["-m", "workers.start", "worker"], ["-m", "judges", "worker"])
 
 
 def worker_of(fleet: Fleet, attempt: Any) -> int:

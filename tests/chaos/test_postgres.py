@@ -33,15 +33,20 @@ def _execute(url: str, *statements: str) -> None:
             connection.execute(statement)  # pyright: ignore
 
 
-def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any) -> None:
-    """Without a shutdown: the judge keeps its outcome, and records it when Postgres has recovered."""
+@pytest.mark.parametrize(
+    "seconds", [3, pytest.param(40, marks=pytest.mark.chaos)], ids=["seconds", "past a judge's patience"]
+)
+def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
+    """Without a shutdown: the judge keeps its outcome for 30 s, and records it when Postgres has recovered in time."""
     running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.postgres.pid, signal.SIGKILL)
     services.until(lambda: not services.postgres.alive(), what="its end")
-    time.sleep(3)
+    time.sleep(seconds)
     services.until(lambda: _starts(services.postgres), 30, "Postgres")
-    whole(running, waiting, attempts=1)
+    categories = [attempt.category for attempt in whole(running)]
+    assert categories == (["passed"] if seconds < 30 else ["worker_lost", "passed"])
+    whole(waiting, attempts=1)
 
 
 def _starts(postgres: Postgres) -> bool:
@@ -63,6 +68,19 @@ def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: 
     with Halted(services.postgres.pid):
         time.sleep(seconds)
     whole(running, waiting)
+
+
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(40, marks=pytest.mark.chaos)], ids=["seconds", "past a judge's patience"]
+)
+def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
+    """Whoever takes it cannot claim: it is kept for a while, or sent again, and no try is used up."""
+    waiting = services.submit("ok", send=False)
+    with Halted(services.postgres.pid):
+        services.send(waiting)
+        time.sleep(seconds)
+    services.age()
+    whole(waiting, attempts=1)
 
 
 def test_postgres_may_be_read_only(services: Any, fleet: Any, whole: Any) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from kqueue.store import evaluations
+from tests.chaos.rig import Whole
 from workers.sandbox import linux
 
 
@@ -47,12 +47,9 @@ def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(service
     evaluation = services.submit("sleep-once", attempts=3)
     first = services.started(evaluation)
     os.kill(_worker_pid(fleet), signal.SIGKILL)
-    verdict = services.verdict(evaluation)
-    assert (verdict.passed, verdict.attempts) == (True, 2)
-    lost, passed = services.attempts(evaluation)
+    lost, passed = Whole(services)(evaluation, attempts=2)
     assert (lost.category, passed.category) == ("worker_lost", "passed")
     assert lost.worker_id == first.worker_id != passed.worker_id
-    assert len(services.rows("SELECT 1 FROM verdicts WHERE evaluation_id = :id", id=evaluation)) == 1
 
 
 def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any) -> None:
@@ -73,14 +70,8 @@ def test_redis_may_restart_while_a_judge_works(services: Any, fleet: Any) -> Non
     unsent = services.submit("ok", send=False)
     services.valkey.start()
     assert services.verdict(running, 30).passed
-    # Whether its message survived depends on Redis; the sweeper looks after a while, here at once.
-    with services.engine.begin() as connection:
-        connection.execute(
-            text("UPDATE evaluations SET published_at = now() - interval '1 hour' WHERE state = 'queued'")
-        )
-    assert services.verdict(waiting, 30).passed
-    assert services.verdict(unsent, 30).passed
-    assert [len(services.attempts(identity)) for identity in (running, waiting, unsent)] == [1, 1, 1]
+    services.age()
+    assert len(Whole(services)(running, waiting, unsent, attempts=1)) == 3
 
 
 def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> None:
@@ -95,7 +86,7 @@ def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> 
     verdict = services.verdict(running, 30)
     assert (verdict.passed, verdict.written_by, verdict.attempts) == (True, "judge", 1)
     services.until(lambda: [w for w in fleet.live() if w.id == worker], 10, "the worker's heartbeat")
-    assert services.verdict(services.submit("ok"), 30).passed
+    Whole(services)(running, attempts=1)
 
 
 def test_a_warm_stop_lets_the_judge_finish(services: Any, start_fleet: Callable[..., Any], fleet: Any) -> None:
@@ -125,7 +116,7 @@ def test_a_quick_stop_hands_the_evaluation_back(services: Any, start_fleet: Call
     assert _state(services, running) == "queued"
     services.until(lambda: not any(services.alive(pid) for pid in pids), 3)
     other = start_fleet()
-    assert services.verdict(running, 30).passed
+    Whole(services)(running)
     other.stop()
 
 
@@ -139,9 +130,9 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, start_fleet: Callab
     mine.stop(signal.SIGKILL)
     services.until(lambda: not any(services.alive(pid) for pid in pids + judges), 5)
     other = start_fleet()
-    assert services.verdict(running, 40).passed
+    attempts = Whole(services)(running, attempts=2)
     other.stop()
-    assert [a.written_by for a in services.attempts(running)] == ["sweeper", "judge"]
+    assert [a.written_by for a in attempts] == ["sweeper", "judge"]
 
 
 @pytest.mark.timeout(120)
