@@ -29,8 +29,11 @@ RECEIVE_S: Final = 60.0
 #: The most connections at once, where the process may have so many files, and the files that it needs beside them.
 _CONNECTIONS: Final = 16_384
 _OWN_FILES: Final = 100
-#: A peer that vanished without a word is noticed within two minutes, however long its request waits.
-_KEEPALIVE: Final = (
+#: What connections inherit from the socket that listens. An answer's body does not wait until its head is acknowledged,
+#: which may take 40 ms; asyncio sees to that only for sockets that were made with their protocol's number. And a peer
+#: that vanished without a word is noticed within two minutes, however long its request waits.
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
@@ -56,7 +59,7 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
     finally:
         engine.dispose()
     app = create_app(config)
-    with _listen(config.http_address, config.http_port) as listening:
+    with listen(config.http_address, config.http_port) as listening:
         address = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
         who = "no token needed" if open_to_all(config) else "tokens needed"
         # uvicorn raises the signal that ended it once more, which is no failure.
@@ -70,14 +73,18 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """The signal has done its work."""
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket for :class:`Server`; port 0 is any that is free.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listening = socket.socket(family, kind)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Those that are accepted inherit it.
-            for option in _KEEPALIVE:
+            for option in _OPTIONS:
                 listening.setsockopt(*option)
             listening.bind(address)
         except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +16,7 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Measurement, Outcome
 from kqueue.http.app import create_app
-from kqueue.http.server import Server
+from kqueue.http.server import Server, listen
 from kqueue.store import evaluations, tokens
 
 
@@ -34,7 +33,7 @@ class Served:
 
     def __init__(self, config: Config) -> None:
         self.app = create_app(config)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._server = Server(self.app)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})

@@ -221,6 +221,15 @@ class TestConnections:
             until(lambda: httpx.get(f"{served.url}/health").status_code == 503, what="a refusal")
         until(lambda: httpx.get(f"{served.url}/health").status_code == 200, what="room")
 
+    def test_what_connections_inherit(self) -> None:
+        """No delay between the head and the body of an answer, and an end where the peer is gone."""
+        with servers.listen("127.0.0.1", 0) as listening:
+            listening.listen()
+            with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
     def test_room_is_made(self) -> None:
         """The soft limit on files is raised to the hard one, and some files are left for the server itself."""
         program = (
