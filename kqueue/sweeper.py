@@ -1,4 +1,4 @@
-"""What keeps the promise that every accepted evaluation ends: run every second or so by each fleet.
+"""What keeps the promise that every accepted evaluation ends: run every few seconds by each fleet.
 
 Postgres is the truth, so whatever Redis, a worker or a producer lost is found there: evaluations whose
 workers fell silent, whose producers' patience is over, and whose messages are gone. A sweep is short: what

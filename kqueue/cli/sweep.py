@@ -1,4 +1,4 @@
-"""`kqueue sweep`: what every fleet's sweeper does each second, once and now."""
+"""`kqueue sweep`: what every fleet's sweeper does all the time, once and now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kqueue.store.retention import Pruned
     from kqueue.sweeper import SweepReport
 
-#: How long a fleet's own sweeper, which takes a moment each second, is waited for.
+#: How long a fleet's own sweeper, which takes a moment now and then, is waited for.
 _OTHERS_S: Final = 10.0
 
 
@@ -33,7 +33,7 @@ def sweep(
 ) -> None:
     """Do what is to be done: end what was lost or expired, and send the messages that Redis lacks.
 
-    Fleets do that every second by themselves. Exits with 3 where Redis cannot be reached.
+    Fleets do that every few seconds by themselves. Exits with 3 where Redis cannot be reached.
     """
     from kqueue.cli.render import write_json
     from kqueue.config import load

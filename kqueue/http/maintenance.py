@@ -49,7 +49,7 @@ async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wai
     over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen}, wait_s)
     return {
         "status": "cleanup completed" if over else "cleanup completed; tests go on",
-        "message": "swept" if swept else "sweeping is left to the workers, who do it every second",
+        "message": "swept" if swept else "sweeping is left to the workers, who do it every few seconds",
         "swept": swept
         and {name: value for name, value in dataclasses.asdict(swept).items() if name != "lost"}
         | {"lost": len(swept.lost)},
