@@ -45,7 +45,7 @@ def _queued(services: Any, identity: Any) -> bool:
 
 def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
     """The other GPU goes on; resumed, it is given evaluations again. A drained GPU is not tested."""
-    running = [services.submit("sleep 15", lane="gpu") for _ in range(2)]
+    running = [services.submit("sleep 8", lane="gpu") for _ in range(2)]
     for identity in running:
         services.started(identity)
     drained = _gpu(fleet, "drain", "0", "--reason", "a new fan", "--wait")

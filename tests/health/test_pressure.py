@@ -35,7 +35,7 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
 ) -> None:
     """What runs goes on; what waits is judged when half as much again as must be free is free."""
     fleet = start_fleet(scratch=small_disk, home=small_disk / "home", min_free_disk=0.4)
-    running = services.submit("sleep 12")
+    running = services.submit("sleep 6")
     services.started(running)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(45 << 20))
