@@ -41,6 +41,7 @@ def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Clie
     meanwhile = _submit(client)
     assert services.verdict(running, PATIENCE_S).passed
     services.valkey.start()
+    services.age()
     whole(running, waiting, meanwhile, attempts=1)
 
 
@@ -77,9 +78,10 @@ def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client
         connection.config_set("maxmemory", "1")
         with pytest.raises(redis.OutOfMemoryError):
             connection.set("one", "more")
-        waiting = [_submit(client) for _ in range(5)]
+        waiting = [_submit(client) for _ in range(2)]
         assert services.verdict(running, PATIENCE_S).passed
         connection.config_set("maxmemory", "0")
+    services.age()
     whole(running, *waiting, attempts=1)
 
 
