@@ -60,6 +60,8 @@ class Services:
     directory: Path
 
     def __post_init__(self) -> None:
+        # They are the same after each start; a server that is stopped tells none.
+        self._addresses = {"database_url": self.postgres.url, "redis_url": self.valkey.url}
         self.engine = store_engine.connect(self.postgres.url, application="tests", pool_size=5)
         self.app = broker.make_app(self.config())
 
@@ -67,9 +69,8 @@ class Services:
     alive = staticmethod(alive)
 
     def config(self, **settings: Any) -> Config:
-        places = {"database_url": self.postgres.url, "redis_url": self.valkey.url}
-        places |= {"home": self.directory / "home", "scratch": self.directory / "scratch"}
-        return load(**places | {"gpus": "none"} | settings)
+        places = {"home": self.directory / "home", "scratch": self.directory / "scratch"}
+        return load(**self._addresses | places | {"gpus": "none"} | settings)
 
     def submit(
         self,

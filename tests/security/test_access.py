@@ -147,6 +147,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         lost = _sent(client, "ok # lost")
         with redis.Redis.from_url(house.guarded.url_of("operator")) as operator:
             operator.flushall()
+        house.services.age()
         assert [v.category for v in client.wait_all([waiting, lost], 90)] == ["passed", "passed"]
 
         # Flower shows, counts and cancels.

@@ -148,6 +148,7 @@ def said(house: House) -> Said:
                 _go_wrong(house, said)
                 # Both services go away and come back while the fleet and Flower run.
                 stop.set()
+                listener.join()
                 services.postgres.stop()
                 house.guarded.stop()
                 until(lambda: "Postgres is away" in fleet.log.read_text(), 60, "the outage")
