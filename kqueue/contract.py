@@ -289,10 +289,10 @@ def _complaint(fault: Mapping[str, Any]) -> str:
             return f"{name}: there is no such field"
         case _:
             what = str(fault["msg"]).removeprefix("Value error, ")
-            shown = repr(fault["input"])
+            shown = "" if isinstance(fault["input"], Mapping) else repr(fault["input"])
             return (
                 f"{name}: {what}"
-                if name in {"problem", "kernel"} or len(shown) > 80
+                if name in {"problem", "kernel"} or not 0 < len(shown) <= 80
                 else f"{name}: {what}, not {shown}"
             )
 
