@@ -159,6 +159,7 @@ class _Debt:
     worker_id: UUID
     message: str
     handed_back: bool
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -506,8 +507,9 @@ class Supervisor:
                 registry.stop(self._engine, debt.worker_id)
 
             if not self._in_database(settle):
-                if self._stop.quick:
-                    # Another supervisor's sweeper hands them back when their leases have run out.
+                late = time.monotonic() - debt.since > self._config.lease_s
+                if self._stop.quick or (self._stop.warm and late):
+                    # A sweeper hands them back when their leases have run out.
                     self._debts.clear()
                 return
             self._debts.pop(0)

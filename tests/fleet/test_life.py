@@ -104,6 +104,17 @@ def test_a_warm_stop_lets_the_judge_finish(services: Any, start_fleet: Callable[
     evaluations.cancel(services.engine, waiting)
 
 
+def test_a_warm_stop_ends_though_postgres_is_away(services: Any, start_fleet: Callable[..., Any]) -> None:
+    """What it could not write is a sweeper's to do when its leases have run out: nothing is waited for in vain."""
+    mine = start_fleet()
+    services.postgres.stop()
+    try:
+        assert mine.stop(signal.SIGTERM, timeout_s=60) == 0
+    finally:
+        services.postgres.start()
+        services.engine.dispose()
+
+
 def test_a_quick_stop_hands_the_evaluation_back(services: Any, start_fleet: Callable[..., Any]) -> None:
     """SIGINT: what runs is killed and queued again at once, for whoever comes next."""
     mine = start_fleet()
