@@ -74,12 +74,16 @@ class Stack:
         assert done.stdout, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
+    def submit(self, entries: list[Any], *options: str, **fields: str) -> list[dict[str, Any]]:
+        """What the command line says of entries of the gallery; every one must be accepted."""
+        requests = [entry.request("cpu").model_dump(mode="json", exclude_none=True) | fields for entry in entries]
+        records = self.client("submit", "--jsonl", "-", *options, given="\n".join(map(json.dumps, requests)))
+        assert [record["error"] for record in records] == [None] * len(entries)
+        return records
+
     def judge(self, entries: list[Any], **fields: str) -> dict[str, dict[str, Any]]:
         """The verdicts of entries of the gallery by name; every one must come."""
-        requests = [entry.request("cpu").model_dump(mode="json", exclude_none=True) | fields for entry in entries]
-        records = self.client("submit", "--jsonl", "-", "--wait", given="\n".join(map(json.dumps, requests)))
-        assert [record["error"] for record in records] == [None] * len(entries)
-        return {record["kernel_label"]: record["verdict"] for record in records}
+        return {record["kernel_label"]: record["verdict"] for record in self.submit(entries, "--wait", **fields)}
 
     def token(self, scope: str) -> str:
         """A new token's secret."""
@@ -309,17 +313,16 @@ def test_data_outlast_the_services(stack: Stack) -> None:
 
 def test_every_secret_can_be_changed(stack: Stack) -> None:
     """While evaluations run: none is lost, the new ones count, the old ones do not. A token outlasts it."""
-    old, token = dict(stack.settings), stack.token("read")
-    with ThreadPoolExecutor(1) as background:
-        judging = background.submit(stack.judge, [*SLOW, *GELU], batch=secrets.token_hex(4))
-        _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
-        fresh = {name: secrets.token_hex(16) for name in SECRETS}
-        statement = f"ALTER USER kqueue PASSWORD '{fresh['POSTGRES_PASSWORD']}'"
-        stack.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-c", statement)
-        stack.settings.update(fresh | {"FLOWER_AUTH": f"flower:{fresh['FLOWER_AUTH']}"})
-        stack.do(*UP)
-        verdicts = judging.result()
-    assert {verdict["category"] for verdict in verdicts.values()} == {"passed"}
+    old, token, batch = dict(stack.settings), stack.token("read"), secrets.token_hex(4)
+    stack.submit([*SLOW, *GELU], batch=batch)
+    _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
+    fresh = {name: secrets.token_hex(16) for name in SECRETS}
+    statement = f"ALTER USER kqueue PASSWORD '{fresh['POSTGRES_PASSWORD']}'"
+    stack.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-c", statement)
+    stack.settings.update(fresh | {"FLOWER_AUTH": f"flower:{fresh['FLOWER_AUTH']}"})
+    stack.do(*UP)
+    verdicts = [record["verdict"]["category"] for record in stack.client("wait", "--batch", batch)]
+    assert verdicts == ["passed"] * len([*SLOW, *GELU])
     assert [stack.get("/", auth).status_code for auth in (str(old["FLOWER_AUTH"]), stack.auth)] == [401, 200]
     assert httpx.get(stack.http + "/v1/fleet", headers={"Authorization": f"Bearer {token}"}).status_code == 200
     for user, name in (("kqueue", "POSTGRES_PASSWORD"), ("worker", "POSTGRES_WORKER_PASSWORD")):
