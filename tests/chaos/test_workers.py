@@ -164,21 +164,6 @@ def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> 
         assert services.verdict(running).attempts == 2
 
 
-def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
-    """All processes of a host die at once, without a word: another host's sweeper ends the lease, its workers judge."""
-    fleet.stop()
-    first = start_fleet()
-    running, waiting = services.submit("sleep-once", attempts=3), services.submit("ok", attempts=3)
-    services.started(running)
-    second = start_fleet()
-    kill_tree(first.process.pid)
-    first.process.wait()
-    lost, passed, *_ = whole(running, waiting)
-    assert (lost.category, lost.written_by, passed.category) == ("worker_lost", "sweeper", "passed")
-    assert passed.worker_id in {worker.id for worker in second.live()}
-    second.stop()
-
-
 def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: Any) -> None:
     """Two beside the fleet's own, while leases run out and messages are missing: each lease ends, each goes once."""
     command = [sys.executable, "-c", SWEEPER]
@@ -214,6 +199,21 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
     assert len(ended) == len(set(ended))
     assert set(ended) <= set(map(str, lost))
     assert sum(each["published"] for each in said) <= len(lost) + len(unsent)
+
+
+def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
+    """All processes of a host die at once, without a word: another host's sweeper ends the lease, its workers judge."""
+    fleet.stop()
+    first = start_fleet()
+    running, waiting = services.submit("sleep-once", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    second = start_fleet()
+    kill_tree(first.process.pid)
+    first.process.wait()
+    lost, passed, *_ = whole(running, waiting)
+    assert (lost.category, lost.written_by, passed.category) == ("worker_lost", "sweeper", "passed")
+    assert passed.worker_id in {worker.id for worker in second.live()}
+    second.stop()
 
 
 @pytest.mark.parametrize("seconds", [8 * 3600, -3600], ids=["past the visibility timeout", "backward"])
