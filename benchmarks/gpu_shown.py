@@ -37,7 +37,7 @@ from gallery import Entry, entries
 from sqlalchemy import create_engine, text
 
 from kqueue import Client, Verdict
-from kqueue.config import load
+from kqueue.config import Config, load
 from kqueue.contract import Deadlines
 from kqueue.local.fleet import LocalFleet
 
@@ -121,7 +121,7 @@ def gpu_state() -> dict[str, Any]:
         pynvml.nvmlShutdown()
 
 
-def candidates_alive() -> list[str]:
+def candidates_alive(config: Config) -> list[str]:
     """Command lines of living processes that are candidates by name or by uid."""
     found: list[str] = []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -130,7 +130,9 @@ def candidates_alive() -> list[str]:
         except OSError:
             continue
         uid = int(fields["Uid"].split()[0])
-        if fields["State"][0] not in "ZX" and (fields["Name"] == "kq-candidate" or 61000 <= uid < 67000):
+        if fields["State"][0] not in "ZX" and (
+            fields["Name"] == "kq-candidate" or config.candidate_uid <= uid < config.candidate_uid + 5120
+        ):
             found.append(f"{status.parent.name} {fields['Name']} uid {uid}")
     return found
 
@@ -307,7 +309,7 @@ def main() -> int:
             show("after", after_death(kq, everything["good/triton/gelu"], 5))
             show("next_start_after", gaps(fleet.config.require_database()))
             time.sleep(1.0)
-            show("candidates_left", candidates_alive())
+            show("candidates_left", candidates_alive(config))
             show("gpu_while_up", gpu_state())
             show("parents_on_the_gpu", parents_on_the_gpu([slot.pid for slot in fleet.slots()]))
         time.sleep(1.0)

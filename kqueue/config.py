@@ -52,8 +52,9 @@ class Config(BaseSettings):
     """Evaluations prepared at once on a GPU; only one at a time is checked and timed."""
     cpu_slots: int | None = Field(default=None, ge=0, le=1024)
     """Slots of the ``cpu`` lane; where unset one a core on a host without GPUs (at most 8), else none."""
-    candidate_uid: int = Field(default=61000, ge=1000)
-    """First uid for candidates where the fleet runs as root: each slot adds its number."""
+    candidate_uid: int = Field(default=48000, ge=1000)
+    """First uid for candidates where the fleet runs as root: each slot adds its number. Nobody else may have the 5120
+    from it on: whatever runs under one is ended with its candidate."""
     isolation: Literal["none", "basic", "strong", "full"] = "basic"
     """The least isolation of candidates with which a worker starts; ``kqueue doctor`` tells what this host gives."""
     lease_s: float = Field(default=30.0, ge=1)

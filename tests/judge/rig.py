@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+from kqueue.config import load
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.store import engine as engines
 from kqueue.store import evaluations
@@ -54,7 +55,7 @@ class Rig:
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-")
         root = Path(self._directory.name)
         root.chmod(0o711)
-        self._uid = uids.hold(61000) if os.getuid() == 0 else None
+        self._uid = uids.hold(load().candidate_uid) if os.getuid() == 0 else None
         self.slot = Slot(
             worker_id=uuid4(),
             name=f"rig-{number}",

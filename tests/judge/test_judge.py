@@ -215,7 +215,7 @@ def test_a_candidate_of_a_root_fleet_is_nobody(rig: Rig) -> None:
     top = """
 import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-assert os.getuid() >= 61000 and os.getgroups() == [], (os.getuid(), os.getgroups())
+assert os.getuid() >= 48000 and os.getgroups() == [], (os.getuid(), os.getgroups())
 assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status["CapEff"]
 assert status["NoNewPrivs"].strip() == "1"
 assert os.getsid(0) == os.getpid() == os.getpgrp()

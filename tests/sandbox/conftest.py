@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kqueue.config import load
 from workers.sandbox import level, uids
 
 _NOBODY = 65534
@@ -74,7 +75,7 @@ def root_fleet() -> Iterator[Fleet]:
     """Candidates have a uid of their own."""
     if os.geteuid() != 0:
         pytest.skip("these tests do not run as root")
-    held = uids.hold(61000)
+    held = uids.hold(load().candidate_uid)
     try:
         yield from _start(0, held.uid)
     finally:
