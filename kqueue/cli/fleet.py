@@ -61,8 +61,9 @@ def up(
         flower_port=flower_port,
         http_port=http_port,
     )
-    # Until the fleet runs, a request to stop is an interruption, which takes down what was started.
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    # Until the fleet runs, a request to stop is an interruption, which takes down what was started. So is SIGINT where
+    # a shell started this in the background, and had it ignored.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
     runs = False
     try:

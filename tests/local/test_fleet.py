@@ -66,7 +66,7 @@ def open_home() -> Iterator[Path]:
 
 
 def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`kqueue up` with one CPU slot, as another process."""
+    """`kqueue up` with one CPU slot, as another process; SIGINT is ignored, as in a shell's background."""
     environment = dict(os.environ) | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(home.parent / "scratch")}
     words = ["up", "--gpus", "none", "--cpu-slots", "1", *arguments]
     return subprocess.Popen(
@@ -76,6 +76,7 @@ def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         bufsize=1,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
 
 
@@ -161,6 +162,23 @@ def test_end_of_up_is_the_end_of_everything(open_home: Path, signum: signal.Sign
         process.communicate()
     assert eventually_gone(children) == []
     assert load(home=home).database_url is None
+
+
+def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
+    """It ends as interrupted, and what was started goes with it."""
+    home = open_home / "home"
+    process = command(home, "--no-flower", "--no-http")
+    try:
+        while not (home / "postgres" / "lock").exists():
+            time.sleep(0.01)
+        children = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually_gone(children) == []
+    assert not (home / FLEET_FILE).exists()
 
 
 def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
