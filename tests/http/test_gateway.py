@@ -84,8 +84,11 @@ def served(serve: Callable[[Config], Served], config: Config, login: str, worker
 
 
 @pytest.fixture
-def _a_gpu(engine: Engine) -> Iterator[None]:
-    """A GPU with a worker, and the part of a supervisor that resets and tests it; all pass."""
+def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
+    """A GPU with a worker, and the part of a supervisor that resets and tests it; all pass.
+
+    It ends before the login does, with which all connections are cut.
+    """
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     gpus.register(engine, host="here", index=0, uuid=uuid, name="NVIDIA H200")
     lanes = ["gpu", "gpu.h200"]
