@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,11 +64,21 @@ def up(
     )
     # Until the fleet runs, a request to stop is an interruption, which takes down what was started. So is SIGINT where
     # a shell started this in the background, and had it ignored.
+    asked = False
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        raise KeyboardInterrupt
+
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.default_int_handler)
+        signal.signal(signum, interrupt)
     runs = False
     try:
         with LocalFleet(config, flower=has_flower() and not no_flower, http=has_http() and not no_http) as fleet:
+            if asked:
+                # It came where Python can only ignore an exception, such as in a fork's callbacks.
+                raise KeyboardInterrupt
             runs = True
             typer.echo(_status(fleet))
             if not no_flower and not has_flower():
