@@ -147,7 +147,7 @@ class Door:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
     def bound(self, number: int) -> None:
-        """Refuse requests of more evaluations than one may have.
+        """Refuse requests of more evaluations than one may have, before any of them is looked at.
 
         Raises:
             HttpError: 413.
@@ -169,9 +169,8 @@ class Door:
                 await note([ticket.evaluation_id])
 
         Raises:
-            HttpError: 429, the caller has too many without a verdict; 413, no request may have so many.
+            HttpError: 429, the caller has too many without a verdict.
         """
-        self.bound(number)
         token_id = caller.token_id
         if token_id is None:
             yield _nothing

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -57,3 +60,13 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+async def patient(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Post until a server answers that is not being stopped, as a client does that lives through its restart."""
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            answer = await http.post(path, json=body)
+            if answer.status_code != 503:
+                return answer
+        await asyncio.sleep(0.3)

@@ -6,7 +6,6 @@ The judge does what it is told (tests/fleet/judges.py), but for the last tests: 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
@@ -27,7 +26,7 @@ from kqueue.contract import MAX_SOURCE_BYTES
 from kqueue.store import evaluations, tokens
 from kqueue.store.tokens import Scope
 from tests.fleet.conftest import Fleet, Services, until
-from tests.http.serving import Served
+from tests.http.serving import Served, patient
 
 services, start_fleet = told.services, told.start_fleet
 
@@ -239,18 +238,10 @@ def test_a_restart_while_a_hundred_wait(
     like = {"like": f"ok {mark}%"}
     of_mark = "FROM evaluations e JOIN kernels k ON k.hash = e.kernel_hash WHERE k.source LIKE :like"
 
-    async def patient(http: httpx.AsyncClient, kernel: str) -> httpx.Response:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                answer = await http.post("/eval", json=request_body(kernel))
-                if answer.status_code != 503:
-                    return answer
-            await asyncio.sleep(0.3)
-
     async def through_a_restart(served: Served) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=limits) as http:
-            waiting = [asyncio.create_task(patient(http, f"ok {mark} {n}")) for n in range(100)]
+            waiting = [asyncio.create_task(patient(http, "/eval", request_body(f"ok {mark} {n}"))) for n in range(100)]
             while services.rows(f"SELECT count(*) AS n {of_mark}", **like)[0].n < 100:
                 await asyncio.sleep(0.1)
             for hold in holds:

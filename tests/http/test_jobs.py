@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import MAX_SOURCE_BYTES, Outcome
 from tests.http.conftest import until, worker_that_passes_all
-from tests.http.serving import Served
+from tests.http.serving import Served, patient
 from tests.http.test_v1 import problem_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -188,14 +187,6 @@ def test_a_restart_while_a_hundred_wait(
 ) -> None:
     """Each client posts again and gets its answer; none is evaluated twice."""
 
-    async def patient(http: httpx.AsyncClient, sample: int) -> httpx.Response:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                answer = await http.post("/evaluate_sync", json=job_body(sample))
-                if answer.status_code != 503:
-                    return answer
-            await asyncio.sleep(0.3)
-
     def accepted() -> int:
         with engine.connect() as connection:
             return connection.scalar(text("SELECT count(*) FROM evaluations")) or 0
@@ -203,7 +194,7 @@ def test_a_restart_while_a_hundred_wait(
     async def through_a_restart(served: Served) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=served.url, timeout=200, limits=limits) as http:
-            waiting = [asyncio.create_task(patient(http, sample)) for sample in range(100)]
+            waiting = [asyncio.create_task(patient(http, "/evaluate_sync", job_body(sample))) for sample in range(100)]
             while await asyncio.to_thread(accepted) < 100:
                 await asyncio.sleep(0.1)
             await asyncio.to_thread(served.stop, number)
