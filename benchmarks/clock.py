@@ -36,7 +36,7 @@ from kqueue import Client, Verdict
 from kqueue.config import load
 from kqueue.contract import Request, Settings, Timing
 from kqueue.local.fleet import LocalFleet
-from workers.gpu import devices
+from workers.judge.gpu import devices
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
 OWN_CLOCKS: Final = Path(__file__).resolve().with_name("own_clocks.py")

@@ -110,7 +110,7 @@ def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
         if not found:
             raise KqueueError(f"--only: the lane {lane} can judge none of them")
     else:
-        from workers.judge.tools import missing
+        from workers.judge.trial.tools import missing
 
         for backend in sorted({entry.backend for entry in found}):
             if lacks := missing(backend):

@@ -15,21 +15,34 @@ ROOT = Path(__file__).parents[1]
 WALLS = {
     "kqueue": ["workers", "torch", "triton", "numpy", "examples", "tests"],
     "kqueue/store": ["kqueue.cli", "kqueue.client", "kqueue.local", "celery"],
-    "workers/candidate": [
+    "workers/judge/candidate": [
         "kqueue.store",
         "kqueue.broker",
         "kqueue.config",
         "kqueue.client",
         "kqueue.local",
-        "workers.judge",
+        "workers.judge.trial",
+        "workers.judge.keeper",
         "workers.delivery",
         "workers.app",
         "workers.fleet",
         "sqlalchemy",
         "celery",
     ],
-    "workers/channel": ["kqueue", "workers.judge", "workers.candidate", "workers.delivery"],
-    "workers/sandbox": ["kqueue.store", "kqueue.broker", "kqueue.config", "workers.judge", "workers.delivery"],
+    "workers/judge/channel": [
+        "kqueue",
+        "workers.judge.trial",
+        "workers.judge.keeper",
+        "workers.judge.candidate",
+        "workers.delivery",
+    ],
+    "workers/judge/sandbox": [
+        "kqueue.store",
+        "kqueue.broker",
+        "kqueue.config",
+        "workers.judge.trial",
+        "workers.delivery",
+    ],
     "migrations": ["workers", "kqueue.client", "kqueue.cli"],
 }
 
@@ -63,14 +76,14 @@ def test_the_wall_test_sees_an_import(tmp_path: Path) -> None:
     assert imports(file) == {"a.b", "c", "c.d", "e.f", "e.f.g"}
 
 
-@pytest.mark.parametrize("module", ["workers.candidate.forkserver", "workers.candidate.harness"])
+@pytest.mark.parametrize("module", ["workers.judge.keeper.forkserver", "workers.judge.candidate.harness"])
 def test_a_candidate_s_process_never_loads_what_knows_credentials(module: str) -> None:
     """What the fork server really imports holds no database driver, no broker and no settings."""
     code = f"""
 import sys, importlib
 importlib.import_module({module!r})
 bad = [m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'psycopg', 'celery', 'redis', 'kombu')
-       or m in ('kqueue.config', 'kqueue.broker') or m.startswith(('kqueue.store', 'workers.judge'))]
+       or m in ('kqueue.config', 'kqueue.broker') or m.startswith(('kqueue.store', 'workers.judge.trial'))]
 print(bad)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

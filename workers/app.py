@@ -36,12 +36,12 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 from workers import delivery, messages
-from workers.alone import NoRoom, room
-from workers.blackbox import BlackBox
+from workers.judge.host.alone import NoRoom, room
+from workers.judge.host.blackbox import BlackBox
 from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 if TYPE_CHECKING:
-    from workers.sandbox.launch import ForkServer
+    from workers.judge.keeper.handle import ForkServer
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -87,12 +87,12 @@ warnings.filterwarnings("ignore", category=SecurityWarning)
 
 def preload() -> None:
     """Import what every judge needs, so that children inherit it; torch and Triton are there already."""
-    importlib.import_module("workers.judge.run")
+    importlib.import_module("workers.judge.trial.run")
 
 
 def start_forkserver(slot: Slot) -> ForkServer:  # noqa: ARG001
     """The slot's fork server, forked by :mod:`workers.start` before this module was imported."""
-    from workers.sandbox import launch
+    from workers.judge.keeper import handle as launch
 
     if launch.started is None:
         raise ConfigError("this process has no fork server: start workers with `python -m workers.fleet`")
@@ -101,7 +101,7 @@ def start_forkserver(slot: Slot) -> ForkServer:  # noqa: ARG001
 
 def run_evaluation(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> Outcome:
     """Judge."""
-    from workers.judge.run import evaluate
+    from workers.judge.trial.run import evaluate
 
     return evaluate(claim, slot, blackbox, forkserver, engine)
 

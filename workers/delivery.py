@@ -1,7 +1,7 @@
 """What is recorded of an evaluation whose judge cannot speak for itself any more, and what Flower is told.
 
 Celery runs the judge in a child. What the child ends by itself, it records itself. Of everything else the
-worker's parent learns through :class:`Request`, looks into the flight recorder (:mod:`workers.blackbox`)
+worker's parent learns through :class:`Request`, looks into the flight recorder (:mod:`workers.judge.host.blackbox`)
 and records once, first writer wins:
 
 ============================================  ==========================  ================================
@@ -62,7 +62,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
-from workers.blackbox import BlackBox, Record
+from workers.judge.host.blackbox import BlackBox, Record
 from workers.pool import ChildDied
 from workers.slot import Slot
 

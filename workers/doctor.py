@@ -20,7 +20,7 @@ from typing import Any, Final
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, State, installed
-from workers.gpu.devices import devices
+from workers.judge.gpu.devices import devices
 
 #: Names of the capabilities by bit.
 _CAPABILITIES: Final = """
@@ -86,7 +86,7 @@ def _device(nvml: Any, index: int) -> Check:
     if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
         fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
         return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    from workers.gpu import facts  # needs what a client's host may lack
+    from workers.judge.gpu import facts  # needs what a client's host may lack
 
     seen = facts.read(handle)
     detail += f", {seen['temperature_c']} C" if "temperature_c" in seen else ""
@@ -231,7 +231,7 @@ def _user(config: Config) -> Iterator[Check]:
     uid = config.candidate_uid
     yield Check("sandbox", "user", State.OK, f"root: candidates get uids from {uid}")
     yield _capabilities()
-    from workers.sandbox import view
+    from workers.judge.sandbox import view
 
     blocked = ", ".join(map(str, view.unreadable()))
     refused = _in_child(view.rebuild) if blocked else 0
@@ -259,12 +259,12 @@ def _user(config: Config) -> Iterator[Check]:
 
 def _seal(config: Config) -> Iterator[Check]:
     """Every measure of the seal, tried as a fork server does, and what they add up to."""
-    from workers.sandbox.level import MEASURES, Level, lacking, reached
+    from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
     gpus = devices()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpus[0].uuid if gpus else "")
     uid = str(config.candidate_uid) if os.geteuid() == 0 else ""
-    command = [sys.executable, "-m", "workers.sandbox.ground", uid, visible]
+    command = [sys.executable, "-m", "workers.judge.sandbox.ground", uid, visible]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -316,7 +316,7 @@ def _capabilities() -> Check:
 
 
 def _scratch(config: Config) -> Iterator[Check]:
-    from workers.sandbox import view
+    from workers.judge.sandbox import view
 
     place = config.scratch.resolve()
     there = next(part for part in (place, *place.parents) if part.exists())

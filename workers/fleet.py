@@ -4,7 +4,7 @@ The supervisor judges nothing. It finds the GPUs, starts a Celery worker for eac
 UUID, lets it in once its row is in the database, keeps its leases, hands back what it held when it dies,
 and starts another. It also sweeps: overdue leases, waits that ended, messages that Redis lost.
 
-It has workers pause while their GPU may not be used (:mod:`workers.gpu.monitor`), while the host is short of
+It has workers pause while their GPU may not be used (:mod:`workers.monitor`), while the host is short of
 room (:mod:`workers.pressure`), and while something that was killed in their slot does not die. A paused worker
 ends what it runs, and its row says why it takes no more.
 
@@ -39,11 +39,13 @@ from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, K
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
-from workers.gpu.devices import Device, choose, devices
-from workers.gpu.monitor import Monitor
+from workers.judge.gpu.devices import Device, choose, devices
+from workers.judge.host import linux, uids
+from workers.judge.keeper import handle as launch
+from workers.judge.sandbox import cgroups
+from workers.monitor import Monitor
 from workers.pool import STUCK_S, describe, kill_group, sweep
 from workers.pressure import Pressure
-from workers.sandbox import cgroups, launch, linux, uids
 from workers.slot import GO, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
@@ -199,7 +201,7 @@ class Supervisor:
         gpus: Sequence[Device] = (),
         *,
         program: str = "workers.start",
-        canary: str = "workers.gpu.canary",
+        canary: str = "workers.judge.gpu.canary",
     ) -> None:
         """Make ready; nothing is started yet.
 

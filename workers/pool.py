@@ -40,7 +40,7 @@ from billiard.exceptions import WorkerLostError
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import get_logger
 
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 _log: Any = get_logger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from kqueue.config import Config
-from workers.sandbox import cgroups
+from workers.judge.sandbox import cgroups
 
 _log: Any = structlog.get_logger(__name__)
 

@@ -15,13 +15,14 @@ import socket
 import sys
 from typing import NoReturn
 
-from workers.sandbox import launch
+from workers.judge.keeper import handle as launch
 from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
 
 def main() -> NoReturn:
     """Fork the slot's fork server, then become its worker. Arguments: those of ``celery -A … ``."""
-    from workers.candidate import forkserver, harness  # torch: not for who only becomes a worker
+    from workers.judge.candidate import harness  # torch: not for who only becomes a worker
+    from workers.judge.keeper import forkserver
 
     harness.preload()
     slot = Slot.from_environment()

@@ -1,7 +1,7 @@
 """GPUs: which may be given evaluations, and why others may not. The database's clock decides.
 
 Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
-cannot be used. What of them the workers do is the supervisor's part (:mod:`workers.gpu.monitor`).
+cannot be used. What of them the workers do is the supervisor's part (:mod:`workers.monitor`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GpuStatus:
         due: whether that is now.
         reset_at: by when its workers are to be ended, UTC; None where nobody asked for that.
         reset_due: whether that is now: nothing runs on it any more, or the time is over.
-        facts: what was last seen of it (:mod:`workers.gpu.facts`).
+        facts: what was last seen of it (:mod:`workers.judge.gpu.facts`).
         seen_at: when its supervisor last spoke of it, UTC.
         running: the evaluations that its workers execute.
     """

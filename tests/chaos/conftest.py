@@ -12,7 +12,7 @@ import tests.fleet.conftest as told
 from kqueue.local.process import running
 from tests.chaos.family import words
 from tests.chaos.rig import Whole
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 #: The same services and fleets as tests/fleet has.
 services, start_fleet, fleet = told.services, told.start_fleet, told.fleet

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kqueue.local.process import running
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 
 def words(pid: int) -> list[str]:

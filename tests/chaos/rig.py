@@ -12,7 +12,7 @@ from uuid import UUID
 from kqueue.local.process import running
 from tests.chaos.family import below, name, words
 from tests.fleet.conftest import HERE, Fleet, Services
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 #: Generous: the machine that runs the tests may have other things to do.
 PATIENCE_S: Final = 90.0

@@ -24,7 +24,7 @@ from kqueue.store import workers as registry
 from tests.chaos import rig
 from tests.chaos.family import below, name, words
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
-from workers.sandbox import cgroups
+from workers.judge.sandbox import cgroups
 
 #: What realtime clocks say lies this many seconds beside what the kernel says.
 SHIM = r"""

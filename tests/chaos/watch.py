@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kqueue.local.process import running
 from tests.chaos.family import Family, below, born, descriptors, name, own_memory, words
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 _EVERY_S: Final = 1.0
 #: A process is measured so long after its first sign of work: it opens connections and fills caches first.

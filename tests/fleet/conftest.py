@@ -28,7 +28,7 @@ from kqueue.local.valkey import Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 HERE = Path(__file__).parent
 

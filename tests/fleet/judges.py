@@ -25,7 +25,8 @@ from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
-from workers.sandbox import cgroups, linux
+from workers.judge.host import linux
+from workers.judge.sandbox import cgroups
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
 

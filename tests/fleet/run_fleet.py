@@ -8,14 +8,14 @@ import sys
 from kqueue import logs
 from kqueue.config import load
 from workers.fleet import Supervisor, plan
-from workers.gpu.devices import choose, devices
+from workers.judge.gpu.devices import choose, devices
 
 # A program that starts Python, which workers are started by.
 sys.executable = os.environ.get("JUDGES_PYTHON", sys.executable)
 config = load()
 logs.configure(config)
 gpus = choose(config.gpus, devices())
-canary = os.environ.get("JUDGES_CANARY", "workers.gpu.canary")
+canary = os.environ.get("JUDGES_CANARY", "workers.judge.gpu.canary")
 supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program="judges", canary=canary)
 supervisor.check_services()
 supervisor.run()

@@ -16,7 +16,7 @@ import pytest
 
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 
 def _worker_pid(fleet: Any) -> int:

@@ -15,10 +15,10 @@ from celery.exceptions import Terminated, TimeLimitExceeded
 from kqueue.config import Config, load
 from kqueue.contract import Phase, gpu_model
 from kqueue.errors import ConfigError
-from workers.blackbox import Record
 from workers.delivery import outcome_of
 from workers.fleet import environment, plan
-from workers.gpu.devices import Device, choose, devices
+from workers.judge.gpu.devices import Device, choose, devices
+from workers.judge.host.blackbox import Record
 from workers.pool import ChildDied
 
 GPUS = [

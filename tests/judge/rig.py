@@ -18,14 +18,16 @@ from kqueue.contract import Outcome, Phase, Request
 from kqueue.store import engine as engines
 from kqueue.store import evaluations
 from kqueue.store import workers as fleet
-from workers.blackbox import BlackBox
-from workers.judge import run
-from workers.sandbox import launch, uids
+from workers.judge.host import uids
+from workers.judge.host.blackbox import BlackBox
+from workers.judge.keeper import handle as launch
+from workers.judge.trial import run
 from workers.slot import Slot
 
 _FORK_SERVER = """
 import socket, sys
-from workers.candidate import forkserver, harness
+from workers.judge.keeper import forkserver
+from workers.judge.candidate import harness
 harness.preload()
 forkserver.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]) or None)
 """
@@ -173,7 +175,7 @@ if __name__ == "__main__":
     lane, *wanted = sys.argv[1:]
     device = "cpu"
     if lane == "gpu":
-        from workers.gpu.devices import devices
+        from workers.judge.gpu.devices import devices
 
         device = devices()[0].uuid
     else:

@@ -13,9 +13,9 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.test_judge import eventually
-from workers.candidate import libraries
-from workers.judge import build, run
-from workers.sandbox import shelf
+from workers.judge.candidate import libraries
+from workers.judge.sandbox import shelf
+from workers.judge.trial import build, run
 
 PROBLEM = """
 import torch

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.channel import flags
-from workers.channel.buffers import PlaceError, SharedTensor, is_apart, open_buffer, view_within
-from workers.channel.protocol import (
+from workers.judge.channel import flags
+from workers.judge.channel.buffers import PlaceError, SharedTensor, is_apart, open_buffer, view_within
+from workers.judge.channel.protocol import (
     DTYPES,
     Answer,
     Order,

@@ -13,8 +13,8 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
 from tests.judge.rig import Rig
-from workers.judge import steps
-from workers.sandbox import linux
+from workers.judge.host import linux
+from workers.judge.trial import steps
 
 PROBLEM = """
 import torch
@@ -187,7 +187,7 @@ for pid in range(1, os.getpid()):
         continue
     if b"secret-of-the-fleet" in environ:
         found.append(f"environ of {pid}")
-for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge", "kqueue.config"):
+for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge.trial", "kqueue.config"):
     if module in sys.modules:
         found.append(module)
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -331,7 +331,7 @@ def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
     """A kernel that finds the channel and writes to it fails; outputs are looked at, not believed."""
     body = f"""
         import os, socket
-        from workers.channel.protocol import Answer, Reply
+        from workers.judge.channel.protocol import Answer, Reply
         for fd in map(int, os.listdir("/proc/self/fd")):
             try:
                 channel = socket.socket(fileno=os.dup(fd))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
-from workers.judge import compare, problem, variants
-from workers.judge.ending import EvaluationEnded
-from workers.judge.problem import GIVEN, Case, Problem
+from workers.judge.trial import compare, problem, variants
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import GIVEN, Case, Problem
 
 SOURCE = """
 import torch

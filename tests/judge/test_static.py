@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
-from workers.judge import rules, static
-from workers.judge.ending import EvaluationEnded
+from workers.judge.trial import rules, static
+from workers.judge.trial.ending import EvaluationEnded
 
 GOOD = Path(__file__).parents[2] / "examples" / "kernels" / "good"
 CONTROLS = Path(__file__).parents[1] / "integrity" / "programs" / "controls"
@@ -60,8 +60,8 @@ CHEATS = {
     "import torch\ntorch.manual_seed = lambda s: None": "patched_seed",
     "import torch\ntorch.random.manual_seed = torch.randn = print": "patched_seed",
     "import sys\nsys.modules['torch.testing'] = object()": "planted_module",
-    "from workers.candidate import harness": "evaluator_import",
-    "import importlib\nimportlib.import_module('workers.judge.run')": "evaluator_import",
+    "from workers.judge.candidate import harness": "evaluator_import",
+    "import importlib\nimportlib.import_module('workers.judge.trial.run')": "evaluator_import",
     "import ctypes\nctypes.CDLL(None).process_vm_readv(1)": "process_memory",
     "open('/proc/self/mem', 'r+b')": "process_memory",
     "S = 'void f() { ptrace(16, pid, 0, 0); }'": "process_memory",

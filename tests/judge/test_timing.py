@@ -10,9 +10,9 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Measurement, Settings, Timing
-from workers.judge import physics, timing
-from workers.judge.ending import EvaluationEnded
-from workers.judge.problem import Problem
+from workers.judge.trial import physics, timing
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import Problem
 from workers.slot import Slot
 
 CPU = Slot(UUID(int=0), "cpu-0", 0, "cpu", ("cpu",), 1, Path("/nowhere"), Path("/nowhere/lock"), None)

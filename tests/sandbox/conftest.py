@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from kqueue.config import load
-from workers.sandbox import level, uids
+from workers.judge.host import uids
+from workers.judge.sandbox import level
 
 _NOBODY = 65534
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.sandbox import attacks, triton_kernel  # noqa: F401  # imported before the seal, as it is out of reach then
-from workers.candidate import harness
-from workers.sandbox import ground, linux, seal, view
+from workers.judge.candidate import harness
+from workers.judge.host import linux
+from workers.judge.sandbox import ground, seal, view
 
 
 def _scratch(root: Path, uid: int) -> str:

@@ -15,8 +15,9 @@ from uuid import UUID
 import pytest
 
 from tests.sandbox.conftest import Fleet
-from workers.sandbox import cgroups, launch, view
-from workers.sandbox.level import MEASURES, Level, lacking, reached
+from workers.judge.keeper import handle as launch
+from workers.judge.sandbox import cgroups, view
+from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 from workers.slot import Slot
 
 
@@ -87,7 +88,7 @@ def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
 
 _HOLDER = """
 import os, sys, time
-from workers.sandbox.cgroups import Groups
+from workers.judge.sandbox.cgroups import Groups
 groups = Groups()
 group = groups.group(64 << 20, 16)
 child = os.fork()
@@ -140,7 +141,7 @@ def test_nothing_but_the_scratch_directory_need_be_writable(tmp_path: Path) -> N
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     there = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(tmp_path), sys.executable, "-c"]
-    look = "from workers.sandbox import reach; print(reach.find('')[1])"
+    look = "from workers.judge.sandbox import reach; print(reach.find('')[1])"
     checkout = str(Path(__file__).parents[2])
     environment = launch.clean_environment(os.environ | {"PYTHONPATH": checkout, "TMPDIR": str(tmp_path)})
     found = subprocess.run([*there, look], env=environment, cwd="/", capture_output=True, text=True)

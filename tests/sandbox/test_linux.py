@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 #: Its first thread ends, as every program's may; another one goes on.
 _LEADERLESS = """

@@ -22,7 +22,7 @@ from kqueue.client import Client
 from kqueue.store.models import Base
 from tests.fleet.conftest import fleets, until
 from tests.security.conftest import House, free_port, running_flower
-from workers.sandbox import linux
+from workers.judge.host import linux
 
 pytest.importorskip("flower")
 

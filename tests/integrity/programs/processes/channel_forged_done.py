@@ -12,7 +12,7 @@ import sys
 import torch
 import torch.nn as nn
 
-from workers.channel.protocol import Answer, Reply
+from workers.judge.channel.protocol import Answer, Reply
 
 
 def channels():

@@ -11,7 +11,7 @@ import sys
 
 import torch
 import torch.nn as nn
-from workers.channel.protocol import Answer, Place, Reply, TensorSpec, Where
+from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where
 
 
 def orders():

@@ -10,8 +10,8 @@ import sys
 
 import torch
 import torch.nn as nn
-from workers.channel.buffers import Exports
-from workers.channel.protocol import Answer, Place, Reply, TensorSpec, Where
+from workers.judge.channel.buffers import Exports
+from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where
 
 
 def orders():

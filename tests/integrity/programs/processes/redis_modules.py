@@ -15,7 +15,9 @@ import torch.nn.functional as F
 
 def attack():
     found = [name for name in ("celery", "redis", "kombu", "sqlalchemy", "psycopg") if name in sys.modules]
-    found += [name for name in ("kqueue.config", "kqueue.store", "workers.judge", "workers.app") if name in sys.modules]
+    found += [
+        name for name in ("kqueue.config", "kqueue.store", "workers.judge.trial", "workers.app") if name in sys.modules
+    ]
     for fd in range(3, 4096):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")

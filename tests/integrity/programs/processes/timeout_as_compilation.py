@@ -11,7 +11,7 @@ import time
 import torch
 import torch.nn as nn
 
-from workers.channel import flags
+from workers.judge.channel import flags
 
 
 class ModelNew(nn.Module):

@@ -1,0 +1,200 @@
+"""Which kernels a call runs on the GPU, and for how long, as CUPTI records it.
+
+It runs in the candidate's process, next to the kernel's code, which can therefore forge it: what comes of it
+is a label, never evidence of innocence. CUPTI's activity records are read directly, as torch's profiler takes
+3.5 s to start for the first time (H200, torch 2.11); this takes 22 ms.
+Until the process ends each later launch takes it about 1 us more, so it belongs after whatever is timed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from workers.judge.channel.activities import MAX_NAME_BYTES
+from workers.judge.channel.buffers import cudart
+
+# From cupti_activity.h. The three structures begin alike in every CUPTI from 11 to 13, newer fields come last.
+_MEMCPY, _MEMSET, _CONCURRENT_KERNEL = 1, 2, 10
+_KINDS: Final = {_MEMCPY: "[memcpy]", _MEMSET: "[memset]", _CONCURRENT_KERNEL: ""}
+_TIMES: Final = struct.Struct("=I12xQQ")  # kind, start and end in ns
+_NAME_AT: Final = 104  # `const char *name` of a kernel's record
+_FORCED: Final = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
+
+#: Sizes: a record takes about 220 bytes. What does not fit into all buffers is dropped.
+_BUFFER_BYTES: Final = 1 << 20
+_BUFFERS: Final = 8
+#: Calls are repeated so often, or for so long: another process's time slice lengthens what it falls into.
+_CALLS: Final = 5
+_ENOUGH_S: Final = 0.02
+
+
+class ProfileError(Exception):
+    """The GPU's activities could not be recorded here."""
+
+
+def kernels(call: Callable[[], object]) -> list[tuple[str, int, int]]:
+    """What one call runs on the GPU: ``(name, nanoseconds, launches)``, the most expensive first.
+
+    The call is made up to 5 times, and of each name's times in one call the least counts. Names are demangled;
+    copies and fills by the driver are ``[memcpy]`` and ``[memset]``.
+
+    Raises:
+        ProfileError: there is no CUPTI, it refused, or it does not see what runs.
+        Exception: whatever the call raises.
+    """
+    recorder = _recorder()
+    recorder.start()
+    try:
+        recorder.prove()
+        begun = time.monotonic()
+        seen = [_one(recorder, call)]
+        while len(seen) < _CALLS and time.monotonic() - begun < _ENOUGH_S:
+            seen.append(_one(recorder, call))
+    finally:
+        recorder.stop()
+    names = {name for one in seen for name in one}
+    least = [(name, *min(one[name] for one in seen if name in one)) for name in names]
+    return sorted(((_readable(name), ns, count) for name, ns, count in least), key=lambda row: (-row[1], row[0]))
+
+
+def _one(recorder: _Recorder, call: Callable[[], object]) -> dict[bytes, tuple[int, int]]:
+    call()
+    torch.cuda.synchronize()
+    totals: dict[bytes, tuple[int, int]] = {}
+    for name, ns in recorder.take():
+        total, count = totals.get(name, (0, 0))
+        totals[name] = total + ns, count + 1
+    return totals
+
+
+_REQUESTED = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)
+_COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+
+
+class _Recorder:
+    """CUPTI's activity records of this process."""
+
+    def __init__(self) -> None:
+        self._cupti = _library()
+        # Allocated ahead: the callbacks come from the thread that launches, whatever that holds.
+        self._buffers = {
+            ctypes.addressof(buffer): buffer
+            for buffer in (ctypes.create_string_buffer(_BUFFER_BYTES) for _ in range(_BUFFERS))
+        }
+        self._free = list(self._buffers)
+        self._full: list[tuple[int, int]] = []
+        self._callbacks = _REQUESTED(self._request), _COMPLETED(self._complete)
+
+    def start(self) -> None:
+        self._do("cuptiActivityRegisterCallbacks", *self._callbacks)
+        for kind in _KINDS:
+            self._do("cuptiActivityEnable", kind)
+
+    def stop(self) -> None:
+        for kind in _KINDS:
+            self._cupti.cuptiActivityDisable(kind)
+        torch.cuda.synchronize()
+        self._cupti.cuptiActivityFlushAll(_FORCED)
+        # A buffer that CUPTI has not given back is still its own.
+        self._free += [address for address, _ in self._full]
+        self._full.clear()
+
+    def prove(self) -> None:
+        """See whether a fill of our own is recorded, so that an empty record means that nothing ran."""
+        mark = torch.empty(64, dtype=torch.uint8, device="cuda")
+        cudart().cudaMemset(ctypes.c_void_p(mark.data_ptr()), 0, ctypes.c_size_t(64))
+        torch.cuda.synchronize()
+        if not any(name == _KINDS[_MEMSET].encode() for name, _ in self.take()):
+            raise ProfileError("CUPTI does not record what runs on the GPU")
+
+    def take(self) -> list[tuple[bytes, int]]:
+        """Name and nanoseconds of all that has ended since the last take, at most as much as the buffers hold."""
+        self._do("cuptiActivityFlushAll", _FORCED)
+        found: list[tuple[bytes, int]] = []
+        record = ctypes.c_void_p()
+        full, self._full = self._full, []
+        for address, size in full:
+            record.value = None
+            while not self._cupti.cuptiActivityGetNextRecord(
+                ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.byref(record)
+            ):
+                at = record.value
+                assert at is not None
+                kind, start, end = _TIMES.unpack(ctypes.string_at(at, _TIMES.size))
+                if kind in _KINDS and end > start:
+                    found.append((_KINDS[kind].encode() or _name(at), end - start))
+            self._free.append(address)
+        return found
+
+    def _request(self, buffer: Any, size: Any, records: Any) -> None:
+        records[0] = 0
+        buffer[0], size[0] = (self._free.pop(), _BUFFER_BYTES) if self._free else (None, 0)
+
+    def _complete(self, _context: int, _stream: int, buffer: int, _size: int, valid: int) -> None:
+        self._full.append((buffer, valid))
+
+    def _do(self, function: str, *arguments: Any) -> None:
+        if code := getattr(self._cupti, function)(*arguments):
+            raise ProfileError(f"{function} failed with CUPTI error {code}")
+
+
+def _name(record: int) -> bytes:
+    pointer = ctypes.c_void_p.from_address(record + _NAME_AT).value
+    return ctypes.string_at(pointer) if pointer else b""
+
+
+def _readable(name: bytes) -> str:
+    """A symbol's name as its source has it, to so many bytes."""
+    if name.startswith(b"_Z") and (demangler := _demangler()) is not None:
+        name = demangler(name) or name
+    return name[:MAX_NAME_BYTES].decode("utf-8", "replace")
+
+
+@cache
+def _recorder() -> _Recorder:
+    return _Recorder()
+
+
+@cache
+def _library() -> Any:
+    """The CUPTI that torch has loaded, or one on the loader's path."""
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
+        loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libcupti.so" in line}
+    for name in (*loaded, "libcupti.so.13", "libcupti.so.12", "libcupti.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise ProfileError("there is no libcupti here")
+
+
+@cache
+def _demangler() -> Callable[[bytes], bytes | None] | None:
+    """The C++ runtime's, where there is one."""
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        free = ctypes.CDLL(None).free
+    except (OSError, AttributeError):
+        return None
+    demangle.restype = ctypes.c_void_p
+    free.argtypes = [ctypes.c_void_p]
+
+    def readable(name: bytes) -> bytes | None:
+        text = demangle(name, None, None, None)
+        if not text:
+            return None
+        try:
+            return ctypes.string_at(text)
+        finally:
+            free(text)
+
+    return readable

@@ -1,0 +1,50 @@
+"""The page of flags as streams see it: stream memory operations on pinned host memory.
+
+A stream that waits for a word takes no part of the GPU's processors, and one that writes a word does so after
+all that it was given before. Both sides of the channel register the same page, each in its own CUDA context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+from workers.judge.channel.buffers import call, driver
+
+_MAPPED = 2  # cudaHostRegisterMapped
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_WORD = 8  # bytes between two of the page's words
+
+
+class Semaphores:
+    """A page of flags, registered with this process's context."""
+
+    def __init__(self, page: memoryview[int]) -> None:
+        """Register the page.
+
+        Raises:
+            CudaCallError: the driver refuses.
+        """
+        memory: Any = page.obj
+        self._host = host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        call("cudaHostRegister", host, ctypes.c_size_t(mmap.PAGESIZE), _MAPPED)
+        pointer = ctypes.c_void_p()
+        call("cudaHostGetDevicePointer", ctypes.byref(pointer), host, 0)
+        self._address = pointer.value or 0
+
+    def close(self) -> None:
+        """Give the page back to the host, once no stream uses it any more."""
+        call("cudaHostUnregister", self._host)
+
+    def wait(self, stream: int, flag: int, number: int) -> None:
+        """Have a stream wait until ``flag`` shows ``number`` or more."""
+        driver("cuStreamWaitValue32_v2", *self._arguments(stream, flag, number), _AT_LEAST)
+
+    def write(self, stream: int, flag: int, number: int) -> None:
+        """Have a stream set ``flag`` to ``number``, visible after all that it did before."""
+        driver("cuStreamWriteValue32_v2", *self._arguments(stream, flag, number), 0)
+
+    def _arguments(self, stream: int, flag: int, number: int) -> tuple[Any, ...]:
+        # The low half of the word: numbers of calls fit there.
+        return ctypes.c_void_p(stream), ctypes.c_uint64(self._address + _WORD * flag), ctypes.c_uint32(number)

@@ -1,0 +1,112 @@
+"""What a number was taken on. Nothing here touches CUDA, so that a parent that forks may ask."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from workers.judge.gpu.devices import opened
+from workers.slot import Slot
+
+
+def facts(slot: Slot) -> dict[str, Any]:
+    """The slot's device, driver and software, as the table ``environments`` holds them."""
+    device: dict[str, Any] = _gpu(slot.device) if slot.on_gpu else {"device": _cpu(), "driver": None}
+    return device | {
+        "cuda": torch.version.cuda if slot.on_gpu else None,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "os": f"{platform.system()} {platform.release()}",
+    }
+
+
+class Watch:
+    """Looks at a GPU's clocks while calls are timed on it. On a CPU slot it sees nothing."""
+
+    #: Reasons that say that the hardware protects itself: heat, power supply, an external brake.
+    _PROTECTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+    #: A lower SM clock than this share of the highest seen is another device, for a while.
+    _SLOW = 0.9
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._nvml = contextlib.ExitStack()
+        self._handle: Any = None
+        self._fastest = 0.0
+        self._reasons = 0
+        self._slow = 0
+
+    def __enter__(self) -> Self:
+        if self._slot.on_gpu:
+            import pynvml
+
+            self._handle = self._nvml.enter_context(opened(self._slot.device))
+            for name in self._PROTECTS:
+                self._slow |= getattr(pynvml, f"nvmlClocksEventReason{name}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nvml.close()
+
+    def throttled(self) -> bool:
+        """Whether the GPU is slower now than it was in this watch, or says that it holds itself back."""
+        if self._handle is None:
+            return False
+        mhz, reasons = self._ask("sm_mhz"), self._ask("reasons")
+        self._fastest = max(self._fastest, mhz or 0.0)
+        self._reasons |= int(reasons or 0)
+        return bool(int(reasons or 0) & self._slow) or (mhz is not None and mhz < self._SLOW * self._fastest)
+
+    def clocks(self) -> dict[str, float | str | None]:
+        """SM and memory clock in MHz now, and all reasons for lower clocks that were seen."""
+        if self._handle is None:
+            return {}
+        self.throttled()
+        return {
+            "sm_mhz": self._ask("sm_mhz"),
+            "memory_mhz": self._ask("memory_mhz"),
+            "throttle_reasons": hex(self._reasons),
+        }
+
+    def _ask(self, what: str) -> float | None:
+        import pynvml
+
+        try:
+            if what == "reasons":
+                return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            which = pynvml.NVML_CLOCK_SM if what == "sm_mhz" else pynvml.NVML_CLOCK_MEM
+            return float(pynvml.nvmlDeviceGetClockInfo(self._handle, which))
+        except pynvml.NVMLError:
+            return None
+
+
+def _gpu(uuid: str) -> dict[str, Any]:
+    import pynvml
+
+    with opened(uuid) as handle:
+        return {
+            "device": str(pynvml.nvmlDeviceGetName(handle)),
+            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

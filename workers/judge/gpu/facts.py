@@ -1,0 +1,245 @@
+"""``python -m workers.judge.gpu.facts GPU-... ``: what the driver says of GPUs, as a line of JSON every few seconds.
+
+In a process of its own, since a driver that hangs holds whoever asks it. It asks the driver's management
+library (NVML) and, where it may be read, the kernel's log. It never touches CUDA, and a fact that a GPU or a
+host does not tell is left out.
+
+A line is ``{"gpus": {UUID: facts}, "xids": [[UUID, number], ...]}``: :func:`read`, and what has come since the
+line before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml as _pynvml
+
+_nvml: Any = _pynvml
+
+#: Seconds between two lines, and between looks for errors: those are told at once.
+EVERY_S: Final = 5.0
+_LOOK_S: Final = 0.5
+_KMSG: Final = Path("/dev/kmsg")
+_XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
+#: The library and the kernel's log tell of the same error, at about the same time.
+_SAME_S: Final = 5.0
+#: What Linux calls the namespace of all processes.
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+#: More memory than before that belongs to nobody: contexts that come and go are listed a moment late.
+LEAK_BYTES: Final = 1 << 30
+
+#: Errors that a program brings upon itself, and that end nothing but it: out of range, illegal instructions, page
+#: faults, corrupted command streams, engine classes, time slices overrun, and the cleaning up after them. NVIDIA's
+#: catalogue asks to restart the application after these.
+OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 43, 45, 68, 69, 109})
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has a context on a GPU.
+
+    Attributes:
+        pid: as NVML tells it: in a container it may be nobody's, or somebody else's.
+        memory_bytes: of the GPU; None where NVML does not tell.
+    """
+
+    pid: int
+    memory_bytes: int | None
+
+    @property
+    def name(self) -> str:
+        """The program's name; empty where it is not known."""
+        try:
+            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+        except OSError:
+            return ""
+
+
+def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML answers; None where the GPU, the driver or the host does not tell."""
+    try:
+        return question(*arguments)
+    except _nvml.NVMLError:
+        return None
+
+
+def processes(handle: Any) -> list[Process] | None:
+    """The processes that compute on a GPU; None where NVML does not tell."""
+    listed = ask(_nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return None if listed is None else [Process(int(p.pid), p.usedGpuMemory) for p in listed]
+
+
+def sees_all() -> bool:
+    """Whether this process sees all of the host's processes: else what NVML names cannot be told apart here."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def unaccounted_bytes(handle: Any) -> int | None:
+    """A GPU's memory that is in use and belongs to no living process: the driver's own, and what a dead one left.
+
+    None where that cannot be known, as in a container that sees only its own processes.
+    """
+    memory, computing = ask(_nvml.nvmlDeviceGetMemoryInfo, handle), processes(handle)
+    if memory is None or computing is None or not sees_all():
+        return None
+    drawing = ask(_nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    held = {p.pid: p.memory_bytes for p in computing} | {int(p.pid): p.usedGpuMemory for p in drawing}
+    living = [bytes_ for pid, bytes_ in held.items() if Path(f"/proc/{pid}").exists()]
+    known = [bytes_ for bytes_ in living if bytes_ is not None]
+    return None if len(known) < len(living) else max(int(memory.used) - sum(known), 0)
+
+
+def throttling(mask: int) -> list[str]:
+    """Why the clocks are lower than they could be, by NVML's names."""
+    prefix = "nvmlClocksEventReason"
+    names = {name.removeprefix(prefix): getattr(_nvml, name) for name in dir(_nvml) if name.startswith(prefix)}
+    return sorted(name for name, bit in names.items() if name not in ("All", "None") and mask & bit)
+
+
+def read(handle: Any) -> dict[str, Any]:
+    """A GPU's facts; those that cannot be had are left out.
+
+    ``compute_capability``, such as ``9.0``; ``temperature_c``; ``sm_mhz``; ``throttle``: :func:`throttling`;
+    ``uncorrected_ecc``: since the driver was loaded and in the GPU's life; ``remapped_rows``: corrected and not, and
+    whether one is pending or has failed; ``retired_pages``; ``memory_used_bytes`` and ``memory_bytes``;
+    :func:`unaccounted_bytes`; ``utilisation_percent`` of the SMs; ``processes``: pid, name and memory of each.
+    """
+
+    def ecc(counter: int) -> Any:
+        return ask(_nvml.nvmlDeviceGetTotalEccErrors, handle, _nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
+
+    reasons = ask(_nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    errors = {"volatile": ecc(_nvml.NVML_VOLATILE_ECC), "aggregate": ecc(_nvml.NVML_AGGREGATE_ECC)}
+    rows = ask(_nvml.nvmlDeviceGetRemappedRows, handle)
+    causes = (_nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,)
+    causes += (_nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,)
+    retired = [ask(_nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in causes]
+    memory = ask(_nvml.nvmlDeviceGetMemoryInfo, handle)
+    use = ask(_nvml.nvmlDeviceGetUtilizationRates, handle)
+    capability = ask(_nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    running = processes(handle)
+    facts: dict[str, Any] = {
+        "temperature_c": ask(_nvml.nvmlDeviceGetTemperature, handle, _nvml.NVML_TEMPERATURE_GPU),
+        "sm_mhz": ask(_nvml.nvmlDeviceGetClockInfo, handle, _nvml.NVML_CLOCK_SM),
+        "throttle": None if reasons is None else throttling(int(reasons)),
+        "uncorrected_ecc": None if None in errors.values() else errors,
+        "remapped_rows": None
+        if rows is None
+        else {"corrected": rows[0], "uncorrected": rows[1], "pending": bool(rows[2]), "failed": bool(rows[3])},
+        "retired_pages": None if None in retired else sum(map(len, retired)),
+        "compute_capability": capability and "{}.{}".format(*capability),
+        "memory_used_bytes": memory and memory.used,
+        "memory_bytes": memory and memory.total,
+        "unaccounted_bytes": unaccounted_bytes(handle),
+        "utilisation_percent": use and use.gpu,
+        "processes": None
+        if running is None
+        else [{"pid": p.pid, "name": p.name, "memory_bytes": p.memory_bytes} for p in running],
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def breakage(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """What in a GPU's facts calls for a test, that was not there before; None for nothing."""
+    if "error" in now and "error" not in before:
+        return f"the driver says: {now['error']}"
+    then, there = before.get("uncorrected_ecc"), now.get("uncorrected_ecc")
+    if then and there and there["volatile"] > then["volatile"]:
+        return f"{there['volatile'] - then['volatile']} more memory errors that ECC could not correct"
+    if now.get("remapped_rows", {}).get("failed") and not before.get("remapped_rows", {}).get("failed"):
+        return "a row of its memory could not be remapped"
+    return None
+
+
+class Errors:
+    """The errors that the driver reports as they happen (Xids)."""
+
+    def __init__(self, handles: dict[str, Any], kmsg: Path = _KMSG) -> None:
+        self._seen: dict[tuple[str, int], float] = {}
+        self._set: Any = ask(_nvml.nvmlEventSetCreate)
+        self._places: dict[tuple[int, ...], str] = {}
+        for uuid, handle in handles.items():
+            if self._set is not None:
+                ask(_nvml.nvmlDeviceRegisterEvents, handle, _nvml.nvmlEventTypeXidCriticalError, self._set)
+            place = ask(_nvml.nvmlDeviceGetPciInfo, handle)
+            if place is not None:
+                self._places[(place.domain, place.bus, place.device)] = uuid
+        self._log = -1
+        with contextlib.suppress(OSError):
+            self._log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log, 0, os.SEEK_END)
+
+    def news(self) -> list[tuple[str, int]]:
+        """GPU and number of each error since the last call."""
+        now = time.monotonic()
+        self._seen = {error: at for error, at in self._seen.items() if now - at < _SAME_S}
+        found = [error for error in (*self._events(), *self._logged()) if error not in self._seen]
+        self._seen |= dict.fromkeys(found, now)
+        return list(dict.fromkeys(found))
+
+    def _events(self) -> Iterator[tuple[str, int]]:
+        while self._set is not None and (event := ask(_nvml.nvmlEventSetWait_v2, self._set, 0)) is not None:
+            uuid = ask(_nvml.nvmlDeviceGetUUID, event.device)
+            if uuid is not None and event.eventType == _nvml.nvmlEventTypeXidCriticalError:
+                yield uuid, int(event.eventData)
+
+    def _logged(self) -> Iterator[tuple[str, int]]:
+        while self._log >= 0:
+            try:
+                record = os.read(self._log, 8192).decode("utf-8", "replace")
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read
+            except OSError:
+                return
+            if not record:
+                return
+            for match in _XID.finditer(record):
+                place = tuple(int(part, 16) for part in match.groups()[:3])
+                if place in self._places:
+                    yield self._places[place], int(match[4])
+
+
+def main() -> None:
+    """Tell of the GPUs named by UUID until whoever reads is gone."""
+    _nvml.nvmlInit()
+    handles: dict[str, Any] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for uuid in sys.argv[1:]:
+        try:
+            handles[uuid] = _nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except _nvml.NVMLError as error:
+            facts[uuid] = {"error": str(error)}
+    errors = Errors(handles)
+    due = 0.0
+    while True:
+        xids = errors.news()
+        if xids or time.monotonic() >= due:
+            due = time.monotonic() + EVERY_S
+            for uuid, handle in handles.items():
+                # One question that every GPU answers tells whether it can be asked at all.
+                try:
+                    _nvml.nvmlDeviceGetMemoryInfo(handle)
+                    facts[uuid] = read(handle)
+                except _nvml.NVMLError as error:
+                    facts[uuid] = {"error": str(error)}
+            print(json.dumps({"gpus": facts, "xids": xids}), flush=True)  # noqa: T201
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        main()

@@ -1,0 +1,1 @@
+"""The fork server, the trusted parent of every sealed process, and the judge's handles on both."""

@@ -1,0 +1,564 @@
+"""The fork server: parent of all candidates of a slot, preloaded, with nothing worth stealing.
+
+Forked once by the slot's worker process (:mod:`workers.start`), before that has read any secret and after it
+has imported torch and Triton. It never touches CUDA, and forks a candidate whenever the judge asks. It
+watches what it forked and is the one place where a candidate is ended: at a phase's deadline, beyond its
+memory, output or files, when the judge says so, and when the judge is gone. It then sweeps whatever the candidate
+left behind, and reports.
+
+Requests arrive on its socket, each a JSON object with three descriptors beside it: the
+candidate's end of the channel, this side's end of a control socket, and the page of flags. On the control
+socket the judge sends ``{"compile": seconds}`` (what compilers may take in all), ``{"phase": name,
+"seconds": n}``, ``{"running": bool}`` (whose turn it is), ``{"stop": true}`` or ``{"closed": true}`` (the
+channel has ended); the one message that comes back is a :class:`workers.judge.keeper.report.Report`. All of them
+are written and read by trusted code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from workers.judge.candidate import harness
+from workers.judge.channel import flags
+from workers.judge.channel.protocol import receive_with_fds
+from workers.judge.host import linux
+from workers.judge.host.uids import BUILDER_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
+from workers.judge.keeper.report import Report
+from workers.judge.sandbox import ground, seal, shelf
+from workers.judge.sandbox.cgroups import Group
+
+#: What is kept of a candidate's output, in bytes.
+_TAIL: Final = 16 << 10
+#: How often a living candidate's memory is looked at, in seconds.
+_WATCH: Final = 0.04
+#: The least time between looks at a candidate's files, in seconds, and how many times as long as one look takes.
+_WATCH_FILES: Final = 0.5
+_WATCH_FILES_SHARE: Final = 20
+#: The most files of a candidate, which also bounds how long a look takes. A compiler's cache has hundreds.
+_FILES: Final = 20_000
+#: What a candidate says of itself once it is sealed.
+_SEALED: Final = b"sealed"
+#: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
+_REAP: Final = 10.0
+#: How long what a candidate left may take to go, in seconds.
+_SWEEP: Final = 1.0
+#: How long a process may live on that has closed the channel, in seconds.
+_DYING: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Seconds left for a phase and for compilation; one of them runs while the candidate is at work."""
+
+    phase: float = 0.0
+    compile: float = 0.0
+    running: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    def spend(self, compiling: bool) -> str | None:
+        """Take the time since the last call from the budget; what ran out, if anything did."""
+        now = time.monotonic()
+        passed, self.since = now - self.since, now
+        if not self.running:
+            return None
+        if compiling:
+            self.compile -= passed
+            return "compile" if self.compile <= 0 else None
+        self.phase -= passed
+        return "phase" if self.phase <= 0 else None
+
+    def left(self, compiling: bool) -> float | None:
+        """Seconds until :meth:`spend` reports something; None for never."""
+        if not self.running:
+            return None
+        return self.compile if compiling else self.phase
+
+
+class _Candidate:
+    """One living candidate, as its parent sees it."""
+
+    def __init__(
+        self,
+        pid: int,
+        profile: seal.Profile,
+        group: Group | None,
+        control: socket.socket,
+        page: memoryview[int],
+        output: int,
+    ) -> None:
+        self.pid = pid
+        self.profile = profile
+        self.group = group
+        self.control = control
+        self.flags = page
+        self.output = output
+        self.phase = "load"
+        self.budget = _Budget()
+        self.peak = 0
+        self.written = 0
+        self.tail = bytearray()
+        self.unsealed = ""
+        self.scratch = 0
+        self.scratch_at = time.monotonic() + _WATCH_FILES
+
+    @property
+    def compiling(self) -> bool:
+        return self.flags[flags.COMPILING] != 0
+
+    def heed(self, message: dict[str, Any]) -> None:
+        """Take the judge's word on phase, budget and whose turn it is."""
+        self.budget.spend(self.compiling)
+        self.phase = message.get("phase", self.phase)
+        self.budget.phase = message.get("seconds", self.budget.phase)
+        self.budget.compile = message.get("compile", self.budget.compile)
+        self.budget.running = message.get("running", self.budget.running)
+
+    def overdue(self) -> str | None:
+        """The phase whose deadline has passed."""
+        spent = self.budget.spend(self.compiling)
+        return None if spent is None else ("compile" if spent == "compile" else self.phase)
+
+    def read_output(self) -> bool:
+        """Take what was written and keep its tail; False at the end."""
+        try:
+            data = os.read(self.output, 65536)
+        except BlockingIOError:
+            return False
+        self.written += len(data)
+        self.tail += data
+        del self.tail[:-_TAIL]
+        return bool(data)
+
+    def memory(self, orphans: list[int]) -> int:
+        """Memory of the process tree in bytes, and of those orphans that have left it."""
+        total, todo = 0, [self.pid, *self.own(orphans)]
+        while todo:
+            pid = todo.pop()
+            total += linux.memory_bytes(pid)
+            todo += linux.children(pid)
+        self.peak = max(self.peak, total)
+        return total
+
+    def overfull(self) -> bool:
+        """Whether its files are too many or take more than they may, as far as it is time to look."""
+        begun = time.monotonic()
+        if begun < self.scratch_at:
+            return False
+        count = self.weigh()
+        took = time.monotonic() - begun
+        self.scratch_at = begun + took + max(_WATCH_FILES, _WATCH_FILES_SHARE * took)
+        return count > _FILES or self.scratch > self.profile.scratch_bytes
+
+    def weigh(self) -> int:
+        """Note how many bytes its files take; returns how many files there are."""
+        count, self.scratch = _files(self.profile.scratch)
+        return count
+
+    def own(self, orphans: list[int]) -> list[int]:
+        """Those of the orphans that are this candidate's; all, where candidates have no uid that tells them apart."""
+        uid = self.profile.uid
+        return orphans if uid is None else [pid for pid in orphans if linux.owner(pid) == uid]
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has ended something of it for want of memory."""
+        return self.group is not None and self.group.out_of_memory()
+
+
+class ForkServer:
+    """The loop. One instance lives in the process, until its parent closes the request socket."""
+
+    def __init__(self, requests: socket.socket, base: ground.Ground) -> None:
+        self._requests = requests
+        self._ground = base
+        self._selector = selectors.DefaultSelector()
+        self._candidates: dict[int, _Candidate] = {}
+        self._removals: list[subprocess.Popen[bytes]] = []
+        self._looked = 0.0
+        self._wake, writer = socket.socketpair()
+        self._wake.setblocking(False)
+        writer.setblocking(False)
+        self._wake_writer = writer
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _nothing)
+        self._register(requests, self._on_request)
+        self._register(self._wake, self._on_wake)
+
+    def run(self) -> None:
+        """Serve until the parent is gone."""
+        while self._requests.fileno() >= 0:
+            for key, _ in self._selector.select(self._timeout()):
+                key.data()
+            self._watch()
+        for candidate in list(self._candidates.values()):
+            self._end(candidate, "stopped")
+
+    def _register(self, source: Any, callback: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def _timeout(self) -> float | None:
+        if not self._candidates:
+            return None
+        lefts = [c.budget.left(c.compiling) for c in self._candidates.values()]
+        return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        look = now - self._looked >= _WATCH
+        orphans = self._orphans() if look and self._candidates else []
+        for candidate in list(self._candidates.values()):
+            if (phase := candidate.overdue()) is not None:
+                candidate.phase = phase
+                self._end(candidate, "deadline")
+            elif look and (
+                candidate.memory(orphans) > candidate.profile.host_memory_bytes or candidate.out_of_memory()
+            ):
+                self._end(candidate, "memory")
+            elif look and candidate.overfull():
+                self._end(candidate, "scratch")
+        if look:
+            self._looked = now
+
+    def _on_request(self) -> None:
+        data, fds = receive_with_fds(self._requests, 65536)
+        if not data:
+            self._selector.unregister(self._requests)
+            self._requests.close()
+            return
+        channel, control, page = fds
+        self._spawn(seal.Profile(**json.loads(data)), channel, socket.socket(fileno=control), page)
+
+    def _on_wake(self) -> None:
+        self._wake.recv(4096)
+        self._removals = [removal for removal in self._removals if removal.poll() is None]
+        for candidate in list(self._candidates.values()):
+            if _has_ended(candidate.pid):
+                self._conclude(candidate, "exited")
+
+    def _on_control(self, candidate: _Candidate) -> None:
+        if candidate.pid not in self._candidates:
+            return
+        try:
+            data = candidate.control.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        message: dict[str, Any] = json.loads(data) if data else {"stop": True}
+        if message.get("closed"):
+            # Its end of the channel is closed: it is dying, or wants to be taken for it. The dead give a GPU back
+            # last, which takes seconds where many do.
+            begun = time.monotonic()
+            while not _has_ended(candidate.pid) and time.monotonic() < begun + (
+                _REAP if linux.is_exiting(candidate.pid) else _DYING
+            ):
+                time.sleep(0.001)
+            self._end(candidate, "closed")
+        elif "stop" in message:
+            self._end(candidate, "stopped")
+        else:
+            candidate.heed(message)
+
+    def _on_output(self, candidate: _Candidate) -> None:
+        if candidate.pid not in self._candidates:
+            return
+        if not candidate.read_output():
+            self._selector.unregister(candidate.output)
+        elif candidate.written > candidate.profile.output_bytes:
+            self._end(candidate, "output")
+
+    def _spawn(self, profile: seal.Profile, channel: int, control: socket.socket, page: int) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reader, False)
+        sealed, sealing = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        group: Group | None = None
+        try:
+            _make_scratch(profile)
+            group = self._ground.groups.group(profile.host_memory_bytes, profile.processes)
+            pid = os.fork()
+        except OSError as error:
+            if group is not None:
+                group.remove()
+            # No space, no process to be had: the host's trouble. The judge hears of it and nothing was run.
+            for descriptor in (channel, page, reader, writer, sealed, sealing):
+                os.close(descriptor)
+            _send(control, Report("unsealed", "load", None, 0, 0, 0, str(error)))
+            return
+        if pid == 0:
+            _become_candidate(profile, self._ground.means, group, parent, channel, page, writer, sealing)
+        view: Any = flags.attach(page)
+        # Else the next candidate to be forked, this one's rival, would have it too.
+        view.obj.madvise(mmap.MADV_DONTFORK)
+        candidate = _Candidate(pid, profile, group, control, view, reader)
+        for descriptor in (channel, page, writer, sealing):
+            os.close(descriptor)
+        self._candidates[pid] = candidate
+        # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
+        word = b""
+        while select.select([sealed], [], [], _REAP)[0] and (more := os.read(sealed, 4096)):
+            word += more
+        os.close(sealed)
+        candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
+        self._register(control, lambda: self._on_control(candidate))
+        self._register(reader, lambda: self._on_output(candidate))
+        if candidate.unsealed:
+            self._end(candidate, "unsealed")
+
+    def _end(self, candidate: _Candidate, reason: str) -> None:
+        """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
+        if _has_ended(candidate.pid):
+            self._conclude(candidate, "exited")
+            return
+        os.kill(candidate.pid, signal.SIGKILL)
+        begun = time.monotonic()
+        while not _has_ended(candidate.pid):
+            if time.monotonic() > begun + _DYING:
+                # One that is traced by its own offspring ends for us only when the tracer does.
+                self._kill_all_of(candidate)
+            if time.monotonic() > begun + _REAP:
+                reason = "stuck"
+                break
+            time.sleep(0.0005)
+        self._conclude(candidate, reason)
+
+    def _conclude(self, candidate: _Candidate, reason: str) -> None:
+        """Sweep what an ended candidate left, report, and forget it."""
+        leftovers = candidate.own(self._orphans())
+        self._kill_all_of(candidate)
+        status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
+        if reason in {"closed", "deadline"} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
+            reason = "exited"  # it was on its way out, by itself, before it was killed
+        if reason == "exited" and candidate.out_of_memory():
+            reason = "memory"
+        del self._candidates[candidate.pid]
+        self._sweep(candidate)
+        # What a survivor might still write is not waited for.
+        for _ in range(64):
+            if not candidate.read_output():
+                break
+        if candidate.output in self._selector.get_map():
+            self._selector.unregister(candidate.output)
+        self._selector.unregister(candidate.control)
+        os.close(candidate.output)
+        candidate.weigh()
+        profile = candidate.profile
+        if profile.builder and profile.built is not None and status is not None:
+            owner = os.geteuid() if profile.uid is None else profile.uid
+            shelf.take(Path(profile.scratch), Path(profile.built), owner, profile.file_bytes)
+        report = Report(
+            reason="unsealed" if candidate.unsealed else reason,
+            phase=candidate.phase,
+            status=status,
+            leftovers=len(leftovers),
+            peak_bytes=candidate.peak,
+            output_bytes=candidate.written,
+            log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
+            scratch_bytes=candidate.scratch,
+        )
+        _send(candidate.control, report)
+        for directory in _directories(profile):
+            with contextlib.suppress(OSError):
+                self._removals.append(linux.start_removal(directory))
+
+    def _orphans(self) -> list[int]:
+        """Living children that are neither candidates nor ours: what a candidate left and the kernel gave to us."""
+        own = {*self._candidates, *(removal.pid for removal in self._removals)}
+        return [pid for pid in linux.children(os.getpid()) if pid not in own and not linux.is_zombie(pid)]
+
+    def _kill_all_of(self, candidate: _Candidate) -> None:
+        """Kill whatever is a candidate's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
+        if candidate.group is not None:
+            candidate.group.kill()
+        # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(candidate.pid, signal.SIGKILL)
+        if candidate.profile.uid is not None:
+            _kill_uid(candidate.profile.uid)
+        for pid in self._orphans():
+            os.kill(pid, signal.SIGKILL)
+
+    def _sweep(self, candidate: _Candidate) -> None:
+        """Kill and reap all orphans, and theirs, within a bounded time; all of the candidate's uid with them."""
+        deadline = time.monotonic() + _SWEEP
+        while time.monotonic() < deadline:
+            own = {*self._candidates, *(removal.pid for removal in self._removals)}
+            mine = [pid for pid in linux.children(os.getpid()) if pid not in own]
+            for pid in mine:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            uid = candidate.profile.uid
+            survivors = linux.living_of_uid(uid) if uid is not None else []
+            if uid is not None and survivors:
+                _kill_uid(uid)
+            if not mine and not survivors:
+                break
+            time.sleep(0.0005)
+        if candidate.group is not None:
+            candidate.group.remove()
+
+
+def _send(control: socket.socket, report: Report) -> None:
+    with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
+        control.send(json.dumps(asdict(report)).encode())
+    control.close()
+
+
+def _files(directory: str) -> tuple[int, int]:
+    """How many files and directories there are below one, up to just above the most, and the bytes that they take."""
+    count, taken, todo = 0, 0, [directory]
+    while todo and count <= _FILES:
+        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if count > _FILES:
+                    break
+                with contextlib.suppress(OSError):  # it is gone again
+                    taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+    return count, taken
+
+
+def _nothing(*_: object) -> None:
+    """A handler, so that the signal wakes the loop instead of being ignored."""
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without reaping it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_uid(uid: int) -> None:
+    """Kill every process of a uid at once, as a loop over pids would race with what forks.
+
+    The killer has the uid as its effective one alone: it may signal the uid's processes, and they may neither
+    signal nor trace it.
+    """
+    try:
+        pid = os.fork()
+    except OSError:
+        return  # no process to be had now: those that are known are killed one by one
+    if pid == 0:
+        try:
+            killer = uid + KILLER_OFFSET
+            os.setresuid(killer, uid, killer)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + _SWEEP
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.0002)
+
+
+def _make_scratch(profile: seal.Profile) -> None:
+    """Make a candidate's private directories, empty, and its own. Nobody else has been in them."""
+    for path in (profile.scratch, *seal.private_directories(profile.scratch).values()):
+        Path(path).mkdir(mode=0o700)
+        if profile.uid is not None:
+            os.chown(path, profile.uid, profile.uid, follow_symlinks=False)
+    if profile.built is not None and not profile.builder:
+        shelf.make(Path(profile.built))
+
+
+def _directories(profile: seal.Profile) -> list[Path]:
+    """What :func:`_make_scratch` has made for it."""
+    made = [Path(profile.scratch)]
+    if profile.built is not None and not profile.builder:
+        made.append(Path(profile.built))
+    return made
+
+
+def _become_candidate(
+    profile: seal.Profile,
+    means: seal.Means,
+    group: Group | None,
+    parent: int,
+    channel: int,
+    page: int,
+    output: int,
+    sealing: int,
+) -> NoReturn:
+    """In the child: seal, say so, then obey the judge until it goes."""
+    status = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            seal.apply(profile, means, group, parent, {channel, page, sealing})
+        except Exception as error:
+            os.write(sealing, f"{type(error).__name__}: {error}".encode()[:4096])
+            raise
+        os.write(sealing, _SEALED)
+        os.close(sealing)
+        linux.set_name("kq-builder" if profile.builder else "kq-candidate")
+        harness.serve(socket.socket(fileno=channel), flags.attach(page))
+        status = 0
+    except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
+    """Become a slot's fork server, in a process freshly forked by ``parent`` after :func:`harness.preload`.
+
+    Args:
+        requests: what it serves.
+        parent: the worker's process; it ends with that.
+        uid: the slot's uid for candidates, which nobody else uses now: what an earlier holder left is killed.
+    """
+    os.setsid()
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.set_name("kq-forkserver")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
+    base = ground.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    # Entering a namespace may have cleared it.
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if uid is not None and base.measures["own_uid"] is True:
+        for leftover in (uid, uid + BUILDER_OFFSET, uid + REFERENCE_OFFSET):
+            _kill_uid(leftover)
+    # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    gc.freeze()
+    status = 1
+    try:
+        requests.send(json.dumps(base.report() | {"torch": torch.__version__}).encode())
+        ForkServer(requests, base).run()
+        base.groups.close()
+        status = 0
+    except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # libraries' destructors would only make noise

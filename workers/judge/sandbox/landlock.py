@@ -1,0 +1,130 @@
+"""Landlock: what of files, devices, TCP and other processes a process and all its offspring give up.
+
+Made of the kernel's three system calls, whose numbers are the same on every architecture. What an older
+kernel does not know is left out of a ruleset; :func:`abi` says what it knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from enum import IntFlag
+from pathlib import Path
+from typing import Final
+
+from workers.judge.host import linux
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_RULESET_VERSION: Final = 1
+_RULE_PATH_BENEATH: Final = 1
+#: Denials are not written to the host's audit log, which a candidate could fill.
+_LOG_SAME_EXEC_OFF: Final = 1
+
+#: The first versions of the kernel's interface that can do what the seal asks of it.
+ABI_FILES: Final = 2  # 1 forbids to rename from one directory to another, which compilers' caches do
+ABI_TCP: Final = 4
+ABI_DEVICES: Final = 5
+ABI_SCOPES: Final = 6
+_ABI_TRUNCATE: Final = 3
+_ABI_LOG: Final = 7
+
+
+class Access(IntFlag):
+    """What may be done with files below a path."""
+
+    EXECUTE = 1 << 0
+    WRITE_FILE = 1 << 1
+    READ_FILE = 1 << 2
+    READ_DIR = 1 << 3
+    REMOVE_DIR = 1 << 4
+    REMOVE_FILE = 1 << 5
+    MAKE_CHAR = 1 << 6
+    MAKE_DIR = 1 << 7
+    MAKE_REG = 1 << 8
+    MAKE_SOCK = 1 << 9
+    MAKE_FIFO = 1 << 10
+    MAKE_BLOCK = 1 << 11
+    MAKE_SYM = 1 << 12
+    REFER = 1 << 13
+    TRUNCATE = 1 << 14
+    IOCTL_DEV = 1 << 15
+
+
+_ALL: Final = Access((1 << 16) - 1)
+#: What applies to a file that is no directory; the kernel refuses the rest in a rule about one.
+_OF_A_FILE: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+READ: Final = Access.READ_FILE | Access.READ_DIR
+READ_AND_RUN: Final = READ | Access.EXECUTE
+#: Everything but devices and sockets.
+OWN: Final = _ALL & ~(Access.MAKE_CHAR | Access.MAKE_BLOCK | Access.MAKE_SOCK | Access.IOCTL_DEV)
+DEVICE: Final = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE
+
+_BIND_AND_CONNECT_TCP: Final = 1 | 2
+_ABSTRACT_SOCKETS_AND_SIGNALS: Final = 1 | 2
+
+
+def abi() -> int:
+    """The version of the kernel's interface; 0 where there is none or it may not be used."""
+    try:
+        return linux.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
+    except OSError:
+        return 0
+
+
+class Ruleset:
+    """What stays allowed; everything else that Landlock knows of is given up by :meth:`enforce`."""
+
+    def __init__(self, version: int) -> None:
+        """Begin with nothing allowed.
+
+        Args:
+            version: what :func:`abi` told, or less to give up less.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        self._handled = _ALL
+        if version < ABI_DEVICES:
+            self._handled &= ~Access.IOCTL_DEV
+        if version < _ABI_TRUNCATE:
+            self._handled &= ~Access.TRUNCATE
+        if version < ABI_FILES:
+            self._handled &= ~Access.REFER
+        words = [int(self._handled)]
+        if version >= ABI_TCP:
+            words.append(_BIND_AND_CONNECT_TCP)
+        if version >= ABI_SCOPES:
+            words.append(_ABSTRACT_SOCKETS_AND_SIGNALS)
+        attributes = struct.pack(f"{len(words)}Q", *words)
+        self._flags = _LOG_SAME_EXEC_OFF if version >= _ABI_LOG else 0
+        self._descriptor = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+
+    def allow(self, path: str | Path, access: Access) -> None:
+        """Allow ``access`` to a file, or to a directory and all below it; a path that is not there is left out.
+
+        Raises:
+            OSError: the kernel refuses the rule.
+        """
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            access &= self._handled
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                access &= _OF_A_FILE
+            rule = struct.pack("=Qi", access, descriptor)
+            linux.syscall(_ADD_RULE, self._descriptor, _RULE_PATH_BENEATH, rule, 0)
+        finally:
+            os.close(descriptor)
+
+    def enforce(self) -> None:
+        """Give up, for good, all that is not allowed. The process has ``no_new_privs`` and one thread.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        linux.syscall(_RESTRICT_SELF, self._descriptor, self._flags)
+        os.close(self._descriptor)

@@ -1,0 +1,241 @@
+"""The system calls that a sealed process does without, as a filter in the kernel's own little language.
+
+A list of what is denied, since what libraries need changes with each version and what kernels must not do
+does not. A denied call fails with EPERM and ends nothing: honest libraries try another way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from workers.judge.host import linux
+
+# Numbers on x86-64 and on aarch64; None where the call does not exist there.
+_DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
+    # Sockets: a candidate has its channel and reaches nobody else's. Postgres and Redis may listen on a path.
+    # Making one of its own and listening there must stay: without that CUDA does not start.
+    "connect": (42, 203),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    # Other processes' memory, descriptors and state.
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    # Parts of the kernel in which holes are found most often.
+    "perf_event_open": (298, 241),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "lookup_dcookie": (212, 18),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "modify_ldt": (154, None),
+    "vmsplice": (278, 75),
+    # Namespaces and mounts.
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    # What outlives the process that made it: System V objects and message queues.
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    # The scheduler, where the class asked for lies in memory that a filter cannot see.
+    "sched_setattr": (314, 274),
+    # The machine.
+    "acct": (163, 89),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "settimeofday": (164, 170),
+    "delete_module": (176, 106),
+    "finit_module": (313, 273),
+    "init_module": (175, 105),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "uselib": (134, None),
+    "vhangup": (153, 58),
+}
+#: A filter cannot see the flags of clone3: the C library then asks clone, whose flags it can see.
+_UNKNOWN: Final = {"clone3": (435, 435)}
+
+_NEW_NAMESPACES: Final = 0x7E020000
+_TIOCSTI, _TIOCSETD, _TIOCLINUX = 0x5412, 0x5423, 0x541C
+_PRIO_USER, _IOPRIO_WHO_USER = 2, 3
+_REAL_TIME: Final = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
+_QUERY: Final = 0xFFFFFFFF
+
+_SET_MODE_FILTER: Final = 1
+#: Without it older kernels slow the process down against side channels that its seal does not rest on.
+_SPEC_ALLOW: Final = 1 << 2
+_ALLOW: Final = 0x7FFF0000
+_ERRNO: Final = 0x00050000
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06  # BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_RET|K
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP with JEQ, JGE, JSET, each with K
+_X32: Final = 0x40000000
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What differs between processors: the kernel's name for it, and the place of its numbers in the table."""
+
+    audit: int
+    column: int
+    seccomp: int
+    clone: int
+    socket: int
+    socketpair: int
+    sendto: int
+    prlimit64: int
+    setpriority: int
+    ioprio_set: int
+    sched_setaffinity: int
+    sched_setparam: int
+    sched_setscheduler: int
+    move_pages: int
+    ioctl: int
+    personality: int
+    prctl: int
+
+
+_ARCHITECTURES: Final = {
+    "x86_64": _Architecture(0xC000003E, 0, 317, 56, 41, 53, 44, 302, 141, 251, 203, 142, 144, 279, 16, 135, 157),
+    "aarch64": _Architecture(0xC00000B7, 1, 277, 220, 198, 199, 206, 261, 140, 30, 122, 118, 119, 239, 29, 92, 167),
+}
+
+
+def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, value)
+
+
+_REFUSE: Final = _step(_RETURN, _ERRNO | errno.EPERM)
+
+
+def _argument(index: int, high: bool = False) -> bytes:
+    return _step(_LOAD, 16 + 8 * index + 4 * high)
+
+
+def _refuse_if(code: int, value: int) -> bytes:
+    return _step(code, value, 0, 1) + _REFUSE
+
+
+def _refuse_unless(*values: int) -> bytes:
+    steps = [_step(_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)]
+    return b"".join(steps) + _REFUSE
+
+
+def program(machine: str) -> bytes:
+    """The filter for a processor as ``uname -m`` names it.
+
+    Raises:
+        KeyError: a processor whose numbers are not known here.
+    """
+    arch = _ARCHITECTURES[machine]
+    myself = _refuse_unless(0)  # 0 names the caller; any other number may name a neighbour
+    kinds = _refuse_unless(int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
+    unix = _argument(0) + _refuse_unless(int(socket.AF_UNIX)) + _argument(1) + _step(_AND, 0xF) + kinds
+    conditions = {
+        arch.clone: _argument(0) + _refuse_if(_ANY_BIT, _NEW_NAMESPACES),
+        # Not of datagrams: those could be turned to somebody's path.
+        arch.socket: unix,
+        arch.socketpair: unix,
+        arch.sendto: _argument(4) + _refuse_unless(0) + _argument(4, high=True) + _refuse_unless(0),
+        # A neighbour of the same user must not be slowed down, least of all the one that times the reference.
+        arch.prlimit64: _argument(0) + myself,
+        arch.sched_setaffinity: _argument(0) + myself,
+        arch.sched_setparam: _argument(0) + myself,
+        arch.move_pages: _argument(0) + myself,
+        arch.setpriority: _argument(0) + _refuse_if(_EQUAL, _PRIO_USER) + _argument(1) + myself,
+        arch.ioprio_set: _argument(0) + _refuse_if(_EQUAL, _IOPRIO_WHO_USER) + _argument(1) + myself,
+        arch.sched_setscheduler: _argument(0)
+        + myself
+        + _argument(1)
+        + _step(_AND, 0xFF)
+        + b"".join(_refuse_if(_EQUAL, policy) for policy in _REAL_TIME),
+        # Typing for whoever sits at a terminal.
+        arch.ioctl: _argument(1)
+        + b"".join(_refuse_if(_EQUAL, request) for request in (_TIOCSTI, _TIOCSETD, _TIOCLINUX)),
+        arch.personality: _argument(0) + _refuse_unless(0, _QUERY),
+        # It dies with its parent, and cannot take that back.
+        arch.prctl: _argument(0)
+        + _step(_EQUAL, linux.PR_SET_PDEATHSIG, 0, 3)
+        + _argument(1)
+        + _refuse_unless(int(signal.SIGKILL)),
+    }
+    steps = _step(_LOAD, 4) + _refuse_unless(arch.audit) + _step(_LOAD, 0)
+    if machine == "x86_64":
+        steps += _refuse_if(_AT_LEAST, _X32)
+    for numbers in _DENIED.values():
+        if (number := numbers[arch.column]) is not None:
+            steps += _refuse_if(_EQUAL, number)
+    for numbers in _UNKNOWN.values():
+        steps += _step(_EQUAL, numbers[arch.column], 0, 1) + _step(_RETURN, _ERRNO | errno.ENOSYS)
+    allow = _step(_RETURN, _ALLOW)
+    for number, condition in conditions.items():
+        steps += _step(_EQUAL, number, 0, len(condition) // 8 + 1) + condition + allow
+    return steps + allow
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+def enforce(steps: bytes) -> None:
+    """Put the calling thread, and all that comes of it, under a filter. It has ``no_new_privs``.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    filled = _Program(len(steps) // 8, steps)
+    number = _ARCHITECTURES[platform.machine()].seccomp
+    linux.syscall(number, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(filled))

@@ -1,0 +1,80 @@
+"""What of the file system a candidate with a uid of its own must be able to read.
+
+The interpreter and its packages may live where only the fleet's user may go, such as root's home. A fork
+server that may mount builds itself a private view in which the directory in the way is an empty one that
+holds nothing but the interpreter's: the candidate can read what it runs on, and what else lies there is out
+of sight. Where mounting is refused the candidate keeps the fleet's uid, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from workers.judge.host import linux
+
+
+def needed() -> list[Path]:
+    """Directories that a candidate reads: interpreter, packages, compilers."""
+    paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]}
+    # Found, not imported: the supervisor looks here too, and is light.
+    if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
+        paths.add(Path(torch.origin).parent)
+    paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
+    if (toolkit := _toolkit()) is not None:
+        paths.add(toolkit)
+    return sorted({path.resolve() for path in paths if path.exists()})
+
+
+def _toolkit() -> Path | None:
+    """CUDA's, found as torch's extension builder finds it: nvcc runs programs and reads headers that lie beside it."""
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return Path(home)
+    nvcc = shutil.which("nvcc")
+    home = Path(nvcc).resolve().parents[1] if nvcc else None
+    # A script of that name in somebody's bin does not open what that is in.
+    return home if home is not None and (home / "nvvm").is_dir() else None
+
+
+def obstacle(path: Path) -> Path | None:
+    """The first directory on the way to ``path`` that others may not traverse; None if they may go there."""
+    for part in [*reversed(path.parents), path]:
+        mode = part.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            return part
+    return None
+
+
+def unreadable() -> dict[Path, list[Path]]:
+    """The needed directories out of reach for other users, by the directory in the way."""
+    blocked: dict[Path, list[Path]] = {}
+    for path in needed():
+        if (where := obstacle(path)) is not None:
+            blocked.setdefault(where, []).append(path)
+    return blocked
+
+
+def rebuild() -> None:
+    """Give this process a private view in which :func:`needed` can be read by everybody.
+
+    Raises:
+        OSError: this process may not mount.
+    """
+    blocked = unreadable()
+    if not blocked:
+        return
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    for where, paths in blocked.items():
+        # What lies in the shade of the new directory is reached through descriptors opened before.
+        outermost = [path for path in paths if not any(other in path.parents for other in paths)]
+        descriptors = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in outermost}
+        linux.mount("tmpfs", str(where), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
+        for path, descriptor in descriptors.items():
+            path.mkdir(parents=True, mode=0o755, exist_ok=True)
+            linux.mount(f"/proc/self/fd/{descriptor}", str(path), None, linux.MS_BIND | linux.MS_REC)
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The stages of one evaluation, in the judge: nothing foreign runs here."""

@@ -1,0 +1,254 @@
+"""The two ways to time one call of a candidate. Neither asks the candidate for the time.
+
+On a GPU, :class:`GpuClock`: events in the judge's own CUDA context round everything that belongs to the call::
+
+    judge's stream      [wait HOLD][event][write inputs][flush L2][GO][wait DONE][copy outputs][event]
+    candidate's stream                                              [wait GO][forward][DONE]
+
+The candidate enqueues its part first, then the judge its own, and only then HOLD is let go, so that no time of
+the host's is in the span. Inputs appear within the timed span, so that nothing
+can be worked on before it, and outputs are copied within it, so that DONE said too early gains nothing. Two
+processes take turns on a GPU's processors and never run side by side there: work that a candidate does before
+GO delays the judge's own, in the span too. A forward that needs no processors (copies, callbacks) waits for no
+turn, while a null has to: such a forward is timed behind an empty kernel, which waits for it.
+
+A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. That is
+seen by an answer that does not come, and such calls, and all on a CPU, are timed by :class:`CpuClock`: the
+judge's CPU clock from before the inputs are written until the outputs have been copied.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Phase
+from workers.judge.channel import flags
+from workers.judge.channel.buffers import call
+from workers.judge.channel.protocol import Order
+from workers.judge.channel.semaphores import Semaphores
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import Case
+from workers.judge.trial.session import Session, copy_out
+
+#: How long a candidate may take to enqueue a call before it is taken to wait for the GPU, in seconds: first try,
+#: and later ones. A busy host can hold up an honest one for a moment.
+_ENQUEUE_S: Final = (0.05, 0.25)
+#: How long an untimed call may take that is waited for, and between two looks at it, in seconds.
+_LET_GO_S: Final = 10.0
+_NAP_S: Final = 0.0002
+#: Looks at an event between looks at the candidate (about 1 ms).
+_LOOK: Final = 1 << 10
+
+
+class Flusher:
+    """Empties the GPU's L2 cache by writing twice its size, lines that were asked to stay included."""
+
+    def __init__(self) -> None:
+        size = torch.cuda.get_device_properties(0).L2_cache_size
+        self._buffer = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
+
+    def __call__(self) -> None:
+        call("cudaCtxResetPersistingL2Cache")
+        self._buffer.zero_()
+
+    def bandwidth(self) -> float:
+        """What the device's memory moves, reading and writing, in bytes a second: the best of a few copies.
+
+        The copies are of the L2 cache's size, which flatters: a floor that rests on it accuses nobody wrongly.
+        """
+        half = self._buffer.numel() // 2
+        best = min(_span(lambda: self._buffer[:half].copy_(self._buffer[half:])) for _ in range(5))
+        return 2 * half / best * 1e9
+
+
+class GpuClock:
+    """Events round work that was enqueued ahead."""
+
+    basis: Final = "gpu_clock"
+
+    def __init__(self, session: Session, flusher: Flusher | None) -> None:
+        """Time the calls of a session, the L2 cache emptied before each where a flusher is given."""
+        self._session = session
+        self._process = session.process
+        self._flusher = flusher
+        #: A page of the judge's own, on which its stream waits until all is enqueued.
+        page = flags.create()
+        self._hold = flags.attach(page)
+        os.close(page)
+        self._holder = Semaphores(self._hold)
+        self._layouts: set[tuple[Any, ...]] = set()
+
+    def close(self) -> None:
+        """Give the page back."""
+        self._holder.close()
+
+    def blocks(self, case: Case) -> bool:
+        """Whether the candidate's forward waits for the GPU, so that this clock cannot time it."""
+        for seconds in _ENQUEUE_S:
+            if (enqueued := self._enqueue(Order.AHEAD, case, seconds)) is not None:
+                self._let_go(enqueued[0])
+                return False
+        return True
+
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
+        """One timed call.
+
+        Args:
+            order: ``AHEAD``, ``AHEAD_IN_TURN`` or ``AHEAD_NULL``.
+            case: its inputs.
+            into: memory for its outputs.
+
+        Returns:
+            nanoseconds of the whole span and of the judge's own work before GO; None if the candidate could
+            not enqueue the call in time.
+
+        Raises:
+            EvaluationEnded: the call failed, or its outputs do not have the reference's form.
+        """
+        enqueued = self._enqueue(order, case, _ENQUEUE_S[-1])
+        if enqueued is None:
+            return None
+        number, views = enqueued
+        self._load_copies(into, views)
+        begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        stream = torch.cuda.current_stream().cuda_stream
+        semaphores = self._process.semaphores
+        self._holder.wait(stream, flags.GO, number)
+        try:
+            begin.record()
+            self._session.load(case)
+            if self._flusher is not None:
+                self._flusher()
+            ready.record()
+            semaphores.write(stream, flags.GO, number)
+            semaphores.wait(stream, flags.DONE, number)
+            copy_out(views, into)
+            end.record()
+        except BaseException:
+            self._process.flags[flags.DONE] = number  # nothing may be left that waits
+            raise
+        finally:
+            self._hold[flags.GO] = number
+        self._await(end, number)
+        return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
+
+    def _load_copies(self, into: list[torch.Tensor], views: list[torch.Tensor]) -> None:
+        """Copy once from layouts that are new: what the copy loads must not be loaded behind a stream that waits."""
+        layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
+        if layouts not in self._layouts:
+            copy_out(views, into)
+            torch.cuda.synchronize()
+            self._layouts.add(layouts)
+
+    def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[torch.Tensor]] | None:
+        """Have the candidate enqueue a call; None if it did not manage and was let go."""
+        number = self._process.send(order, seed=case.seed)
+        if self._process.answered(seconds):
+            return number, self._session.outputs(self._process.receive(number))
+        # On inputs as they must be, and untimed: its answer counts for nothing.
+        self._session.load(case)
+        self._session.settle()
+        self._process.flags[flags.GO] = number
+        self._process.receive(number)
+        return None
+
+    def _let_go(self, number: int) -> None:
+        """Have an enqueued call run, untimed, and wait for it a while: it must not be waiting when others are timed."""
+        page = self._process.flags
+        page[flags.GO] = number
+        deadline = time.monotonic() + _LET_GO_S
+        while page[flags.DONE] != number and not self._process.answered() and time.monotonic() < deadline:
+            time.sleep(_NAP_S)
+
+    def _await(self, end: torch.cuda.Event, number: int) -> None:
+        """Wait for the end of a call. A candidate that fails meanwhile never says DONE: that is said for it."""
+        turns = 0
+        try:
+            while not end.query():
+                turns += 1
+                if turns % _LOOK == 0 and self._process.answered():
+                    self._process.receive(number)
+                    raise EvaluationEnded(
+                        Category.SANDBOX_VIOLATION, "the candidate answered a timed call twice", Phase.TIME
+                    )
+        finally:
+            while not end.query():
+                self._process.flags[flags.DONE] = number
+
+
+class CpuClock:
+    """The judge's CPU clock, from before the inputs are written until the outputs have been copied."""
+
+    basis: Final = "cpu_clock"
+
+    def __init__(self, session: Session, flusher: Flusher | None, *, on_gpu: bool) -> None:
+        """On a GPU the go-ahead is the judge's stream's to give, right after the inputs."""
+        self._session = session
+        self._process = session.process
+        self._flusher = flusher
+        self._on_gpu = on_gpu
+
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
+        """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
+        page, process, session = self._process.flags, self._process, self._session
+        number = process.send(order, seed=case.seed)
+        self._wait(flags.READY, number)
+        session.poison()
+        begin = time.perf_counter_ns()
+        if not self._on_gpu:
+            session.load(case)
+            ready = time.perf_counter_ns()
+            page[flags.GO] = number
+        else:
+            # Flushed first: a wait for the flush would leave time to begin early on inputs that are there.
+            if self._flusher is not None:
+                self._flusher()
+            session.load(case)
+            ready = time.perf_counter_ns()
+            self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
+        self._wait(flags.DONE, number)
+        views = session.outputs(process.receive(number))
+        copy_out(views, into)
+        session.settle()
+        end = time.perf_counter_ns()
+        if page[flags.DONE] != number:
+            raise EvaluationEnded(
+                Category.SANDBOX_VIOLATION, "the candidate answered a timed call that it had not done", Phase.TIME
+            )
+        return end - begin, ready - begin
+
+    def _wait(self, flag: int, number: int) -> None:
+        """Until the flag shows the call's number, or the candidate has something else to say."""
+        process = self._process
+        flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
+
+
+def empty_kernel_ns() -> float:
+    """What the empty kernel of a null takes on this device: one of many that run back to back, in nanoseconds."""
+    word = torch.zeros(1, device="cuda")
+    many = 32
+
+    def burst() -> None:
+        for _ in range(many):
+            word.zero_()
+
+    return min(_span(burst, behind=True) for _ in range(3)) / many
+
+
+def _span(work: Callable[[], object], *, behind: bool = False) -> float:
+    """Nanoseconds that work takes on this process's stream; ``behind``: enqueued behind something longer."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if behind:
+        # Cycles, half a millisecond: all is enqueued by then.
+        torch.cuda._sleep(1_000_000)  # pyright: ignore[reportPrivateUsage]
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e6

@@ -1,0 +1,492 @@
+"""Whether a candidate's outputs are the reference's.
+
+Two verdicts are reached side by side. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict
+one asks of every output tensor:
+
+* every value lies within the tolerance. What does not is excused only where the reference itself does no better,
+  as after cancellation: where its distance from the float64 reference is not far above the reference's own among
+  values of that size, or far below the size of the values that were summed;
+* all values together are nearer to the reference than nothing, or than its mean, would be. Where the reference is
+  tiny, or nearly constant, such answers lie within the tolerance of each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from workers.judge.channel.protocol import Reply, TensorSpec
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import CLOSE, DTYPES, GIVEN, Case
+
+
+@dataclass(frozen=True, slots=True)
+class _Grade:
+    """What is asked of outputs of one floating dtype.
+
+    Attributes:
+        tolerance: the largest accepted error of each value, ``atol`` and ``rtol`` alike: KernelBench's for 32 and
+            16 bits.
+        farthest: the largest accepted distance of all values together, as a share of the reference's size.
+        noise: how many times the dtype's epsilon may lie between two right answers, all values together.
+        downgrade: the relative distance from the float64 reference from which on a lower precision than the
+            reference's may have been used: TF32 and fp16 products give 3e-4, bf16's 2e-3, fp8's 3e-2.
+    """
+
+    tolerance: float
+    farthest: float
+    noise: float
+    downgrade: float
+
+
+_WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=1e-4)
+_FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=1e-3)
+_BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=5e-3)
+#: Of 8 bits a rounding apart: the step from one value to the next is 1/8 and 1/4 of it.
+_E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=0.2)
+_E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=0.2)
+#: By dtype, the coarser the later; values of dtypes that are not floating must be equal.
+_GRADES: Final = {
+    torch.float64: _WIDE,
+    torch.complex128: _WIDE,
+    torch.float32: _WIDE,
+    torch.complex64: _WIDE,
+    torch.float16: _FP16,
+    torch.bfloat16: _BF16,
+    torch.float8_e4m3fn: _E4M3,
+    torch.float8_e5m2: _E5M2,
+}
+#: How much farther from the float64 reference than the reference itself a right kernel may be. Measured on products
+#: of 64 to 8192 terms: up to 1 summed in blocks, 7.2 one term after another, 700 in TF32, 5000 in bf16.
+_LENIENCE: Final = 8.0
+#: Among values of one size, the largest error that cancellation explains, as a share of their own size.
+_CANCELLED: Final = 0.25
+#: The largest accepted distance as a share of how far the reference's values lie from their mean, where there are
+#: enough of them to tell.
+_FROM_MEAN: Final = 0.5
+_ENOUGH: Final = 64
+_SHOWN: Final = 5
+#: Values that are looked at together: bounds the memory that a comparison takes.
+_CHUNK: Final = 1 << 24
+#: Values that are enough to know how those of one size fare.
+_SAMPLE: Final = 1 << 21
+
+
+def tolerance_for(dtype: torch.dtype, settings: Settings) -> Tolerance:
+    """The tolerance that holds for each value of outputs of ``dtype``."""
+    if dtype not in _GRADES:
+        return Tolerance(atol=0.0, rtol=0.0)
+    tolerance = _grade(dtype, settings).tolerance
+    return settings.tolerance or Tolerance(atol=tolerance, rtol=tolerance)
+
+
+def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
+    """The coarser of the output's dtype and the evaluation's: fp32 made of bf16 values is as coarse as those."""
+    return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
+
+
+def _grade(dtype: torch.dtype, settings: Settings) -> _Grade:
+    return _GRADES[_basis(dtype, settings)]
+
+
+def check_form(reply: Reply, structure: str, expected: list[torch.Tensor]) -> None:
+    """Say how outputs that a candidate could not deliver differ from the reference's.
+
+    Raises:
+        EvaluationEnded: always; the first difference in the order structure, shape, dtype, device.
+    """
+    specs = [TensorSpec.of(tensor) for tensor in expected]
+    got = list(reply.tensors)
+    if reply.structure != structure or len(got) != len(specs):
+        raise _wrong(
+            Category.WRONG_OUTPUT_STRUCTURE,
+            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+        )
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.shape != theirs.shape:
+            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.dtype != theirs.dtype:
+            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.device != theirs.device:
+            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+    raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
+
+
+def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
+    """Compare delivered outputs with the reference's, all of one spec.
+
+    Returns:
+        the error's figures, the worst of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``,
+        |output - reference| / |reference|; ``error_ratio``, the output's distance from the float64 reference over
+        the reference's own (None without one); ``precision_downgrade``, whether that looks like a lower precision
+        than the reference's (given cases only); and both verdicts, ``strict_correct`` and ``kernelbench_correct``
+        (None but for given cases).
+
+    Raises:
+        EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
+            with the kind of inputs, the same figures and the first wrong places.
+    """
+    judged = [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
+    if judged:
+        # One wait for the device, whatever the number of outputs.
+        for output, numbers in zip(judged, torch.stack([each.measure() for each in judged]).tolist(), strict=True):
+            output.figures = _Figures(*numbers)
+    given = case.kind == GIVEN
+    figures = _merged(judged, given=given)
+    strict = next((fault for output in judged if (fault := output.strict_fault())), None)
+    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
+    figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
+    fault = strict if settings.comparison is Comparison.STRICT else loose
+    if fault is not None:
+        where = "" if given else f" on {case.kind} inputs"
+        raise _wrong(
+            fault.category, f"output {fault.output}{where}: {fault.message}", kind=case.kind, **figures, **fault.facts()
+        )
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What one pass over an output tells. Sums and norms are taken in float64, over finite values."""
+
+    #: Values that are not finite where the reference is; beyond the tolerance; beyond KernelBench's.
+    strays: float
+    wrong: float
+    unlike: float
+    #: Values that are finite in the reference, their sum, and the sums of squares of: their difference from the
+    #: output, themselves, output minus exact, reference minus exact, exact.
+    finite: float
+    total: float
+    distance2: float
+    size2: float
+    astray2: float
+    own2: float
+    truth2: float
+    max_abs: float
+    max_rel: float
+
+    @property
+    def distance(self) -> float:
+        return self.distance2**0.5
+
+    @property
+    def size(self) -> float:
+        return self.size2**0.5
+
+    @property
+    def spread(self) -> float:
+        """How far the reference's values lie from their mean, all together."""
+        around = self.size2 - self.total**2 / max(self.finite, 1.0)
+        return around**0.5 if around > 1e-13 * self.size2 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Why an output is not right."""
+
+    category: Category
+    message: str
+    output: int
+    first: list[dict[str, Any]]
+    wrong: int
+    of: int
+
+    def facts(self) -> dict[str, Any]:
+        return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
+
+
+#: How many of a :class:`_Figures` are added over chunks; the rest are maxima.
+_ADDED: Final = 10
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output beside the reference's."""
+
+    number: int
+    out: torch.Tensor
+    ref: torch.Tensor
+    exact: torch.Tensor | None
+    shape: tuple[int, ...]
+    tolerance: Tolerance
+    loose: Tolerance
+    #: None where values must be equal, or the evaluation has its own tolerance.
+    grade: _Grade | None
+    epsilon: float
+    figures: _Figures
+
+    @classmethod
+    def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
+        ref = case.outputs[number]
+        floating = ref.dtype in _GRADES
+        loose = CLOSE[settings.precision]  # KernelBench's follows the precision, whatever the output's dtype
+        return cls(
+            number,
+            _flat(out),
+            _flat(ref),
+            _flat(case.exact[number]) if case.exact is not None and floating else None,
+            (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
+            tolerance_for(ref.dtype, settings),
+            settings.tolerance or Tolerance(atol=loose, rtol=loose),
+            _grade(ref.dtype, settings) if floating and settings.tolerance is None else None,
+            torch.finfo(_basis(ref.dtype, settings)).eps if floating else 0.0,
+            _Figures(*[0.0] * 12),
+        )
+
+    def measure(self) -> torch.Tensor:
+        """The fields of :class:`_Figures` on the device; does not wait for it."""
+        added: torch.Tensor | None = None
+        largest: torch.Tensor | None = None
+        for out, ref, exact in self._chunks():
+            sums, maxima = self._measure_chunk(out, ref, exact)
+            added = sums if added is None else added + sums
+            largest = maxima if largest is None else torch.maximum(largest, maxima)
+        assert added is not None
+        assert largest is not None
+        return torch.cat((added, largest))
+
+    def _chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        for begin in range(0, self.ref.numel(), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            yield self.out[part], self.ref[part], self.exact[part] if self.exact is not None else None
+
+    def _measure_chunk(
+        self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        same = _same(out, ref)
+        out, ref = _comparable(out), _comparable(ref)
+        size, finite, error = ref.abs(), ref.isfinite(), (out - ref).abs()
+        stray = finite & ~out.isfinite()
+        wrong = ~self._within(self.tolerance, same, error, size, finite)
+        unlike = wrong if self.loose == self.tolerance else ~self._within(self.loose, same, error, size, finite)
+        counted = finite & ~stray
+        # Where both are infinite their difference is NaN; what is not finite has been counted.
+        most = torch.finfo(error.dtype).max
+        error = torch.where(counted, error, 0.0).clamp_max(most)
+        value = torch.where(finite, ref, 0.0)
+        relative = torch.where(value != 0, error / size, 0.0).clamp_max(most)
+        zero = torch.zeros((), dtype=torch.float64, device=ref.device)
+        norms = [_norm(error), _norm(value), zero, zero, zero]
+        if exact is not None:
+            known = counted & exact.isfinite()
+            truth = torch.where(known, exact, 0.0)
+            norms[2:] = [
+                _norm(torch.where(known, out, 0.0) - truth),
+                _norm(torch.where(known, ref, 0.0) - truth),
+                _norm(truth),
+            ]
+        counts = torch.stack((stray, wrong, unlike, finite)).sum(1, dtype=torch.float64)
+        return (
+            torch.cat((counts, value.sum(dtype=torch.float64).reshape(1), torch.stack(norms).square())),
+            torch.stack((error.max(), relative.max())).to(torch.float64),
+        )
+
+    @staticmethod
+    def _within(
+        tolerance: Tolerance, same: torch.Tensor, error: torch.Tensor, size: torch.Tensor, finite: torch.Tensor
+    ) -> torch.Tensor:
+        if tolerance.atol == 0 == tolerance.rtol:
+            return same  # 64-bit integers do not fit a float
+        # Where the reference is infinite only the same infinity will do.
+        return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
+
+    def strict_fault(self) -> _Fault | None:
+        """What the strict verdict finds wrong."""
+        figures, tolerance = self.figures, self.tolerance
+        if figures.strays:
+            return self._not_finite()
+        if figures.wrong and not self._excused():
+            return self._beyond(tolerance, int(figures.wrong))
+        if self.grade is None:
+            return None
+        if figures.distance > self.grade.farthest * figures.size and not self._as_near_as_the_reference():
+            share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
+            return self._together(
+                "every value is within the tolerance, but only because the reference's are tiny:"
+                f" |output - reference| is {share} of |reference|"
+            )
+        if (
+            figures.finite >= _ENOUGH
+            and figures.distance > _FROM_MEAN * figures.spread
+            and figures.distance > self.grade.noise * self.epsilon * figures.size
+            and not self._as_near_as_the_reference()
+        ):
+            return self._together(
+                "every value is within the tolerance, but only because the reference's are nearly constant:"
+                " their mean would be as near to them"
+            )
+        return None
+
+    def kernelbench_fault(self) -> _Fault | None:
+        """What ``torch.allclose`` with KernelBench's tolerance finds wrong."""
+        if self.figures.strays:
+            return self._not_finite()
+        return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
+
+    def ratio(self) -> float | None:
+        """The distance from the float64 reference over the reference's own, which is a rounding at least."""
+        if self.exact is None:
+            return None
+        own = max(self.figures.own2**0.5, self.epsilon / 4 * self.figures.truth2**0.5)
+        astray = self.figures.astray2**0.5
+        return astray / own if own else None if astray else 1.0
+
+    def downgraded(self) -> bool:
+        """Whether the error is that of a lower precision than the reference's."""
+        ratio, grade = self.ratio(), self.grade
+        astray, truth = self.figures.astray2**0.5, self.figures.truth2**0.5
+        return ratio is not None and grade is not None and ratio >= _LENIENCE and astray >= grade.downgrade * truth
+
+    def _as_near_as_the_reference(self) -> bool:
+        """Whether the output is not much farther from the float64 reference than the reference itself."""
+        return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
+
+    def _excused(self) -> bool:
+        """Whether the values beyond the tolerance are as good as the reference's own precision lets one ask.
+
+        The precision differs from value to value, and is known only from many: from the *peers*, all values that
+        are not larger than the largest in question (and some more where those are few).
+        """
+        if self.grade is None:
+            return False
+        largest = self._largest_beyond()
+        step = max(1, self.ref.numel() // _SAMPLE)
+        out, ref = _comparable(self.out[::step]).double(), _comparable(self.ref[::step]).double()
+        truth = ref if self.exact is None else self.exact[::step]
+        known = ref.isfinite() & truth.isfinite() & out.isfinite()
+        out, ref, truth = out[known], ref[known], truth[known]
+        size = truth.abs()
+        if not size.numel():
+            return False
+        fewest = min(size.numel(), max(_ENOUGH, size.numel() // 256))
+        reach = max(2 * largest, float(size.kthvalue(fewest).values))
+        peers = size <= reach
+        error = (out - truth).abs()
+        allowed = 0.0
+        if float(_norm(error[peers])) <= _CANCELLED * float(_norm(size[peers])):
+            allowed = self.tolerance.atol * float(size.mean())
+        if self.exact is not None:
+            allowed = max(allowed, _LENIENCE * float((ref - truth).abs()[peers].max()))
+        return self._all_within(allowed)
+
+    def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+        same = _same(out, ref)
+        out, ref = _comparable(out), _comparable(ref)
+        return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
+
+    def _largest_beyond(self) -> float:
+        """The size of the largest value beyond the tolerance."""
+        largest = 0.0
+        for out, ref, exact in self._chunks():
+            truth = _comparable(ref) if exact is None else exact
+            largest = max(
+                largest, float(torch.where(self._beyond_of(out, ref, self.tolerance), truth, 0.0).abs().max())
+            )
+        return largest
+
+    def _all_within(self, allowed: float) -> bool:
+        """Whether all values beyond the tolerance lie within it, or within ``allowed``, of what is known best."""
+        for out, ref, exact in self._chunks():
+            beyond = self._beyond_of(out, ref, self.tolerance)
+            truth = (_comparable(ref) if exact is None else exact)[beyond]
+            bound = (self.tolerance.atol + self.tolerance.rtol * truth.abs()).clamp_min(allowed)
+            if not bool((truth.isfinite() & ((_comparable(out)[beyond] - truth).abs() <= bound)).all()):
+                return False
+        return True
+
+    def _not_finite(self) -> _Fault:
+        count = int(self.figures.strays)
+        message = f"{count} values are not finite where the reference is"
+        return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
+
+    def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:
+        message = (
+            f"{count} of {self.ref.numel()} values differ by more than"
+            f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {self.figures.max_abs:.6g}"
+        )
+        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+
+    def _together(self, message: str) -> _Fault:
+        count = self.ref.numel()
+        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: ~_same(out, ref))
+
+    def _fault(
+        self, category: Category, message: str, count: int, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> _Fault:
+        first: list[dict[str, Any]] = []
+        for number, (out, ref, _) in enumerate(self._chunks()):
+            for place in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
+                expected, got = float(_comparable(ref[place])), float(_comparable(out[place]))
+                index = _unravel(number * _CHUNK + place, self.shape)
+                first.append({"index": index, "expected": expected, "got": got})
+            if len(first) >= _SHOWN:
+                break
+        return _Fault(category, message, self.number, first, count, self.ref.numel())
+
+
+def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several cases as one: the worst of each; what is None anywhere does not count there."""
+    merged: dict[str, Any] = {}
+    for one in figures:
+        for name, value in one.items():
+            known = merged.get(name)
+            if known is None or value is None:
+                merged[name] = value if known is None else known
+            elif isinstance(value, bool):
+                merged[name] = (known and value) if name.endswith("_correct") else (known or value)
+            else:
+                merged[name] = max(known, value)
+    return merged
+
+
+def _merged(judged: list[_Output], *, given: bool) -> dict[str, Any]:
+    """The worst figures of all outputs."""
+    ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
+    norms = [output.figures.distance / output.figures.size for output in judged if output.figures.size]
+    return {
+        "max_abs_error": max((output.figures.max_abs for output in judged), default=0.0),
+        "max_rel_error": max((output.figures.max_rel for output in judged), default=0.0),
+        "relative_norm": max(norms, default=0.0),
+        "error_ratio": max(ratios, default=None),
+        "precision_downgrade": given and any(output.downgraded() for output in judged),
+    }
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All values in one dimension, complex ones as two."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Values in a type in which differences are exact enough: fp32 for small floats, else 64 bits."""
+    small = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.float32 if small else torch.float64)
+
+
+def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """Where values are equal; before 64-bit integers become floats."""
+    return out == ref if out.dtype.itemsize > 1 else _comparable(out) == _comparable(ref)
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    """The root of the sum of squares, in float64 and without a copy of that size."""
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.insert(0, place)
+    return index
+
+
+def _wrong(category: Category, message: str, **facts: Any) -> EvaluationEnded:
+    return EvaluationEnded(category, message, Phase.CHECK, **facts)

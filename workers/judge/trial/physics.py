@@ -1,0 +1,58 @@
+"""The floor under a kernel's time that memory sets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import Measurement, Phase
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import Case, Problem
+
+#: What a time may lie below the floor before it is called impossible, as a share and in milliseconds: the
+#: bandwidth is a measurement, and so is the time.
+_SHARE: Final = 0.7
+_SLACK_MS: Final = 0.003
+
+
+def floor(problem: Problem, case: Case, bandwidth: float) -> dict[str, Any]:
+    """What a kernel must move, and how long that takes at least.
+
+    Args:
+        problem: tells how much of the outputs must be written.
+        case: an answered one.
+        bandwidth: what the device's memory moves, in bytes a second.
+
+    Returns:
+        ``bytes_in`` (all inputs read once: a kernel that needs only a part of them may be faster),
+        ``bytes_out`` (all outputs written once: nothing may be faster), ``bandwidth_gbs``, ``floor_ms`` for
+        both and ``floor_out_ms`` for the outputs alone.
+    """
+    read = sum(tensor.nbytes for tensor in case.inputs)
+    written = problem.written_bytes
+    return {
+        "bytes_in": read,
+        "bytes_out": written,
+        "bandwidth_gbs": round(bandwidth / 1e9, 1),
+        "floor_ms": (read + written) / bandwidth * 1e3,
+        "floor_out_ms": written / bandwidth * 1e3,
+    }
+
+
+def enforce(known: dict[str, Any], runtime: Measurement) -> None:
+    """Refuse the impossible.
+
+    Raises:
+        EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time.
+    """
+    # What writes nothing may take no time, which can be measured as less than none.
+    if known["bytes_out"] and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_out_ms"]:
+        raise EvaluationEnded(
+            Category.REWARD_HACK,
+            f"{runtime.median_ms:.4f} ms is too short to write {known['bytes_out']} bytes at"
+            f" {known['bandwidth_gbs']} GB/s, which takes {known['floor_out_ms']:.4f} ms",
+            Phase.TIME,
+            hack="faster_than_memory",
+            median_ms=runtime.median_ms,
+            **known,
+        )

@@ -1,0 +1,270 @@
+"""Whose code did a kernel's work on the GPU: that of its own source, or a library's.
+
+It rests on what the candidate's own process recorded, which a kernel can forge, and on names: it is a label with
+reasons, and errs on the candidate's side. A name that is neither in the source nor known for a library's is
+*unclear* and accuses nobody: sources may make up names by macros, templates and strings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Phase, Policy
+from workers.judge.channel.activities import REST
+from workers.judge.trial.ending import EvaluationEnded
+
+#: Own kernels that take a smaller share of the time in kernels do not do the work.
+DECOY_BELOW: Final = 0.01
+BASIS: Final = "the candidate's own profile"
+
+_COPIES: Final = frozenset({"[memcpy]", "[memset]"})
+_LIBRARIES_SHOWN: Final = 8
+_OWN_SHOWN: Final = 16
+#: A torch kernel is whatever torch runs; C++ kernels run on CPUs, or on GPUs by torch's operators.
+_OWN_EXPECTED: Final = frozenset({Backend.CUDA, Backend.TRITON, Backend.CUPY})
+
+#: Namespaces that are a library's whatever the source says, as the name after them may be anyone's.
+_FOREIGN: Final = ("at::", "c10::", "at_cuda_detail::", "cudnn::", "cublas::", "cublasLt::", "pytorch_flash::")
+#: Namespaces of headers: kernels of theirs are the source's own where it includes them, as it compiled them.
+_HEADERS: Final = {
+    "cub": ("cub::", "thrust::"),
+    "thrust": ("cub::", "thrust::"),
+    "cutlass": ("cutlass::", "cute::"),
+    "cute": ("cutlass::", "cute::"),
+}
+#: What kernels of torch, its compiler, cuBLAS, cuDNN, CUTLASS, cuFFT, NCCL and CuPy are called.
+_LIBRARY: Final = re.compile(
+    r"""
+      triton_(poi|per|red|tem|for|spl|mm|bmm)_ | nvjet_ | cudnn_ | cublas | cutlass | nccl | cupy_ | fmha_
+    | (sm\d+|maxwell|volta|turing|ampere|ada|hopper|blackwell)_\w*(gemm|fprop|dgrad|wgrad|xmma|cudnn|cublas|winograd)
+    | gemm(SN|k1)_ | gemv(2T|2N|NSP)_ | internal::gemvx:: | splitKreduce | dot_kernel | reduce_1Block
+    | softmax_warp_(for|back)ward | cunn_\w*Soft | implicit_convolve | (regular|vector|multi)_fft
+    """,
+    re.VERBOSE,
+)
+#: A comment in C++, also one that does not end.
+CPP_COMMENT: Final = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*\Z)", re.DOTALL)
+_INCLUDE: Final = re.compile(r'#\s*include\s*[<"](\w+)/')
+#: An attribute with or without its argument, or a name that an opening parenthesis follows.
+_WORDS: Final = re.compile(r"(?P<word>\w+)\s*(?P<arguments><[^<>(){};]{0,200}>\s*)?(?P<call>\()?")
+_TRITON_TEXT: Final = re.compile(r"@(?:triton\.)?jit\b[^\n]{0,200}\n\s{0,40}def\s{1,8}(\w+)")
+#: How far after `__global__` its name stands at most.
+_HEAD_CHARS: Final = 400
+
+
+def own_kernels(nodes: Sequence[ast.AST]) -> frozenset[str]:
+    """The names of the GPU kernels that a source defines, as far as they can be read from its syntax tree."""
+    names = set[str]()
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            if any(_compiles(decorator) for decorator in node.decorator_list):
+                names.add(node.name)
+        elif isinstance(node, ast.Call):
+            names.update(_made_by_call(node))
+    for text in texts(nodes):
+        names.update(_globals(text))
+        names.update(_TRITON_TEXT.findall(text))
+    return frozenset(names)
+
+
+def texts(nodes: Sequence[ast.AST]) -> list[str]:
+    """The string constants of a source that may be code: comments cut, docstrings and other idle strings left out."""
+    idle = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    return [
+        CPP_COMMENT.sub(" ", node.value)
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in idle
+    ]
+
+
+def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backend) -> dict[str, Any]:
+    """Share out the GPU time of one call.
+
+    Args:
+        kernels: name, nanoseconds and launches, as :func:`workers.judge.channel.activities.decode` gives them.
+        source: the kernel's.
+        backend: what it claims to be written in. Kernels of ``torch`` and ``cpp`` are never decoys.
+
+    Returns:
+        a JSON-safe record. Shares are of all GPU time of the call, copies included; ``decoy`` says that own kernels
+        take less than :data:`DECOY_BELOW` of the time in kernels, and libraries' the rest.
+    """
+    nodes = nodes_of(source)
+    own = own_kernels(nodes)
+    compiled = tuple(
+        space for text in texts(nodes) for folder in _INCLUDE.findall(text) for space in _HEADERS.get(folder, ())
+    )
+    mine, library, unclear = dict[str, int](), dict[str, int](), dict[str, int]()
+    copies = 0
+    for name, ns, _ in kernels:
+        if name in _COPIES:
+            copies += ns
+            continue
+        part = {"own": mine, "library": library, "unclear": unclear}[_owner(name, own, compiled)]
+        part[name] = part.get(name, 0) + ns
+    in_kernels = sum(mine.values()) + sum(library.values()) + sum(unclear.values())
+    total = in_kernels + copies
+
+    def share(ns: int) -> float:
+        return round(ns / total, 4) if total else 0.0
+
+    decoy = (
+        backend in _OWN_EXPECTED
+        and in_kernels > 0
+        and sum(mine.values()) + sum(unclear.values()) < DECOY_BELOW * in_kernels
+    )
+    return {
+        "own_share": share(sum(mine.values())),
+        "own": _by_cost(mine)[:_OWN_SHOWN],
+        "library": [{"name": name, "share": share(library[name])} for name in _by_cost(library)[:_LIBRARIES_SHOWN]],
+        "unclear_share": share(sum(unclear.values())),
+        "unclear": _by_cost(unclear)[:_LIBRARIES_SHOWN],
+        "copies_share": share(copies),
+        "decoy": decoy,
+        "why": _why(mine, library, unclear, copies, own),
+        "basis": BASIS,
+    }
+
+
+def enforce(result: dict[str, Any] | None, policy: Policy) -> None:
+    """End the evaluation of a decoy where the policy says so.
+
+    Raises:
+        EvaluationEnded: ``reward_hack``, with what was found in the facts.
+    """
+    if policy is Policy.REJECT and result is not None and result["decoy"]:
+        raise EvaluationEnded(
+            Category.REWARD_HACK,
+            f"a decoy: {result['why']}",
+            Phase.CHECK,
+            hack="decoy",
+            own_share=result["own_share"],
+            library=result["library"],
+        )
+
+
+def _why(
+    mine: dict[str, int], library: dict[str, int], unclear: dict[str, int], copies: int, own: frozenset[str]
+) -> str:
+    parts = {
+        "kernels of its own source": sum(mine.values()),
+        "kernels of libraries": sum(library.values()),
+        "kernels of unclear origin": sum(unclear.values()),
+        "copies and fills": copies,
+    }
+    total = sum(parts.values())
+    if not total:
+        return "nothing ran on the GPU"
+    told = ", ".join(f"{ns / total:.1%} {name}" for name, ns in parts.items() if ns)
+    if mine:
+        return told
+    return f"{told}; " + ("none of the source's own kernels ran" if own else "no kernel was found in the source")
+
+
+def _by_cost(times: dict[str, int]) -> list[str]:
+    return sorted(times, key=lambda name: (-times[name], name))
+
+
+# Names at run time -----------------------------------------------------------------------------------
+
+
+def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
+    """``own``, ``library`` or ``unclear``, for a source that compiles headers' kernels of some namespaces."""
+    if name == REST:
+        return "unclear"
+    path = _path(name)
+    if compiled and path.startswith(compiled):
+        return "own"
+    if path.startswith(_FOREIGN) or any(path.startswith(spaces) for spaces in _HEADERS.values()):
+        return "library"
+    base = path.rpartition("::")[2]
+    # Passes of CuPy's reductions have a suffix, and the variants that torch's compiler makes of a Triton kernel.
+    if base in own or re.sub(r"(_pass[12]|_\d{1,4})\Z", "", base) in own:
+        return "own"
+    return "library" if _LIBRARY.match(path) else "unclear"
+
+
+def _path(name: str) -> str:
+    """A kernel's qualified name, without its return type, anonymous namespaces, template's and own arguments."""
+    if name.startswith("_Z"):
+        name = "::".join(_mangled(name)) or name
+    # A return type stands before templates only.
+    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    name = re.split(r"[<(\[]", name, maxsplit=1)[0].strip()
+    return "::".join(part for part in name.split("::") if not part.startswith("_GLOBAL__N"))
+
+
+def _mangled(name: str) -> Iterator[str]:
+    """The parts of a mangled symbol's qualified name, where nothing could demangle it."""
+    at = re.match(r"_ZN?[KVL]*(?:St)?L?", name)
+    rest = name[at.end() :] if at else ""
+    while match := re.match(r"L?(\d{1,3})", rest):
+        length = int(match[1])
+        rest = rest[match.end() :]
+        yield rest[:length]
+        rest = rest[length:]
+
+
+# Names in a source -----------------------------------------------------------------------------------
+
+
+def nodes_of(source: str) -> list[ast.AST]:
+    """Every node of a source's syntax tree; none where it has no tree."""
+    try:
+        return list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _last(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    """Whether a decorator makes a GPU kernel of a function: Triton's, Gluon's, Numba's or CuPy's."""
+    made = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return _last(made) in ("jit", "autotune", "heuristics", "rawkernel", "fuse")
+
+
+def _made_by_call(call: ast.Call) -> Iterator[str]:
+    """Kernels that a call makes: a wrapped function, or CuPy's by their name."""
+    made = _last(call.func)
+    if made in ("jit", "fuse", "rawkernel"):
+        yield from (argument.id for argument in call.args[:1] if isinstance(argument, ast.Name))
+    place = {"RawKernel": 1, "ElementwiseKernel": 3, "ReductionKernel": 6}.get(made)
+    given = [k.value for k in call.keywords if k.arg in ("name", "kernel_name")]
+    if place is not None:
+        given += call.args[place : place + 1]
+    if place is not None or made == "fuse":
+        yield from (n.value for n in given if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    if place is not None and not given:
+        yield {"ElementwiseKernel": "kernel", "ReductionKernel": "reduce_kernel"}.get(made, "")
+
+
+def _globals(code: str) -> Iterator[str]:
+    """The names of the ``__global__`` functions in a string."""
+    for part in code.split("__global__")[1:]:
+        head, at = part[:_HEAD_CHARS], 0
+        while match := _WORDS.search(head, at):
+            at = match.end()
+            if not match["call"]:
+                continue
+            if match["word"].startswith("__") or match["word"] in ("alignas", "maxnreg"):
+                at = _closing(head, at)  # __launch_bounds__(256, 2), __attribute__((...))
+                continue
+            yield match["word"]
+            break
+
+
+def _closing(text: str, at: int) -> int:
+    """Behind the parenthesis that closes the one before ``at``."""
+    depth = 1
+    while at < len(text) and depth:
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+    return at

@@ -1,0 +1,359 @@
+"""Many timed calls of one candidate, and what they say.
+
+Every call has values of its own. Of those that count some are kept, chosen as they come so that in the end each
+was as likely as any other: when the candidate is gone the reference answers them. To the candidate all calls are
+alike, and it does not know how many there will be: whatever share of them it gets wrong, the same share of
+those that are kept is likely to be.
+
+From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
+that slowed its null would make itself look fast. So the null is also taken from a process that runs the
+reference, with the baseline, and a candidate's own counts only where it is the smaller of the two: it then
+tells of a device that has become quieter since.
+
+A null takes its turn on a GPU's processors; a forward that launches nothing there takes none, and would look
+faster by what a turn costs. So some calls are made behind an empty kernel, at random: if they take longer by more
+than it does, all are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Measurement, Phase, Timing
+from workers.judge.channel.protocol import Order
+from workers.judge.gpu import environment
+from workers.judge.trial import compare
+from workers.judge.trial.clocks import CpuClock, Flusher, GpuClock, empty_kernel_ns
+from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.trial.problem import Case, Problem
+from workers.judge.trial.session import Session
+from workers.slot import Slot
+
+Basis = Literal["gpu_clock", "cpu_clock"]
+
+#: Part of the key under which baselines are cached: changes when this module's method does.
+METHOD: Final = "4"
+#: The fewest calls that make a measurement; below that the time budget does not end it.
+_FEWEST: Final = 5
+#: The fewest calls after which precision may end it, and up to how many are added at random.
+_ENOUGH: Final = 15
+_MORE: Final = 8
+#: The share of the time phase's deadline after which no further call is begun.
+_BUDGET: Final = 0.6
+#: Calls behind an empty kernel for each that is not; how many of them there are at least, where a turn on the GPU's
+#: processors would show in a call; and in which it would not, in nanoseconds.
+_IN_TURN_SHARE: Final = 0.25
+_FEWEST_IN_TURN: Final = 5
+_LONG_NS: Final = 30e6
+#: What they may take longer, in nanoseconds and as a share: an empty kernel takes about 2 us, a turn 280.
+_IN_TURN_SLACK: Final = (10e3, 0.02)
+#: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
+_RESOLUTION_NS: Final = 500.0
+#: Calls between two looks at the device's clocks.
+_LOOK_EVERY: Final = 8
+#: Making inputs for longer than this is not on the candidate's time, in seconds.
+_SLOW_DRAW_S: Final = 0.02
+#: Calls in a row that a candidate may fail to enqueue in time before its forward is taken to wait for the GPU.
+_MISSES: Final = 3
+#: And all in all.
+_MISSED: Final = 10
+
+
+@dataclass(slots=True)
+class Series:
+    """Times in nanoseconds, the null not subtracted."""
+
+    basis: Basis
+    calls: list[int] = field(default_factory=list[int])
+    nulls: list[int] = field(default_factory=list[int])
+    yardsticks: list[int] = field(default_factory=list[int])
+    discarded: int = 0
+    #: Calls behind an empty kernel, beside those that are not.
+    in_turn: list[int] = field(default_factory=list[int])
+    #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
+    empty_ns: float = 0.0
+    clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
+
+    @property
+    def yardstick_ms(self) -> float | None:
+        """Median of the judge's own work inside the calls; None by the CPU's clock."""
+        return statistics.median(self.yardsticks) / 1e6 if self.basis == "gpu_clock" else None
+
+    @property
+    def takes_no_turn(self) -> bool:
+        """Whether the calls did not wait for the GPU's processors."""
+        if not (self.in_turn and self.calls):
+            return False
+        call = statistics.median(self.calls)
+        return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
+
+
+class Stopwatch:
+    """Times the calls of one candidate."""
+
+    def __init__(
+        self,
+        session: Session,
+        problem: Problem,
+        slot: Slot,
+        seconds: float,
+        flusher: Flusher | None,
+        watch: environment.Watch,
+        proofs: int,
+    ) -> None:
+        """Make ready.
+
+        Args:
+            session: the candidate, in its time phase.
+            problem: gives the values of the calls, and answers those that are kept.
+            slot: where it runs.
+            seconds: deadline of the time phase.
+            flusher: empties the L2 cache, on a GPU.
+            watch: sees whether the device is throttled.
+            proofs: how many calls are kept to be verified.
+        """
+        self._session = session
+        self._problem = problem
+        self._slot = slot
+        self._seconds = seconds
+        self._flusher = flusher
+        self._watch = watch
+        self._most = proofs
+        self._random = random.SystemRandom()
+        self._proofs: list[tuple[list[torch.Tensor], Case]] = []
+        self._draw_s = 0.0
+
+    def blocks(self) -> bool:
+        """Whether the candidate's forward waits for the GPU."""
+        with contextlib.closing(GpuClock(self._session, None)) as clock:
+            return clock.blocks(self._fresh())
+
+    def measure(self, timing: Timing, *, basis: Basis, null_share: float) -> Series:
+        """Time calls until their median is known well enough, at most ``timing.calls``.
+
+        Args:
+            timing: how many, how precisely, cold or warm.
+            basis: the clock. A candidate whose forward turns out to wait for the GPU is timed by ``cpu_clock``.
+            null_share: nulls for each call, beside it at random, so that drift meets both.
+
+        Returns:
+            the times; :meth:`verify` is still to be called.
+
+        Raises:
+            EvaluationEnded: a call failed or its outputs did not have the reference's form; or
+                ``timing_unstable``: the device was throttled throughout.
+        """
+        flusher = self._flusher if timing.cold_l2 else None
+        with _no_collections():
+            self._session.process.start_clock()
+            enough_at = time.monotonic() + self._seconds * _BUDGET
+            series, call = None, Order.AHEAD
+            if basis == "gpu_clock":
+                with contextlib.closing(GpuClock(self._session, flusher)) as clock:
+                    series = self._take(clock, timing, null_share, enough_at, call)
+                    if series is not None and series.takes_no_turn:
+                        call = Order.AHEAD_IN_TURN
+                        series = self._take(clock, timing, null_share, enough_at, call)
+            if series is None:
+                clock, call = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu), Order.TIME
+                series = self._take(clock, timing, null_share, enough_at, call)
+            assert series is not None
+            self._session.process.stop_clock()
+        series.clocks = self._watch.clocks()
+        if len(series.calls) < _FEWEST:
+            raise EvaluationEnded(
+                Category.TIMING_UNSTABLE,
+                f"the device was throttled in {series.discarded} of {series.discarded + len(series.calls)} calls",
+                Phase.TIME,
+                clocks=series.clocks,
+            )
+        if call is Order.AHEAD:
+            series.empty_ns = empty_kernel_ns()
+        return series
+
+    def verify(self) -> int:
+        """Have the reference answer the calls that were kept, and compare. The candidate is not needed for it.
+
+        Returns:
+            how many they were.
+
+        Raises:
+            EvaluationEnded: ``nondeterministic``: a call was wrong although all checked calls were right.
+        """
+        kept, self._proofs = self._proofs, []
+        self._problem.allow_exact()
+        for outputs, case in kept:
+            self._problem.answer(case)
+            self._check(outputs, case)
+            case.outputs.clear()
+        return len(kept)
+
+    def _take(
+        self, clock: GpuClock | CpuClock, timing: Timing, null_share: float, enough_at: float, call: Order
+    ) -> Series | None:
+        """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
+        null = Order.AHEAD_NULL if isinstance(clock, GpuClock) else Order.TIME_NULL
+        series = Series(clock.basis)
+        blanks = self._session.blanks()
+        enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
+        warming, counted, misses, missed, since = timing.warmup, 0, 0, 0, 0
+        looks = call is Order.AHEAD
+        while True:
+            if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
+                sample = clock.time(null, self._fresh(), blanks)
+                misses += sample is None
+                if sample is not None and warming == 0:
+                    series.nulls.append(sample[0])
+                    series.yardsticks.append(sample[1])
+            if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
+                looks = self._take_in_turn(clock, series, blanks)
+            case = self._fresh()
+            place = self._place(counted) if warming == 0 else None
+            into = blanks if place is None else self._session.blanks()
+            sample = clock.time(call, case, into)
+            missed += sample is None
+            misses = misses + 1 if sample is None else 0
+            if misses >= _MISSES or missed >= _MISSED:
+                return None
+            if sample is None:
+                continue
+            if warming:
+                warming -= 1
+                continue
+            counted += 1
+            if place is not None:
+                self._proofs[place : place + 1] = [(into, case)]
+            series.calls.append(sample[0])
+            series.yardsticks.append(sample[1])
+            since += 1
+            late = time.monotonic() > enough_at
+            done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
+            if not done and len(series.calls) >= enough and len(series.nulls) >= _FEWEST:
+                done = _is_precise(series, timing.precision)
+            if since >= _LOOK_EVERY or done:
+                if self._watch.throttled():
+                    del series.calls[-since:]
+                    series.discarded += since
+                    done = late or series.discarded >= timing.calls
+                since = 0
+            if done and len(series.nulls) >= _FEWEST:
+                for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
+                    looks = looks and self._take_in_turn(clock, series, blanks)
+                return series
+
+    def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series, into: list[torch.Tensor]) -> bool:
+        """One call behind an empty kernel; returns whether more of them can tell anything."""
+        sample = clock.time(Order.AHEAD_IN_TURN, self._fresh(), into)
+        if sample is not None:
+            series.in_turn.append(sample[0])
+        return sample is None or sample[0] < _LONG_NS
+
+    def _fresh(self) -> Case:
+        """Inputs that were never used. Where they take long to make, the candidate's time stands still."""
+        slow = self._draw_s > _SLOW_DRAW_S
+        if slow:
+            self._session.process.stop_clock()
+        begun = time.monotonic()
+        case = self._problem.fresh()
+        self._draw_s = time.monotonic() - begun
+        if slow:
+            self._session.process.start_clock()
+        return case
+
+    def _place(self, counted: int) -> int | None:
+        """Where the next call is kept, if it is, so that of all calls each is as likely to stay as any other."""
+        if counted < self._most:
+            return counted
+        place = self._random.randrange(counted + 1)
+        return place if place < self._most else None
+
+    def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
+        try:
+            compare.check_values(outputs, case, self._session.settings)
+        except EvaluationEnded as ended:
+            raise EvaluationEnded(
+                Category.NONDETERMINISTIC,
+                f"right when checked, wrong when timed: {ended.outcome.message}",
+                Phase.TIME,
+                **ended.outcome.facts,
+            ) from None
+
+
+def null_of(series: Series, slot: Slot, baseline: Measurement | None = None) -> float:
+    """The null of a series, in nanoseconds: the median; on a CPU, whose cores others use, the least.
+
+    What others take there is added to calls, never taken from them: a null that held it would make times
+    too short, even negative.
+
+    Args:
+        series: a candidate's, which may have slowed its nulls, or the reference's.
+        slot: where it ran.
+        baseline: for a candidate, what was measured with the reference. Its null counts where it is smaller, less
+            what the judge's own work in the calls has become faster by since.
+    """
+    own = statistics.median(series.nulls) if slot.on_gpu else float(min(series.nulls))
+    if baseline is None:
+        return own
+    then, now = baseline.yardstick_ms, series.yardstick_ms
+    quicker = 0.0 if then is None or now is None else max(0.0, then - now)
+    return min(own, (baseline.null_ms - quicker) * 1e6)
+
+
+def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Measurement:
+    """A series as a measurement in milliseconds, the null subtracted."""
+    taken = null_ns - series.empty_ns
+    times = [(call - taken) / 1e6 for call in series.calls]
+    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
+    return Measurement(
+        basis=series.basis,
+        count=len(times),
+        discarded=series.discarded,
+        precision=_half_width(series.calls) / 1e6 / median if median > 0 else None,
+        yardstick_ms=series.yardstick_ms,
+        median_ms=median,
+        q1_ms=q1,
+        q3_ms=q3,
+        mean_ms=statistics.fmean(times),
+        std_ms=statistics.stdev(times),
+        min_ms=min(times),
+        max_ms=max(times),
+        null_ms=null_ns / 1e6,
+        cold_l2=timing.cold_l2 and slot.on_gpu,
+        clocks=series.clocks,
+    )
+
+
+def _half_width(calls: list[int]) -> float:
+    """Half the width of the median's 95 % confidence interval, by the order of the calls."""
+    ordered, count = sorted(calls), len(calls)
+    low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+    return (ordered[count - 1 - low] - ordered[low]) / 2
+
+
+def _is_precise(series: Series, wanted: float) -> bool:
+    """Whether the median is known as well as wanted, or as well as the clock allows."""
+    net = statistics.median(series.calls) - statistics.median(series.nulls)
+    return wanted > 0 and _half_width(series.calls) <= max(wanted * net, _RESOLUTION_NS)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Generator[None]:
+    """Keep the garbage collector out of what is timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

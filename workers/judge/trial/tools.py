@@ -1,0 +1,53 @@
+"""What a backend needs of the worker. What a worker lacks is the fleet's fault, never a kernel's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Phase
+from workers.judge.trial.ending import EvaluationEnded
+
+
+def require(backend: Backend) -> None:
+    """Refuse to judge what this worker could only fail.
+
+    Raises:
+        EvaluationEnded: ``judge_error``, with what is missing and what to do.
+    """
+    lacks = missing(backend)
+    if lacks:
+        raise EvaluationEnded(
+            Category.JUDGE_ERROR,
+            f"this worker cannot judge {backend} kernels: {'; '.join(lacks)}",
+            Phase.PREPARE,
+            missing=lacks,
+        )
+
+
+def missing(backend: Backend) -> list[str]:
+    """What a candidate of ``backend`` would not find here, each with what to do; empty if all is there."""
+    packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy"}
+    lacks: list[str] = []
+    if backend in packages and importlib.util.find_spec(packages[backend]) is None:
+        lacks.append(f"the package {packages[backend]} is not installed")
+    if backend in (Backend.CPP, Backend.CUDA):
+        if shutil.which(os.environ.get("CXX", "c++")) is None:
+            lacks.append("there is no C++ compiler: install g++, or name one in CXX")
+        if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
+            lacks.append("ninja is not installed")
+        if not Path(sysconfig.get_path("include"), "Python.h").exists():
+            lacks.append("Python's headers are not installed (on Debian and Ubuntu: python3-dev)")
+    if backend is Backend.CUDA:
+        if torch.version.cuda is None:
+            lacks.append("torch is a build without CUDA")
+        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+        if shutil.which("nvcc") is None and not (home and Path(home, "bin", "nvcc").exists()):
+            lacks.append("there is no nvcc: install the CUDA toolkit, or name its directory in CUDA_HOME")
+    return lacks

@@ -1,0 +1,330 @@
+"""The supervisor's eye on its GPUs: what is seen of them, which may be given evaluations, and tests of the others.
+
+States are rows of the table ``gpus`` (:mod:`kqueue.store.gpus`): judges, operators and this module set them, and
+this module acts on them. Whoever suspects a GPU asks for a test; until it has passed the GPU is given nothing.
+A test is :mod:`workers.judge.gpu.canary` in a fresh process. The second failure in a row is a quarantine, from which
+the GPU returns by passing a later test. Nothing here resets a GPU.
+
+Everything that asks the driver is another process, and none is waited for: one that hangs where SIGKILL does not
+reach it is left behind and counted, and its GPU is not tested again while it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+import structlog
+from sqlalchemy import Engine
+
+from kqueue.store import gpus
+from kqueue.store.gpus import GpuStatus
+from workers.judge.gpu import facts
+from workers.judge.gpu.devices import Device
+from workers.judge.host import linux
+from workers.judge.keeper import handle as launch
+from workers.pool import kill_group
+
+_log: Any = structlog.get_logger(__name__)
+
+#: Seconds between looks at the states.
+_LOOK_S: Final = 1.0
+#: How long a test may take: importing torch on a busy host is most of it.
+_TEST_S: Final = 90.0
+#: How long a killed process may take to go before it counts as one that hangs.
+_DYING_S: Final = 5.0
+#: Seconds until a test is tried again that could not be made.
+_AGAIN_S: Final = 5.0
+#: Silence of the process that asks for facts after which the driver is taken to hang.
+_SILENT_S: Final = 60.0
+#: Exit status of a canary that could not tell.
+_UNKNOWN: Final = 3
+_KEPT_XIDS: Final = 16
+_LINE_BYTES: Final = 1 << 20
+
+
+class _Helper:
+    """A process that asks the driver something; it dies with the supervisor and holds none of its secrets."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *, visible: str, output: IO[bytes] | int) -> None:
+        environment = launch.clean_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": visible}
+        self.started_at = time.monotonic()
+        self.killed_at: float | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output != subprocess.PIPE else None,
+            start_new_session=True,
+            preexec_fn=linux.die_with(os.getpid()),
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it was killed, and still is there after a while."""
+        return self.killed_at is not None and not self.ended and time.monotonic() - self.killed_at > _DYING_S
+
+    def kill(self) -> None:
+        if self.killed_at is None and not self.ended:
+            self.killed_at = time.monotonic()
+            kill_group(self.process.pid)
+
+
+@dataclass(slots=True)
+class _Test:
+    """A canary under way."""
+
+    helper: _Helper
+    output: IO[bytes]
+
+    def last_line(self) -> str:
+        self.output.seek(0)
+        lines = self.output.read()[-8192:].decode("utf-8", "replace").splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class Monitor:
+    """The GPUs of one supervisor, which calls :meth:`step` about once a second."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        host: str,
+        devices: Sequence[Device],
+        locks: Mapping[str, Path],
+        *,
+        canary: str = "workers.judge.gpu.canary",
+    ) -> None:
+        """Make ready; nothing is started yet.
+
+        Args:
+            engine: the database.
+            host: this host's name.
+            devices: the GPUs.
+            locks: for each UUID the file that is locked by whoever uses the GPU alone.
+            canary: the module that a test runs.
+        """
+        self._engine = engine
+        self._host = host
+        self._devices = {device.uuid: device for device in devices}
+        self._locks = locks
+        self._canary = canary
+        self._registered = False
+        self._states: dict[str, GpuStatus] = {}
+        self._look_at = 0.0
+        self._watcher: _Helper | None = None
+        self._watch_at = 0.0
+        self._heard_at = 0.0
+        self._heard = b""
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._xids: dict[str, list[dict[str, Any]]] = {}
+        #: The least memory that belonged to no process: what the driver itself takes.
+        self._least: dict[str, int] = {}
+        self._unsaid = False
+        self._suspicions: dict[str, str] = {}
+        self._tests: dict[str, _Test] = {}
+        self._left_behind: list[tuple[str, _Helper]] = []
+
+    def step(self, in_database: Callable[[Callable[[], object]], bool]) -> None:
+        """Do what is due.
+
+        Args:
+            in_database: does something in Postgres, and says whether it could.
+        """
+        if not self._devices:
+            return
+        self._left_behind = [(uuid, helper) for uuid, helper in self._left_behind if not helper.ended]
+        if not self._registered:
+            self._registered = in_database(self._register)
+            return
+        self._watch()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            if not in_database(self._exchange):
+                return
+        for uuid in list(self._tests):
+            self._follow(uuid, in_database)
+        for uuid, state in self._states.items():
+            if state.due and uuid not in self._tests:
+                self._begin(uuid, in_database)
+
+    def pauses(self, uuid: str) -> str | None:
+        """Why a GPU's workers are to take no evaluations; None if they may. A device that is no GPU may."""
+        if uuid not in self._devices:
+            return None
+        if uuid not in self._states:
+            return "the state of its GPU is not known yet"
+        return self._states[uuid].paused
+
+    def resets(self) -> set[str]:
+        """The GPUs whose workers are to be ended now, as an operator asked for; none of them begins a test before."""
+        return {uuid for uuid, state in self._states.items() if state.reset_due}
+
+    def ended(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
+        """Say that all workers of a GPU of :meth:`resets` have ended: it is tested next."""
+
+        def record() -> None:
+            gpus.test_after_reset(self._engine, uuid)
+            self._look()
+
+        in_database(record)
+
+    def pids(self) -> set[int]:
+        """The processes that belong to this monitor, those left behind too."""
+        helpers = [test.helper for test in self._tests.values()] + [helper for _, helper in self._left_behind]
+        if self._watcher is not None:
+            helpers.append(self._watcher)
+        return {helper.process.pid for helper in helpers}
+
+    def stop(self) -> None:
+        """Kill what runs. Nothing is waited for."""
+        for helper in [test.helper for test in self._tests.values()] + ([self._watcher] if self._watcher else []):
+            helper.kill()
+
+    # States ------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        for device in self._devices.values():
+            gpus.register(self._engine, host=self._host, index=device.index, uuid=device.uuid, name=device.name)
+        self._look()
+        for uuid, state in self._states.items():
+            self._xids[uuid] = state.facts.get("xids", [])
+
+    def _look(self) -> None:
+        self._states = {gpu.uuid: gpu for gpu in gpus.find(self._engine, uuids=list(self._devices))}
+
+    def _exchange(self) -> None:
+        """Say what was seen, and read what others want."""
+        for uuid, reason in list(self._suspicions.items()):
+            gpus.ask_for_test(self._engine, uuid, reason=reason)
+            del self._suspicions[uuid]
+        if self._unsaid:
+            hanging = {uuid for uuid, _ in self._left_behind}
+            told = {
+                uuid: known | {"xids": self._xids[uuid]} | ({"test_hangs": True} if uuid in hanging else {})
+                for uuid, known in self._facts.items()
+            }
+            gpus.see(self._engine, told)
+            self._unsaid = False
+        self._look()
+
+    # Facts -------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if self._watcher is None:
+            if now >= self._watch_at and not any(uuid == "" for uuid, _ in self._left_behind):
+                self._watcher = _Helper(facts.__name__, list(self._devices), visible="", output=subprocess.PIPE)
+                assert self._watcher.process.stdout is not None
+                os.set_blocking(self._watcher.process.stdout.fileno(), False)
+                self._heard, self._heard_at = b"", now
+            return
+        self._hear(self._watcher)
+        if self._watcher.ended:
+            assert self._watcher.process.stdout is not None
+            self._watcher.process.stdout.close()
+            self._watcher, self._watch_at = None, now + _SILENT_S
+        elif self._watcher.hangs:
+            _log.error("the process that asks the driver for facts does not die", pid=self._watcher.process.pid)
+            self._left_behind.append(("", self._watcher))
+            self._watcher = None
+        elif now - self._heard_at > _SILENT_S and self._watcher.killed_at is None:
+            _log.error("the driver does not answer")
+            self._watcher.kill()
+            self._suspicions |= dict.fromkeys(self._devices, "the driver did not answer for a minute")
+
+    def _hear(self, watcher: _Helper) -> None:
+        assert watcher.process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(watcher.process.stdout.fileno(), 65536):
+                self._heard += data
+        *lines, self._heard = self._heard[-_LINE_BYTES:].split(b"\n")
+        for line in lines:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue
+            self._heard_at = time.monotonic()
+            for uuid, number in told["xids"]:
+                self._on_xid(uuid, number)
+            for uuid, known in told["gpus"].items():
+                if reason := facts.breakage(self._facts.get(uuid, known if "error" not in known else {}), known):
+                    self._suspicions[uuid] = reason
+                self._facts[uuid] = known
+                if (nobodys := known.get("unaccounted_bytes")) is not None:
+                    self._least[uuid] = min(nobodys, self._least.get(uuid, nobodys))
+            self._unsaid = True
+
+    def _on_xid(self, uuid: str, number: int) -> None:
+        of_application = number in facts.OF_APPLICATIONS
+        (_log.info if of_application else _log.error)("the driver reports an error", gpu=uuid, xid=number)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._xids[uuid] = [*self._xids.get(uuid, []), {"xid": number, "at": at}][-_KEPT_XIDS:]
+        if not of_application:
+            self._suspicions[uuid] = f"the driver reported Xid {number}"
+
+    # Tests -------------------------------------------------------------------------------------------
+
+    def _begin(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
+        if any(uuid == hanging for hanging, _ in self._left_behind):
+            reason = "a test of it hangs in the driver and cannot be killed"
+            if in_database(lambda: gpus.record_failure(self._engine, uuid, reason=reason)):
+                in_database(self._look)
+            return
+        output = os.fdopen(os.memfd_create("kqueue-canary", os.MFD_CLOEXEC), "w+b")
+        arguments = [uuid, str(self._locks[uuid])] + ([str(self._least[uuid])] if uuid in self._least else [])
+        helper = _Helper(self._canary, arguments, visible=uuid, output=output)
+        self._tests[uuid] = _Test(helper, output)
+        _log.info("a GPU is tested", gpu=uuid, reason=self._states[uuid].reason)
+
+    def _follow(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
+        test = self._tests[uuid]
+        helper = test.helper
+        if not helper.ended and not helper.hangs:
+            if time.monotonic() - helper.started_at > _TEST_S:
+                helper.kill()
+            return
+        status, said = helper.process.returncode, test.last_line()
+        if helper.hangs:
+            reason = "its test hangs in the driver and cannot be killed"
+        elif helper.killed_at is not None:
+            reason = f"its test did not end within {_TEST_S:.0f} s"
+        else:
+            reason = said
+
+        def record() -> None:
+            if status == 0:
+                gpus.record_pass(self._engine, uuid)
+            elif status == _UNKNOWN:
+                gpus.postpone(self._engine, uuid, reason=reason, seconds=_AGAIN_S)
+            else:
+                gpus.record_failure(self._engine, uuid, reason=reason)
+            self._look()
+
+        if not in_database(record):
+            return  # it is recorded when Postgres is back
+        if helper.hangs:
+            self._left_behind.append((uuid, helper))
+        test.output.close()
+        del self._tests[uuid]
+        known = self._states.get(uuid)
+        passed = status == 0
+        (_log.info if passed else _log.error)(
+            "a GPU's test ended", gpu=uuid, passed=passed, said=reason, state=known.state if known else None
+        )
