@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from kqueue.errors import ServiceError as ServiceError
     from kqueue.errors import UnknownEvaluation as UnknownEvaluation
     from kqueue.errors import UnknownLane as UnknownLane
+    from kqueue.errors import UnknownProblem as UnknownProblem
     from kqueue.errors import WaitTimeout as WaitTimeout
     from kqueue.remote import AsyncRemoteClient as AsyncRemoteClient
     from kqueue.remote import RemoteClient as RemoteClient
@@ -87,6 +88,7 @@ _HOMES: Final = {
         "ServiceError",
         "UnknownEvaluation",
         "UnknownLane",
+        "UnknownProblem",
         "WaitTimeout",
     ],
     "kqueue.remote": ["AsyncRemoteClient", "RemoteClient"],

@@ -38,6 +38,7 @@ from kqueue.errors import (
     KqueueError,
     LaneUnavailable,
     UnknownEvaluation,
+    UnknownProblem,
     WaitTimeout,
 )
 from kqueue.store import evaluations, schema, workers
@@ -223,7 +224,7 @@ class Client:
 
         Args:
             request: the whole request; the other arguments but ``allow_idle_lane`` are not given then.
-            problem: source of the reference.
+            problem: source of the reference; or ``sha256:`` and the hash of the source, for a stored problem.
             kernel: source of the candidate.
             backend: what the kernel is written in: ``cuda``, ``triton``, ``torch``, ``cpp``, ``cupy``.
             lane: ``auto`` (``gpu`` where a GPU worker lives, else ``cpu``), ``cpu``, ``gpu`` or
@@ -239,6 +240,7 @@ class Client:
         Raises:
             InvalidRequest: a field is wrong; the message names it and the fix.
             LaneUnavailable: no live worker serves the lane.
+            UnknownProblem: no stored problem has the hash that ``problem`` names.
             DatabaseUnavailable: Postgres cannot be used.
             SchemaMismatch: the database is of another version of kqueue.
         """
@@ -582,6 +584,13 @@ class _Core:
                 slots = [
                     IdempotencyConflict([slot.idempotency_key])
                     if isinstance(slot, Request) and slot.idempotency_key in conflict.keys
+                    else slot
+                    for slot in slots
+                ]
+            except UnknownProblem as unknown:
+                slots = [
+                    UnknownProblem([slot.problem_hash])
+                    if isinstance(slot, Request) and slot.problem_hash in unknown.hashes
                     else slot
                     for slot in slots
                 ]

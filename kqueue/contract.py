@@ -26,6 +26,8 @@ LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
 #: The largest limit on bytes: whoever enforces it must be able to hold it.
 _MOST_BYTES: Final = 1 << 50
+#: The name of a stored problem, in the place of its source: the SHA-256 of that source.
+_PROBLEM_NAME: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Backend(StrEnum):
@@ -230,7 +232,8 @@ class Request(_Model):
     """One request to judge one kernel against one problem."""
 
     problem: str
-    """Source of the reference: ``class Model``, ``get_inputs()``, ``get_init_inputs()``."""
+    """Source of the reference: ``class Model``, ``get_inputs()``, ``get_init_inputs()``; or the name of a stored
+    problem: ``sha256:`` and the hash of its source."""
     kernel: str
     """Source of the candidate: ``class ModelNew``."""
     backend: Backend
@@ -250,6 +253,8 @@ class Request(_Model):
     @field_validator("problem")
     @classmethod
     def _problem(cls, value: str) -> str:
+        if re.fullmatch(r"sha256:\S*", value) and not _PROBLEM_NAME.fullmatch(value):
+            raise ValueError("a stored problem is named by `sha256:` and 64 lower-case hexadecimal digits")
         return _source(value, "problem")
 
     @field_validator("kernel")
@@ -258,9 +263,15 @@ class Request(_Model):
         return _source(value, "kernel")
 
     @property
+    def names_problem(self) -> bool:
+        """True if ``problem`` is the name of a stored problem, False if it is a source."""
+        return _PROBLEM_NAME.fullmatch(self.problem) is not None
+
+    @property
     def problem_hash(self) -> str:
         """SHA-256 of the problem's source, in hex."""
-        return hashlib.sha256(self.problem.encode()).hexdigest()
+        name = _PROBLEM_NAME.fullmatch(self.problem)
+        return name[1] if name else hashlib.sha256(self.problem.encode()).hexdigest()
 
     @property
     def kernel_hash(self) -> str:

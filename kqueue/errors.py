@@ -7,7 +7,8 @@
     ├── InvalidRequest          a request refused before anything was written
     │   ├── UnknownLane         the lane's name is not one
     │   ├── LaneUnavailable     no worker serves the lane
-    │   └── IdempotencyConflict a known idempotency key, given for another problem or kernel
+    │   ├── IdempotencyConflict a known idempotency key, given for another problem or kernel
+    │   └── UnknownProblem      no stored problem has the hash that the request names
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in the time given
     ├── AccessRefused           the server wants a token, or one that may do more
@@ -65,6 +66,19 @@ class IdempotencyConflict(InvalidRequest):
         self.keys = frozenset(keys)
         names = ", ".join(repr(key) for key in sorted(self.keys))
         super().__init__(f"idempotency_key: {names} was used for another problem or kernel; use a new key")
+
+
+class UnknownProblem(InvalidRequest):
+    """No stored problem has the hash that the request names.
+
+    Attributes:
+        hashes: the hashes in question.
+    """
+
+    def __init__(self, hashes: Iterable[str]) -> None:
+        self.hashes = frozenset(hashes)
+        names = ", ".join(f"sha256:{name}" for name in sorted(self.hashes))
+        super().__init__(f"problem: unknown problem {names}: nobody has submitted its source yet; give the source")
 
 
 class UnknownEvaluation(KqueueError, LookupError):

@@ -41,6 +41,7 @@ from kqueue.errors import (
     ServerUnavailable,
     UnknownEvaluation,
     UnknownLane,
+    UnknownProblem,
 )
 
 try:
@@ -459,6 +460,8 @@ def _of_problem(problem: Mapping[str, Any]) -> KqueueError:
     code, detail = problem["code"], problem["detail"]
     if code == "idempotency_conflict":
         return IdempotencyConflict(problem["keys"])
+    if code == "unknown_problem":
+        return UnknownProblem(problem["problem_hashes"])
     if code == "unknown_evaluation":
         error = UnknownEvaluation("")
         error.args = (detail,)

@@ -61,6 +61,18 @@ def read_source(path: Path) -> str:
     return text
 
 
+def read_problem(given: str) -> dict[str, str]:
+    """The fields of a request for the problem in a file, or for a stored problem named ``sha256:HASH``.
+
+    Raises:
+        InvalidRequest: the file cannot be read or is no source; the message names it.
+    """
+    if given.startswith("sha256:"):
+        return {"problem": given}
+    path = Path(given)
+    return {"problem": read_source(path), "problem_label": path.stem}
+
+
 def find_kernels(patterns: Sequence[str]) -> list[Path]:
     """The files that paths, folders (their ``*.py``) and globs name, each once, in that order.
 

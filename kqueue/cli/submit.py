@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -57,7 +56,10 @@ class _Item:
 
 def submit(
     kernels: Annotated[list[str] | None, typer.Argument(metavar="[KERNEL]...", help="More of --kernel.")] = None,
-    problem: Annotated[str | None, typer.Option("--problem", "-p", metavar="FILE", help="The reference.")] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option("--problem", "-p", metavar="FILE", help="The reference; `sha256:HASH` names a stored one."),
+    ] = None,
     kernel: Annotated[
         list[str] | None,
         typer.Option("--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation a file; repeated."),
@@ -108,8 +110,7 @@ def submit(
     }
     fields = {name: value for name, value in given.items() if value is not None}
     if problem is not None:
-        path = Path(problem)
-        fields |= {"problem": sources.read_source(path), "problem_label": path.stem}
+        fields |= sources.read_problem(problem)
     entries = _entries([*(kernel or ()), *(kernels or ())], jsonl, fields)
     items = _run(entries, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
     if any(item.ticket is None for item in items):

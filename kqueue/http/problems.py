@@ -29,6 +29,7 @@ from kqueue.errors import (
     SchemaMismatch,
     UnknownEvaluation,
     UnknownLane,
+    UnknownProblem,
 )
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     IdempotencyConflict: (422, "idempotency_conflict"),
     LaneUnavailable: (409, "lane_unavailable"),
     UnknownLane: (422, "unknown_lane"),
+    UnknownProblem: (422, "unknown_problem"),
     InvalidRequest: (422, "invalid_request"),
     UnknownEvaluation: (404, "unknown_evaluation"),
     DatabaseUnavailable: (503, "database_unavailable"),
@@ -95,6 +97,8 @@ class Problem(BaseModel):
     """Each wrong field, where fields are wrong."""
     keys: list[str] | None = None
     """The idempotency keys in question."""
+    problem_hashes: list[str] | None = None
+    """The hashes of the problems in question."""
     evaluation_ids: list[str] | None = None
     """The evaluations in question."""
 
@@ -122,6 +126,8 @@ def describe(error: KqueueError, instance: str) -> Problem:
     more: dict[str, Any] = {}
     if isinstance(error, IdempotencyConflict):
         more["keys"] = sorted(error.keys)
+    if isinstance(error, UnknownProblem):
+        more["problem_hashes"] = sorted(error.hashes)
     status, code = next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
     detail = str(error)
     if status >= 500:

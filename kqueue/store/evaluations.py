@@ -52,7 +52,7 @@ from sqlalchemy.orm import aliased
 from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.contract import Deadlines, Outcome, Request
-from kqueue.errors import IdempotencyConflict, SchemaMismatch, UnknownEvaluation
+from kqueue.errors import IdempotencyConflict, SchemaMismatch, UnknownEvaluation, UnknownProblem
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
@@ -150,6 +150,7 @@ def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
 
     Raises:
         IdempotencyConflict: a known key was given for another problem or kernel.
+        UnknownProblem: a request names a problem that is not stored.
     """
     if not requests:
         return []
@@ -483,10 +484,16 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     ids = dict(zip(made, sorted(uuid4() for _ in made), strict=True))
     # One order for everybody: two submissions that share rows wait for each other instead of deadlocking.
     ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
-    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests}
+    problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests if not r.names_problem}
+    named = {r.problem_hash for r in requests if r.names_problem} - problems.keys()
     kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}
     with transaction(engine) as connection:
-        connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
+        if named:
+            stored = connection.scalars(select(Problem.hash).where(Problem.hash == _any_text(named)))
+            if unknown := named - set(stored):
+                raise UnknownProblem(unknown)
+        if problems:
+            connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
         connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
         now = connection.scalars(select(func.now())).one()
         connection.execute(

@@ -54,6 +54,18 @@ def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worke
     assert (row.expires_at - row.submitted_at).total_seconds() == 60
 
 
+def test_a_stored_problem_is_named_by_its_hash(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """`--problem sha256:HASH` takes a problem that was submitted before; an unknown one is named in the error."""
+    kernel = ("--kernel", "mine.py", "--backend", "torch", "--json")
+    assert cli("submit", "--problem", "relu.py", *kernel).returncode == 0
+    [row] = stored(engine)
+    assert cli("submit", "--problem", f"sha256:{row.problem_hash}", *kernel).returncode == 0
+    assert [one.problem_hash for one in stored(engine)] == [row.problem_hash] * 2
+    done = cli("submit", "--problem", f"sha256:{'0' * 64}", *kernel)
+    assert done.returncode == 2
+    assert "unknown problem sha256:000" in done.stdout + done.stderr
+
+
 def test_the_same_key_again_gives_the_same_evaluation(cli: Cli, engine: Engine, worker: UUID) -> None:
     """A second submission under an idempotency key makes nothing and says so; another kernel is refused."""
     command = ("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--idempotency-key", "k", "--json")

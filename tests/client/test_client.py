@@ -36,6 +36,7 @@ from kqueue import (
     Ticket,
     UnknownEvaluation,
     UnknownLane,
+    UnknownProblem,
     Verdict,
     WaitTimeout,
     broker,
@@ -125,6 +126,19 @@ class TestSubmit:
         assert whole.evaluation_id == again.evaluation_id
         with pytest.raises(InvalidRequest, match="not both"):
             client.submit(Request(**fields()), kernel="x")
+
+    def test_a_stored_problem_is_named_by_its_hash(self, client: Client, engine: Engine, fields) -> None:
+        """Alone and in a batch; an unknown name is refused in its own place and spoils no other."""
+        name = f"sha256:{Request(**fields()).problem_hash}"
+        with pytest.raises(UnknownProblem, match="unknown problem"):
+            client.submit(**fields(1, problem=name))
+        client.submit(**fields(1))
+        assert client.submit(**fields(2, problem=name)).created
+        slots = client.submit_each([fields(3, problem=name), fields(4, problem=f"sha256:{'0' * 64}"), fields(5)])
+        assert [isinstance(slot, UnknownProblem) for slot in slots] == [False, True, False]
+        for wrong in ("sha256:", f"sha256:{'A' * 64}", f"sha256:{'0' * 63}"):
+            with pytest.raises(InvalidRequest, match="64 lower-case hexadecimal digits"):
+                client.submit(**fields(problem=wrong))
 
     def test_auto_takes_the_gpu_where_there_is_one(
         self, client: Client, config: Config, engine: Engine, fields

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Measurement, Outcome, Request
-from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, SchemaMismatch, UnknownEvaluation
+from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, SchemaMismatch, UnknownEvaluation, UnknownProblem
 from kqueue.store import baselines, clean, evaluations, workers
 from kqueue.store.engine import connect
 from kqueue.store.evaluations import Claim, Recorded
@@ -144,6 +144,32 @@ class TestSubmit:
             evaluations.submit(engine, [Request(**fields(2)), Request(**fields(3, idempotency_key="k"))])
         assert caught.value.keys == {"k"}
         assert (count(engine, "evaluations"), count(engine, "kernels")) == (1, 1)
+
+    def test_a_stored_problem_is_named_by_its_hash(self, engine: Engine, fields) -> None:
+        """The name stands for the source wherever that was given before; the judge is given the source."""
+        source = Request(**fields(1))
+        evaluations.submit(engine, [source])
+        named = Request(**fields(2, problem=f"sha256:{source.problem_hash}"))
+        assert (named.names_problem, named.problem_hash) == (True, source.problem_hash)
+        [submitted] = evaluations.submit(engine, [named])
+        worker = uuid4()
+        workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
+        claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
+        assert claimed is not None
+        assert claimed.request.problem == source.problem
+        assert count(engine, "problems") == 1
+
+    def test_a_problem_that_nobody_stored_is_unknown(self, engine: Engine, fields) -> None:
+        """Nothing of the batch is written; a source in the same batch counts as stored."""
+        unknown = fields(1, problem=f"sha256:{'a' * 64}")
+        with pytest.raises(UnknownProblem, match="unknown problem sha256:aaa") as caught:
+            evaluations.submit(engine, [Request(**fields(2)), Request(**unknown)])
+        assert caught.value.hashes == {"a" * 64}
+        assert (count(engine, "evaluations"), count(engine, "problems"), count(engine, "kernels")) == (0, 0, 0)
+        source = Request(**fields(3))
+        named = Request(**fields(4, problem=f"sha256:{source.problem_hash}"))
+        assert len(evaluations.submit(engine, [named, source])) == 2
+        assert count(engine, "problems") == 1
 
     def test_one_key_from_many_at_once(self, engine: Engine, fields) -> None:
         """Eight processes submit the same keys in different orders: each key is created once, nobody fails."""
