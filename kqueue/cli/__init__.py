@@ -1,4 +1,4 @@
-"""The command `kqueue`: one file a command group, and the exit statuses that all of them share."""
+"""The command `kqueue`: one module per command group, and the exit statuses that all of them share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kqueue.errors import (
     WaitTimeout,
 )
 
-#: What a command ends with when it could not do its work. 1 is kept for "done, and the answer is no".
+#: Exit statuses for commands that could not do their work. Status 1 is reserved for "done, and the answer is no".
 STATUSES: dict[type[KqueueError], int] = {
     InvalidRequest: 2,
     ServiceError: 3,
@@ -43,14 +43,14 @@ for group in (submit, kernelbench, results, fleet, gpu, serve, token, sweep, dat
 
 
 def exit_status(error: KqueueError) -> int:
-    """The exit status that stands for ``error``."""
+    """Return the exit status for ``error``."""
     return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 1)
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit.
+    """Run this process's command line and exit.
 
-    What kqueue raises on purpose becomes one line on stderr and a status of :data:`STATUSES`.
+    A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`.
     """
     try:
         app(prog_name="kqueue")

@@ -1,4 +1,4 @@
-"""`kqueue db`: the schema of the database."""
+"""`kqueue db`: manage the database schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
 
 
 class Role(StrEnum):
-    """What a login may be for; each stands for the group role ``kqueue_<name>``."""
+    """The purpose of a login. Each one stands for the group role ``kqueue_<name>``."""
 
     PRODUCER = "producer"
     WORKER = "worker"
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def upgrade(
     revision: Annotated[str, typer.Argument(help="A revision of the schema.")] = "head",
 ) -> None:
-    """Bring the schema to this version of kqueue; nothing happens where it is already there."""
+    """Upgrade the schema to this version of kqueue. Does nothing if it is up to date."""
     from kqueue.config import load
     from kqueue.store import schema
 
@@ -42,7 +42,7 @@ def upgrade(
 
 @_group.command()
 def current() -> None:
-    """Print the schema's revision in the database and the one that this version of kqueue works with."""
+    """Print the database's schema revision and the one that this version of kqueue needs."""
     from kqueue.config import load
     from kqueue.store import schema
 
@@ -52,7 +52,7 @@ def current() -> None:
 
 @_group.command()
 def check() -> None:
-    """Exit with 0 if this version of kqueue works with the database, else say what to do and exit with 3."""
+    """Exit with 0 if this version of kqueue works with the database; otherwise say what to do and exit with 3."""
     from kqueue.config import load
     from kqueue.store import schema
     from kqueue.store.engine import connect
@@ -68,11 +68,11 @@ def check() -> None:
 @_group.command()
 def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
-    role: Annotated[Role, typer.Option(help="What it is for: nothing more is allowed to it.")],
+    role: Annotated[Role, typer.Option(help="What the login is for; it may do nothing else.")],
 ) -> None:
-    """Make a login for a role, or change its password, as the owner of the tables.
+    """Create a login for a role, or change its password. Connect as the owner of the tables.
 
-    The password is read from stdin, or asked for: neither arguments nor the server's log have it.
+    The password is read from stdin or asked for, so that neither `ps` nor the server's log shows it.
     """
     from kqueue.config import load
     from kqueue.store import roles, schema

@@ -1,4 +1,4 @@
-"""`kqueue doctor`: what this host can do for the fleet, line by line, and what to do about the rest."""
+"""`kqueue doctor`: show what works on this host, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a check.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per check.")] = False,
 ) -> None:
     """Check this host and its services.
 

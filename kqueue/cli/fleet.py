@@ -1,4 +1,4 @@
-"""`kqueue up` and `kqueue worker`: a fleet on this machine, and this machine's workers of a larger one."""
+"""`kqueue up` runs a whole fleet on this machine; `kqueue worker` runs this machine's workers of a larger fleet."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
 
 _Database = Annotated[
-    str | None, typer.Option(help="Postgres that runs elsewhere (KQUEUE_DATABASE_URL keeps a password out of `ps`).")
+    str | None,
+    typer.Option(help="Use the Postgres at this URL (KQUEUE_DATABASE_URL keeps its password out of `ps`)."),
 ]
 _Redis = Annotated[
-    str | None, typer.Option(help="Redis that runs elsewhere (KQUEUE_REDIS_URL keeps a password out of `ps`).")
+    str | None, typer.Option(help="Use the Redis at this URL (KQUEUE_REDIS_URL keeps its password out of `ps`).")
 ]
 _Gpus = Annotated[str | None, typer.Option(help="`all`, `none`, or indices and UUIDs separated by commas.")]
-_SlotsPerGpu = Annotated[int | None, typer.Option(help="Evaluations prepared at once on a GPU.")]
-_CpuSlots = Annotated[int | None, typer.Option(help="Slots of the `cpu` lane.")]
+_SlotsPerGpu = Annotated[int | None, typer.Option(help="Evaluations to prepare at once on each GPU.")]
+_CpuSlots = Annotated[int | None, typer.Option(help="Slots on the `cpu` lane.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,14 +40,14 @@ def up(
     gpus: _Gpus = None,
     slots_per_gpu: _SlotsPerGpu = None,
     cpu_slots: _CpuSlots = None,
-    no_flower: Annotated[bool, typer.Option("--no-flower", help="Go without Flower.")] = False,
-    flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback; 0 for any free one.")] = None,
-    no_http: Annotated[bool, typer.Option("--no-http", help="Go without `kqueue serve`.")] = False,
-    http_port: Annotated[int | None, typer.Option(help="Its port on loopback; 0 for any free one.")] = None,
+    no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not start Flower.")] = False,
+    flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback; 0 picks a free one.")] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Do not serve HTTP.")] = False,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port on loopback; 0 picks a free one.")] = None,
 ) -> None:
-    """Run a fleet on this machine until Ctrl-C: services, workers for every GPU or CPU slots, Flower, HTTP.
+    """Run a fleet on this machine until Ctrl-C: services, workers for every GPU (or CPU slots), Flower, HTTP.
 
-    Postgres and Redis are embedded unless their URLs are given; their data last below the home.
+    Postgres and Redis are embedded unless you give their URLs. Their data persist under the home.
     """
     from kqueue.config import load
     from kqueue.http import has_http
@@ -62,8 +63,8 @@ def up(
         flower_port=flower_port,
         http_port=http_port,
     )
-    # Until the fleet runs, a request to stop is an interruption, which takes down what was started. So is SIGINT where
-    # a shell started this in the background, and had it ignored.
+    # Until the fleet runs, a signal to stop raises KeyboardInterrupt, which takes down whatever has started. SIGINT is
+    # set explicitly because a shell starts background jobs with SIGINT ignored.
     asked = False
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
@@ -77,7 +78,7 @@ def up(
     try:
         with LocalFleet(config, flower=has_flower() and not no_flower, http=has_http() and not no_http) as fleet:
             if asked:
-                # It came where Python can only ignore an exception, such as in a fork's callbacks.
+                # The signal came where Python discards exceptions, such as in a fork's callbacks.
                 raise KeyboardInterrupt
             runs = True
             typer.echo(_status(fleet))
@@ -97,9 +98,9 @@ def worker(
     slots_per_gpu: _SlotsPerGpu = None,
     cpu_slots: _CpuSlots = None,
 ) -> None:
-    """Run this machine's workers, in the foreground, for a fleet whose services run elsewhere.
+    """Run this machine's workers in the foreground, for a fleet whose services run elsewhere.
 
-    SIGTERM lets evaluations in progress end; SIGINT (Ctrl-C), or a second SIGTERM, breaks them off.
+    SIGTERM lets running evaluations finish. SIGINT (Ctrl-C) or a second SIGTERM aborts them.
     """
     from kqueue.config import load
     from kqueue.local.fleet import require_worker, worker_command

@@ -1,4 +1,4 @@
-"""`kqueue gpu`: which GPUs serve, and taking one out of service and back."""
+"""`kqueue gpu`: list GPUs, take one out of service, and put it back."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from kqueue.store.gpus import GpuStatus
 
 _GIB: Final = 1 << 30
-#: Seconds between looks while waiting.
+#: Seconds between polls while waiting.
 _LOOK_S: Final = 0.5
-_Named = Annotated[str, typer.Argument(metavar="GPU", help="Its index on the host, or the beginning of its UUID.")]
-_Host = Annotated[str | None, typer.Option(help="The host whose index is meant; this one unless said.")]
-_Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
+_Named = Annotated[str, typer.Argument(metavar="GPU", help="The GPU's index on its host, or the start of its UUID.")]
+_Host = Annotated[str | None, typer.Option(help="The host that the index refers to; by default this one.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
-    group = typer.Typer(no_args_is_help=True, help="Show GPUs, take them out of service and back.")
+    group = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and put it back.")
     group.command("list")(list_gpus)
     group.command()(drain)
     group.command()(resume)
@@ -32,9 +32,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_gpus(
-    host: Annotated[str | None, typer.Option(help="Only this host's.")] = None, as_json: _Json = False
+    host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: _Json = False
 ) -> None:
-    """List the GPUs of all hosts, what keeps them from serving, and what was last seen of them."""
+    """List the GPUs of all hosts: state, reason, and last known health."""
     from kqueue.cli.render import age, print_table, text, write_json
     from kqueue.store import gpus
 
@@ -68,7 +68,7 @@ def list_gpus(
 
 
 def state(gpu: GpuStatus) -> str:
-    """A GPU's state and its reason in one line."""
+    """Return a GPU's state and the reason for it in one line."""
     name = "testing" if gpu.state == "serving" and gpu.paused else gpu.state
     return f"{name}: {gpu.reason}" if gpu.reason else name
 
@@ -79,17 +79,17 @@ def _memory(facts: dict[str, Any]) -> str:
 
 
 def _signs(facts: dict[str, Any]) -> str:
-    """What of a GPU's facts an operator should see."""
+    """Return the health facts that an operator should see, in one line."""
     ecc, rows = facts.get("uncorrected_ecc", {}), facts.get("remapped_rows", {})
     signs = [
         facts.get("error"),
         facts.get("test_hangs") and "a test hangs in the driver",
         ", ".join(reason for reason in facts.get("throttle", []) if reason != "GpuIdle"),
-        ecc.get("aggregate") and f"ECC uncorrected {ecc['volatile']} ({ecc['aggregate']} in its life)",
+        ecc.get("aggregate") and f"ECC uncorrected {ecc['volatile']} ({ecc['aggregate']} over its lifetime)",
         (rows.get("corrected") or rows.get("uncorrected"))
         and f"rows remapped {rows['corrected']}+{rows['uncorrected']}",
-        rows.get("pending") and "a row waits to be remapped",
-        rows.get("failed") and "remapping rows has failed",
+        rows.get("pending") and "a row remap is pending",
+        rows.get("failed") and "a row remap has failed",
         facts.get("retired_pages") and f"pages retired {facts['retired_pages']}",
         facts.get("xids") and "Xid " + " ".join(str(xid["xid"]) for xid in facts["xids"]),
     ]
@@ -99,12 +99,12 @@ def _signs(facts: dict[str, Any]) -> str:
 def drain(
     gpu: _Named,
     host: _Host = None,
-    reason: Annotated[str | None, typer.Option(help="Why, for those who look.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs on it any more.")] = False,
+    reason: Annotated[str | None, typer.Option(help="The reason, shown by `kqueue gpu list`.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once nothing runs on the GPU.")] = False,
 ) -> None:
-    """Give a GPU no more evaluations until it is resumed.
+    """Give a GPU no more evaluations until `kqueue gpu resume`.
 
-    What runs on it ends as itself, and its fleet may be started anew meanwhile.
+    Running evaluations finish. The GPU stays drained if its fleet restarts.
     """
     from kqueue.store import gpus
 
@@ -114,7 +114,7 @@ def drain(
         [now] = gpus.find(engine, uuids=[named.uuid])
         typer.echo(f"GPU {named.index} of {named.host} is drained; {len(now.running)} evaluations run on it")
         while wait:
-            time.sleep(_LOOK_S)  # at least once: a claim may have been under way
+            time.sleep(_LOOK_S)  # at least once: a claim may have been in progress
             [now] = gpus.find(engine, uuids=[named.uuid])
             if not now.running:
                 typer.echo("nothing runs on it")
@@ -122,7 +122,7 @@ def drain(
 
 
 def resume(gpu: _Named, host: _Host = None) -> None:
-    """Give a GPU evaluations again; one that was quarantined, or failed its last test, is tested first."""
+    """Return a GPU to service. A GPU that was quarantined, or failed its last test, is tested first."""
     from kqueue.store import gpus
 
     with database("gpu resume") as engine:

@@ -1,4 +1,4 @@
-"""`kqueue kernelbench`: a folder of generations, judged and scored, in the files that KernelBench's scripts read."""
+"""`kqueue kernelbench`: judge and score a folder of generations, in KernelBench's own file formats."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\
 _PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 #: Evaluations sent in one transaction.
 _CHUNK: Final = 100
-#: Seconds between two writings of the results, which are written whole.
+#: Seconds between two writes of the results file, which is always written whole.
 _WRITE_EVERY_S: Final = 2.0
-#: What some evaluations of a run came to nothing by: run the command again.
+#: Exit status if some samples got no result: run the command again.
 _INCOMPLETE: Final = 3
 
 
@@ -42,27 +42,31 @@ def register(app: typer.Typer) -> None:
 def kernelbench(
     problems: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="References, N_name.py, in folders level1, level2 and so on or directly."),
+        typer.Option(metavar="DIR", help="References named N_name.py, in DIR or in DIR/level1, DIR/level2 and so on."),
     ],
     generations: Annotated[
-        Path, typer.Option(metavar="RUN_DIR", help="Kernels: level_L_problem_P_sample_S_kernel.py.")
+        Path, typer.Option(metavar="RUN_DIR", help="Kernels named level_L_problem_P_sample_S_kernel.py.")
     ],
-    level: Annotated[int | None, typer.Option(help="Only this level.", show_default="the only one there is")] = None,
+    level: Annotated[
+        int | None, typer.Option(help="The level to judge.", show_default="the only level in RUN_DIR")
+    ] = None,
     backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
     lane: Annotated[str, typer.Option(help="auto, cpu, gpu, or gpu.<model>.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
-    checks: Annotated[int, typer.Option(help="Input sets that are compared.")] = 5,
+    checks: Annotated[int, typer.Option(help="Input sets to compare.")] = 5,
     calls: Annotated[int, typer.Option(help="Timed calls at most.")] = 100,
-    no_timing: Annotated[bool, typer.Option("--no-timing", help="Take no times.")] = False,
+    no_timing: Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")] = False,
     comparison: Annotated[str, typer.Option(help="strict or kernelbench.")] = "strict",
-    k: Annotated[str, typer.Option("--k", metavar="K,...", help="Of pass@k.")] = "1,5,10",
-    p: Annotated[str, typer.Option("--p", metavar="P,...", help="Speedups of fast_p.")] = "0,0.5,0.8,1,1.5,2",
+    k: Annotated[str, typer.Option("--k", metavar="K,...", help="Values of k for pass@k.")] = "1,5,10",
+    p: Annotated[
+        str, typer.Option("--p", metavar="P,...", help="Speedup thresholds for fast_p.")
+    ] = "0,0.5,0.8,1,1.5,2",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The results.", show_default="RUN_DIR/eval_results.json")
+        Path | None, typer.Option(metavar="FILE", help="The results file.", show_default="RUN_DIR/eval_results.json")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The scores as one JSON line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as one JSON line.")] = False,
 ) -> None:
-    """Judge a folder of KernelBench generations and score it. Started again, it goes on where it was."""
+    """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
     from kqueue.client import Client
     from kqueue.kernelbench import scores_of
 
@@ -85,7 +89,7 @@ def kernelbench(
         with Client() as client:
             left_out = _judge(client, todo, run)
     except KeyboardInterrupt:
-        print("kqueue: the evaluations go on; run the same again to have them", file=sys.stderr)
+        print("kqueue: the evaluations continue; run the same command again to collect them", file=sys.stderr)
         raise
     finally:
         run.write()
@@ -108,7 +112,7 @@ def kernelbench(
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A generation, and the problem that it is for."""
+    """One generated kernel and its problem."""
 
     path: Path
     problem: Path
@@ -124,22 +128,23 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A sample that is to be judged."""
+    """A sample to judge."""
 
     sample: _Sample
     digest: str
     request: Request
-    #: Evaluations of it of which nothing came.
+    #: Earlier evaluations of the sample that gave no result.
     fruitless: int = 0
 
 
 class _Run:
-    """The results' file: read, added to, written whole and never half."""
+    """The results file. Each write replaces the whole file atomically."""
 
     def __init__(self, file: Path, level: int) -> None:
         self.file = file
         self._level = level
-        #: Names this run's evaluations, so that an interrupted one finds them again. Without results it is a new run.
+        #: Prefix of this run's idempotency keys, kept in a file so that a resumed run finds its evaluations. Without
+        #: a results file, a new run begins.
         self._token_file = file.with_name(file.name + ".run")
         known = file.exists() and self._token_file.exists()
         self._token = self._token_file.read_text().strip() if known else uuid4().hex
@@ -150,7 +155,7 @@ class _Run:
             self._token_file.write_text(self._token + "\n")
 
     def to_do(self, samples: Iterable[_Sample], arguments: dict[str, Any]) -> list[_Work]:
-        """What has no result yet; sources that cannot be kernels get theirs at once."""
+        """Return the samples without a result. A source that cannot be a kernel gets its result at once."""
         from kqueue.integrations.answers import request_for
 
         work: list[_Work] = []
@@ -172,7 +177,7 @@ class _Run:
         return f"{self._token}/{work.sample.problem_id}/{work.sample.sample_id}/{digest}/{work.fruitless}"
 
     def add(self, sample: _Sample, row: dict[str, Any], digest: str) -> None:
-        """Put a sample's result in its place."""
+        """Insert a sample's result, replacing an older one."""
         row["metadata"] |= {"level": self._level, "file_sha256": digest}
         table = self.results.setdefault(str(sample.problem_id), [])
         table[:] = sorted([r for r in table if r["sample_id"] != sample.sample_id] + [row], key=_sample_id)
@@ -184,7 +189,7 @@ class _Run:
         self._written = time.monotonic()
 
     def _has(self, sample: _Sample, digest: str) -> bool:
-        """Whether this very file has a result; one that another program wrote does not say of which file."""
+        """True if this exact file has a result. A result without a file hash (another program's) counts too."""
         return any(
             row["sample_id"] == sample.sample_id and row["metadata"].get("file_sha256", digest) == digest
             for row in self.results.get(str(sample.problem_id), ())
@@ -192,7 +197,7 @@ class _Run:
 
 
 def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
-    """Judge what is to do; returns the names of what nothing is known of, and why."""
+    """Judge the samples. Return the names of those that got no result, each with the reason."""
     from kqueue.cli.submit import progress
     from kqueue.kernelbench import row_of
 
@@ -206,7 +211,7 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
                 elif created:
                     left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
                 else:
-                    # An earlier run's, of which nothing came.
+                    # An earlier run's evaluation, which gave no result.
                     again.append(replace(work, fruitless=work.fruitless + 1))
                     continue
                 advance(str(verdict.category))
@@ -215,7 +220,7 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
 
 
 def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tuple[_Work, Verdict, bool]]:
-    """Each with its verdict, and whether its evaluation is new, as they come."""
+    """Submit the samples. Yield each with its verdict as it arrives, and True if its evaluation is new."""
     waiting: dict[Any, _Work] = {}
     tickets: list[Any] = []
     source = iter(todo)
@@ -229,10 +234,10 @@ def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tupl
 
 
 def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
-    """The generations of one level with their problems, and what is wrong with other files.
+    """Return one level's generations with their problems, and complaints about the other files.
 
     Raises:
-        InvalidRequest: a folder is missing, or has none; or there are several levels and none was chosen.
+        InvalidRequest: a folder is missing or holds no generations, or there are several levels and none was chosen.
     """
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
@@ -244,10 +249,10 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
             at, problem_id, sample_id = map(int, match.groups())
             named.setdefault(at, []).append((problem_id, sample_id, path))
         else:
-            bad.append(f"{path.name}: not judged, its name is not level_L_problem_P_sample_S_kernel.py")
+            bad.append(f"{path.name}: not judged; its name is not level_L_problem_P_sample_S_kernel.py")
     if level is None and len(named) > 1:
         levels = ", ".join(map(str, sorted(named)))
-        raise InvalidRequest(f"--generations {generations}: has levels {levels}; choose one with --level and --out")
+        raise InvalidRequest(f"--generations {generations}: holds levels {levels}; choose one with --level and --out")
     chosen = level if level is not None else next(iter(named), None)
     if chosen is None or chosen not in named:
         which = "" if level is None else f" of level {level}"
@@ -259,15 +264,15 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
             case [problem]:
                 samples.append(_Sample(path, problem, problem_id, sample_id))
             case []:
-                bad.append(f"{path.name}: not judged, {problems} has no {problem_id}_*.py for level {chosen}")
+                bad.append(f"{path.name}: not judged; {problems} has no {problem_id}_*.py for level {chosen}")
             case several:
                 names = ", ".join(problem.name for problem in several)
-                bad.append(f"{path.name}: not judged, problem {problem_id} could be {names}")
+                bad.append(f"{path.name}: not judged; problem {problem_id} could be any of {names}")
     return _Found(chosen, samples), bad
 
 
 def _problems(folder: Path, level: int) -> dict[int, list[Path]]:
-    """A level's problems by their number: in its folder, or in ``folder`` itself where that has none for levels."""
+    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` if it has no level folders."""
     below = folder / f"level{level}"
     place = below if below.is_dir() or any(folder.glob("level*/")) else folder
     found: dict[int, list[Path]] = {}
@@ -278,10 +283,10 @@ def _problems(folder: Path, level: int) -> dict[int, list[Path]]:
 
 
 def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
-    """Results written before, by this command or by KernelBench's scripts.
+    """Read results that this command or KernelBench's scripts wrote.
 
     Raises:
-        InvalidRequest: it is no such file, or of another level.
+        InvalidRequest: the file is not a results file, or belongs to another level.
     """
     try:
         known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -291,7 +296,7 @@ def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(
-            f"{file}: not a results file, samples by a problem's id ({error}); move it away or use --out"
+            f"{file}: not a results file (an object of samples by problem id): {error}; move it away or use --out"
         ) from None
     others = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
     if others:
@@ -300,13 +305,13 @@ def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _row(given: Any) -> dict[str, Any]:
-    """A sample's entry, checked as far as it is used."""
+    """Check the fields of a sample's entry that this command uses."""
     facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
     return {**given, **facts, "sample_id": int(given["sample_id"]), "metadata": dict(given.get("metadata") or {})}
 
 
 def _refused(sample: _Sample, why: str) -> dict[str, Any]:
-    """The entry of a file that cannot be a kernel: it counts as one that failed."""
+    """Return the entry of a file that cannot be a kernel. It counts as a failed sample."""
     return {
         "sample_id": sample.sample_id,
         "compiled": False,
@@ -320,7 +325,7 @@ def _refused(sample: _Sample, why: str) -> dict[str, Any]:
 
 
 def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int]) -> dict[str, Any]:
-    """pass@k as KernelBench's scripts read it."""
+    """Return pass@k in the form that KernelBench's scripts read."""
     from kqueue.kernelbench import pass_at_k, scores_of
 
     scores = scores_of(results, ks, ())
@@ -395,7 +400,7 @@ def _numbers(given: str, option: str, kind: type[NumberT]) -> list[NumberT]:
         numbers = []
     if not numbers or min(numbers) < (1 if kind is int else 0):
         what = "whole numbers from 1" if kind is int else "numbers from 0"
-        raise InvalidRequest(f"{option} {given}: {what}, separated by commas, are needed")
+        raise InvalidRequest(f"{option} {given}: give {what}, separated by commas")
     return sorted(set(numbers))
 
 
@@ -406,7 +411,7 @@ def _text(problem: Path) -> str:
 
 
 def _decoded(data: bytes) -> str:
-    # What is no UTF-8 comes to a source that is refused as such.
+    # Bytes that are not UTF-8 become surrogates, for which the request is refused.
     return data.decode("utf-8-sig", errors="surrogateescape")
 
 

@@ -1,6 +1,6 @@
-"""From the arguments of `kqueue submit` to the fields of requests: files, folders, globs, JSON lines, settings.
+"""Turn the arguments of `kqueue submit` (files, folders, globs, JSON lines, settings) into fields of requests.
 
-What is wrong with one kernel or line is kept beside it and spoils none of the others.
+A fault in one kernel or line stays with its :class:`Entry` and does not affect the others.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final, cast
 
 from kqueue.errors import InvalidRequest
 
-#: A line of JSON holds two sources at most, each byte escaped as ``\u00xx`` at worst.
+#: A JSON line holds at most two sources, and JSON may escape each byte as ``\u00xx``.
 _MAX_LINE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One kernel or line, read but not yet checked as a request.
+    """One kernel or line, read but not yet validated as a request.
 
     Attributes:
-        where: the kernel's path, or ``line 3``.
-        fields: of the request; empty where they could not be read.
-        error: why they could not; None where they could.
+        where: the kernel's path, or for example ``line 3``.
+        fields: the request's fields; empty if they could not be read.
+        error: the reason why they could not be read, or None.
     """
 
     where: str
@@ -36,10 +36,10 @@ class Entry:
 
 
 def read_source(path: Path) -> str:
-    """The text of a source file.
+    """Read a source file.
 
     Raises:
-        InvalidRequest: it cannot be read or is no source; the message names it.
+        InvalidRequest: the file cannot be read, is too large, empty or not UTF-8. The message names the file.
     """
     from kqueue.contract import MAX_SOURCE_BYTES
 
@@ -49,7 +49,7 @@ def read_source(path: Path) -> str:
     except OSError as error:
         raise InvalidRequest(f"{path}: {error.strerror or error}") from None
     if len(data) > MAX_SOURCE_BYTES:
-        raise InvalidRequest(f"{path}: larger than {MAX_SOURCE_BYTES} bytes, which is what a source may have")
+        raise InvalidRequest(f"{path}: larger than {MAX_SOURCE_BYTES} bytes, the limit for a source")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,10 +74,13 @@ def read_problem(given: str) -> dict[str, str]:
 
 
 def find_kernels(patterns: Sequence[str]) -> list[Path]:
-    """The files that paths, folders (their ``*.py``) and globs name, each once, in that order.
+    """Return the files that the patterns name, in order and without duplicates.
+
+    Args:
+        patterns: paths, folders (meaning their ``*.py``) and globs.
 
     Raises:
-        InvalidRequest: a pattern names nothing.
+        InvalidRequest: a pattern matches nothing.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -87,7 +90,7 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
             if not matches:
                 raise InvalidRequest(f"{pattern}: no .py file in this folder")
         elif path.exists() or not glob.has_magic(pattern):
-            matches = [path]  # a file that does not exist is reported as a bad kernel beside the good ones
+            matches = [path]  # reading reports a missing file as one bad kernel among the others
         else:
             # Path.glob takes no absolute patterns.
             matches = sorted(Path(m) for m in glob.glob(pattern, recursive=True) if Path(m).is_file())  # noqa: PTH207
@@ -98,10 +101,14 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
 
 
 def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings from ``--settings`` (a JSON file, or JSON itself) with each ``--set path=value`` over them.
+    """Return the settings from ``--settings``, overridden by each ``--set path=value``.
+
+    Args:
+        given: a JSON file's path, or inline JSON.
+        assignments: the arguments of ``--set``, such as ``deadlines.check_s=5``.
 
     Raises:
-        InvalidRequest: not JSON, or an assignment without a name.
+        InvalidRequest: ``given`` is not JSON, or an assignment has no name.
     """
     settings: dict[str, Any] = {}
     if given is not None:
@@ -123,7 +130,7 @@ def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, An
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` laid upon it, objects within objects alike."""
+    """Return ``base`` updated with ``over``, recursively."""
     result = dict(base)
     for name, value in over.items():
         below = result.get(name)
@@ -133,16 +140,16 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_kernels(paths: Iterable[Path], fields: Mapping[str, Any]) -> Iterator[Entry]:
-    """One entry for each kernel's file; ``fields`` holds the rest of the request."""
+    """Yield one entry for each kernel file. ``fields`` holds the rest of the request."""
     for path in paths:
         yield _entry(str(path), lambda path=path: {**fields, "kernel": read_source(path), "kernel_label": path.stem})
 
 
 def from_lines(path: str, fields: Mapping[str, Any]) -> Iterator[Entry]:
-    """One entry for each line of a file of JSON lines (``-``: stdin), read as they come.
+    """Yield one entry for each line of a JSON lines file (``-`` for stdin), as the lines arrive.
 
-    A line is a Request. ``problem_file`` and ``kernel_file`` may stand for the sources: paths relative to
-    the file's folder. What a line leaves out is taken from ``fields``.
+    A line is a Request. It may name ``problem_file`` and ``kernel_file`` instead of the sources, relative to the
+    file's folder. ``fields`` provides the defaults.
 
     Raises:
         InvalidRequest: the file cannot be opened.
@@ -180,10 +187,10 @@ def _from_line(line: bytes, base: Path, fields: Mapping[str, Any]) -> dict[str, 
         if name in record:
             raise InvalidRequest(f"{name} and {name}_file are both given: give one")
         if not isinstance(file, str) or not file or "\0" in file:
-            raise InvalidRequest(f"{name}_file: a path is wanted, not {json.dumps(file)}")
+            raise InvalidRequest(f"{name}_file: give a path, not {json.dumps(file)}")
         record[name] = read_source(base / file)
         record.setdefault(f"{name}_label", Path(file).stem)
-    if "problem" in record:  # then the problem of the command line is not this one's, nor is its label
+    if "problem" in record:  # a line with its own problem must not inherit the command line's label
         fields = {name: value for name, value in fields.items() if name not in {"problem", "problem_label"}}
     return merged(fields, record)
 
@@ -195,9 +202,9 @@ def _json_object(text: str, where: str = "") -> dict[str, Any]:
     except ValueError as error:
         raise InvalidRequest(f"{prefix}not JSON: {error}") from None
     except RecursionError:
-        raise InvalidRequest(f"{prefix}not usable JSON: nested too deeply") from None
+        raise InvalidRequest(f"{prefix}JSON nested too deeply") from None
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{prefix}a JSON object is wanted, such as {{...}}")
+        raise InvalidRequest(f"{prefix}not a JSON object: give {{...}}")
     return cast("dict[str, Any]", value)
 
 

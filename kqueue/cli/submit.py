@@ -1,4 +1,4 @@
-"""`kqueue submit` and `wait`: kernels from files, folders, globs or JSON lines, and their verdicts."""
+"""`kqueue submit` sends kernels from files, folders, globs or JSON lines; `kqueue wait` waits for their verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kqueue.cli.sources import Entry
     from kqueue.client import Client, Ticket
 
-#: Entries written in one transaction: a long stream is accepted as it is read.
+#: Entries submitted in one transaction. A long stream is submitted while it is read.
 _CHUNK: Final = 200
 
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(slots=True)
 class _Item:
-    """One line of output: a kernel or line of input, and what became of it."""
+    """One line of output: a kernel or input line, and its result."""
 
     entry: Entry
     ticket: Ticket | None = None
@@ -55,43 +55,58 @@ class _Item:
 
 
 def submit(
-    kernels: Annotated[list[str] | None, typer.Argument(metavar="[KERNEL]...", help="More of --kernel.")] = None,
+    kernels: Annotated[
+        list[str] | None, typer.Argument(metavar="[KERNEL]...", help="More kernels, like --kernel.")
+    ] = None,
     problem: Annotated[
         str | None,
         typer.Option("--problem", "-p", metavar="FILE", help="The reference; `sha256:HASH` names a stored one."),
     ] = None,
     kernel: Annotated[
         list[str] | None,
-        typer.Option("--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation a file; repeated."),
+        typer.Option(
+            "--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation per file; repeatable."
+        ),
     ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
     ] = None,
-    jsonl: Annotated[str | None, typer.Option(metavar="FILE", help="JSON lines, each a request; - for stdin.")] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON lines, one request each; - for stdin.")
+    ] = None,
     lane: Annotated[str | None, typer.Option(help="auto, cpu, gpu, or gpu.<model>.", show_default="auto")] = None,
-    allow_idle_lane: Annotated[bool, typer.Option("--allow-idle-lane", help="Even where no worker serves it.")] = False,
+    allow_idle_lane: Annotated[
+        bool, typer.Option("--allow-idle-lane", help="Submit even if no worker serves the lane.")
+    ] = False,
     precision: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16.")] = None,
-    checks: Annotated[int | None, typer.Option(help="Input sets that are compared.")] = None,
-    no_timing: Annotated[bool, typer.Option("--no-timing", help="Take no times.")] = False,
+    checks: Annotated[int | None, typer.Option(help="Input sets to compare.")] = None,
+    no_timing: Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")] = False,
     calls: Annotated[int | None, typer.Option(help="Timed calls.")] = None,
     settings: Annotated[str | None, typer.Option(metavar="FILE|JSON", help="Settings as a JSON object.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as deadlines.check_s=5; repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5; repeatable."),
     ] = None,
-    batch: Annotated[str | None, typer.Option(help="A name under which they are found again.")] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key again gives the same evaluation.")] = None,
-    queue_wait: Annotated[float | None, typer.Option(metavar="S", help="Seconds to wait for a worker at most.")] = None,
+    batch: Annotated[str | None, typer.Option(help="A name to find these evaluations by.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again with the same key returns the same evaluation.")
+    ] = None,
+    queue_wait: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds that an evaluation may wait for a worker.")
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the verdicts; exit with 1 if one did not pass.")
     ] = False,
     timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line an evaluation, in the input's order.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per evaluation, in input order.")
+    ] = False,
 ) -> None:
-    """Submit kernels, each as one evaluation."""
+    """Submit kernels, one evaluation each."""
     from kqueue.cli import sources
 
     if timeout is not None and not wait:
-        raise InvalidRequest("--timeout: waits for nothing without --wait")
+        raise InvalidRequest("--timeout: give --wait too")
     tree = sources.read_settings(settings, assignments or ())
     for short in (
         {} if precision is None else {"precision": precision},
@@ -121,11 +136,13 @@ def submit(
 
 def wait(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
-    batch: Annotated[str | None, typer.Option(help="All of this batch, in the order of submission.")] = None,
+    batch: Annotated[str | None, typer.Option(help="All evaluations of this batch, in submission order.")] = None,
     timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line an evaluation, as `submit --json`.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per evaluation, like `submit --json`.")
+    ] = False,
 ) -> None:
-    """Wait for verdicts of what was submitted before, by whomever; exit with 1 if one did not pass."""
+    """Wait for the verdicts of evaluations submitted earlier, by anyone. Exit with 1 if one did not pass."""
     from kqueue.cli.sources import Entry
     from kqueue.client import Client
     from kqueue.config import load
@@ -133,7 +150,7 @@ def wait(
     from kqueue.store.engine import connect
 
     if not ids and batch is None:
-        raise InvalidRequest("name what to wait for: ids, or --batch NAME")
+        raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
     engine = connect(load().require_database(), application="kqueue wait", pool_size=1)
     with Client() as client:
         try:
@@ -164,18 +181,20 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
 
     if jsonl is not None:
         if patterns:
-            raise InvalidRequest("--kernel and --jsonl: give one of them")
+            raise InvalidRequest("--kernel and --jsonl: give only one of them")
         if "idempotency_key" in fields:
-            raise InvalidRequest("--idempotency-key names one evaluation: give each line a key of its own")
+            raise InvalidRequest("--idempotency-key names one evaluation: give each line its own key")
         return sources.from_lines(jsonl, fields)
     if not patterns:
-        raise InvalidRequest("name what to judge: --kernel PATH, or --jsonl FILE")
+        raise InvalidRequest("nothing to judge: give --kernel PATH or --jsonl FILE")
     for name, what in (("problem", "FILE, the reference"), ("backend", "cuda, triton, torch, cpp or cupy")):
         if name not in fields:
             raise InvalidRequest(f"--{name} is missing: give --{name} {what}")
     paths = sources.find_kernels(patterns)
     if len(paths) > 1 and "idempotency_key" in fields:
-        raise InvalidRequest(f"--idempotency-key names one evaluation, not {len(paths)}: use --jsonl with a key each")
+        raise InvalidRequest(
+            f"--idempotency-key names one evaluation, not {len(paths)}: use --jsonl with a key on each line"
+        )
     return sources.from_kernels(paths, fields)
 
 
@@ -198,7 +217,7 @@ def _run(
 
 
 def _writer(items: Sequence[_Item], *, wait: bool) -> Callable[[], None]:
-    """Writes what is ready of ``items``, in their order: as far as everything before it is known."""
+    """Return a function that prints each item once it and all items before it are ready."""
     from kqueue.cli.render import write_json
 
     written = 0
@@ -213,11 +232,11 @@ def _writer(items: Sequence[_Item], *, wait: bool) -> Callable[[], None]:
 
 
 def _write_nothing() -> None:
-    """What is ready is printed in the end."""
+    """Print nothing now: the table at the end shows everything."""
 
 
 def _open(item: _Item) -> bool:
-    """Whether a verdict is still to come."""
+    """True if the item still waits for its verdict."""
     return item.ticket is not None and item.verdict is None and item.error is None
 
 
@@ -235,7 +254,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
     items: list[_Item] = []
     for entry in entries:
         result = entry.error or next(slots)
-        # The sources have been sent: a long stream is not kept whole.
+        # The sources have been sent. Drop them, so that a long stream does not fill the memory.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
         item = _Item(type(entry)(entry.where, labels))
         if isinstance(result, InvalidRequest):
@@ -251,7 +270,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
 def _await(
     client: Client, items: Sequence[_Item], timeout: float | None, arrived: Callable[[], None], *, quiet: bool
 ) -> None:
-    """Fill in the verdicts as they come, and why one did not."""
+    """Fill in the verdicts as they arrive, or the reason why one did not."""
     waiting: dict[Any, list[_Item]] = {}
     for item in items:
         if item.ticket is not None:
@@ -265,19 +284,27 @@ def _await(
                 advance(str(verdict.category))
                 arrived()
     except KeyboardInterrupt:
-        print("kqueue: the evaluations go on; `kqueue cancel` ends them", file=sys.stderr)
+        print("kqueue: the evaluations continue; `kqueue cancel` ends them", file=sys.stderr)
         raise
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
-            item.error = f"no verdict within {timeout:g} s; the evaluation goes on"
+            item.error = f"no verdict within {timeout:g} s; the evaluation continues"
         arrived()
         print(f"kqueue: {len(late)} of {len(items)} without a verdict after {timeout:g} s", file=sys.stderr)
 
 
 @contextmanager
 def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
-    """A bar on stderr where that is a terminal; yields what tells it of one more verdict."""
+    """Show a progress bar if stderr is a terminal.
+
+    Args:
+        total: verdicts to expect.
+        quiet: show no bar.
+
+    Yields:
+        a function to call with the category of each verdict.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""`kqueue sweep`: what every fleet's sweeper does all the time, once and now."""
+"""`kqueue sweep`: do the work of a fleet's sweeper once, now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kqueue.store.retention import Pruned
     from kqueue.sweeper import SweepReport
 
-#: How long a fleet's own sweeper, which takes a moment now and then, is waited for.
+#: Seconds to wait while another sweeper holds the lock.
 _OTHERS_S: Final = 10.0
 
 
@@ -26,14 +26,12 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Also remove and empty all that is older than the settings say.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, one line.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Also remove everything past its retention.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """Do what is to be done: end what was lost or expired, and send the messages that Redis lacks.
+    """End lost and expired evaluations, and resend the messages that Redis lacks.
 
-    Fleets do that every few seconds by themselves. Exits with 3 where Redis cannot be reached.
+    Every fleet does this by itself every few seconds. Exits with 3 if Redis cannot be reached.
     """
     from kqueue.cli.render import write_json
     from kqueue.config import load
@@ -45,7 +43,7 @@ def sweep(
     config = load()
     if prune and config.retention_days is None and config.log_retention_days is None:
         raise ConfigError(
-            "--prune: everything is kept for ever; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
+            "--prune: no retention is set; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
         )
     engine = connect(config.require_database(), application="kqueue sweep", pool_size=2)
     try:
@@ -79,7 +77,7 @@ def sweep(
 
 
 def _sweeps(engine: Engine, config: Config) -> Generator[SweepReport]:
-    """Sweep until there is nothing more to send, waiting a while for another sweeper."""
+    """Sweep until nothing is left to send, waiting for another sweeper if necessary."""
     from kqueue import broker, sweeper
 
     deadline = time.monotonic() + _OTHERS_S
@@ -109,18 +107,18 @@ def _print(record: dict[str, Any]) -> None:
     from kqueue.cli.render import console, text
 
     if not record["swept"]:
-        typer.echo("another sweeper has been at it all the time")
+        typer.echo("another sweeper was busy all the time")
     counts = {
-        "attempts ended whose workers fell silent": len(record["lost"]),
+        "attempts lost with silent workers": len(record["lost"]),
         "evaluations expired": record["expired"],
-        "workers given up": record["stopped_workers"],
-        "messages that Redis had lost": record["missing"],
+        "workers marked as stopped": record["stopped_workers"],
+        "messages missing from Redis": record["missing"],
         "messages sent": record["published"],
         **{f"{kind} {'emptied' if kind == 'logs' else 'removed'}": n for kind, n in record["pruned"].items()},
     }
     if told := [f"{name}: {number}" for name, number in counts.items() if number]:
         typer.echo("\n".join(told))
     elif record["swept"] and record["broker_error"] is None:
-        typer.echo("nothing was to be done")
+        typer.echo("nothing to do")
     if record["broker_error"] is not None:
         console().print(text(f"redis: {record['broker_error']}", "bold red"))

@@ -103,7 +103,7 @@ def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engin
     faults = done.stderr.splitlines()
     assert faults == [
         "kqueue: bad/empty.py: the file is empty",
-        f"kqueue: bad/large.py: larger than {MAX_SOURCE_BYTES} bytes, which is what a source may have",
+        f"kqueue: bad/large.py: larger than {MAX_SOURCE_BYTES} bytes, the limit for a source",
         "kqueue: bad/latin.py: not UTF-8 text (byte 0xe9 at offset 5); save it as UTF-8",
         "kqueue: bad/nul.py: kernel: the kernel's source holds a NUL character",
         "kqueue: missing.py: No such file or directory",
@@ -117,7 +117,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
     cases: list[tuple[bytes, str | None]] = [
         (json.dumps(good).encode(), None),
         (b"{nonsense", "not JSON"),
-        (b"[1]", "a JSON object is wanted"),
+        (b"[1]", "not a JSON object"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"kernel": "\xff"}', "not UTF-8 text (byte 0xff at offset 12)"),
         (json.dumps(good | {"backend": "fortran"}).encode(), "backend: Input should be 'cuda'"),
@@ -127,7 +127,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
         (json.dumps(good | {"settings": {"checks": 0}}).encode(), "settings.checks: "),
         (json.dumps(good | {"settings": 7}).encode(), "settings: "),
         (json.dumps(good | {"kernel_file": "x.py"}).encode(), "kernel and kernel_file are both given"),
-        (b'{"kernel_file": 3, "backend": "torch"}', "kernel_file: a path is wanted"),
+        (b'{"kernel_file": 3, "backend": "torch"}', "kernel_file: give a path"),
         (b'{"kernel_file": "gone.py", "backend": "torch"}', "gone.py: No such file or directory"),
         (json.dumps(good | {"lane": "gpu"}).encode(), "no live worker serves gpu"),
         (json.dumps(good | {"lane": "tpu"}).encode(), "unknown lane 'tpu'"),
@@ -162,7 +162,7 @@ def test_lines_come_from_stdin_too(cli: Cli, engine: Engine, worker: UUID) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-p", "relu.py", "-b", "torch"), "--kernel PATH, or --jsonl FILE"),
+        (("-p", "relu.py", "-b", "torch"), "--kernel PATH or --jsonl FILE"),
         (("mine.py", "-b", "torch"), "--problem is missing"),
         (("mine.py", "-p", "relu.py"), "--backend is missing"),
         (("mine.py", "-p", "gone.py", "-b", "torch"), "gone.py: No such file"),
@@ -170,9 +170,9 @@ def test_lines_come_from_stdin_too(cli: Cli, engine: Engine, worker: UUID) -> No
         (("mine.py", "-p", "relu.py", "-b", "torch", "--settings", "{"), "--settings: not JSON"),
         (("mine.py", "-p", "relu.py", "-b", "torch", "--settings", "gone.json"), "gone.json: No such file"),
         (("mine.py", "-p", "relu.py", "-b", "torch", "--set", "checks"), "write name=value"),
-        (("mine.py", "-p", "relu.py", "-b", "torch", "--timeout", "3"), "without --wait"),
+        (("mine.py", "-p", "relu.py", "-b", "torch", "--timeout", "3"), "--timeout: give --wait too"),
         (("mine.py", "relu.py", "-p", "relu.py", "-b", "torch", "--idempotency-key", "k"), "names one evaluation"),
-        (("mine.py", "--jsonl", "-"), "give one of them"),
+        (("mine.py", "--jsonl", "-"), "give only one of them"),
         (("--jsonl", "gone.jsonl"), "gone.jsonl: No such file"),
     ],
 )

@@ -39,7 +39,7 @@ class TestSweep:
     def test_a_quiet_fleet_needs_nothing(self, cli: Cli, worker: UUID) -> None:
         """And the command says so."""
         done = cli("sweep")
-        assert (done.returncode, done.stdout) == (0, "nothing was to be done\n")
+        assert (done.returncode, done.stdout) == (0, "nothing to do\n")
 
     def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, engine: Engine, worker: UUID) -> None:
         """Everything queued, after Redis was emptied by hand."""

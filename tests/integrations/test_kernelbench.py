@@ -170,7 +170,7 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=300)
     assert running.returncode == 130
-    assert "run the same again" in told
+    assert "run the same command again" in told
     assert 1 <= len(results(run)["1"]) < 4
     found = scores(folders)
     assert (found["samples"], found["correct"]) == (4, 4)
