@@ -26,13 +26,10 @@ from redis.exceptions import RedisError
 
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
+from kqueue.limits import hard_limit_s
 
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
-#: Seconds that Celery's hard limit lies above the sum of the judge's own deadlines.
-HARD_LIMIT_GRACE_S: Final = 15.0
-#: Seconds that an evaluation may wait for its GPU while other slots use it.
-GPU_WAIT_S: Final = 900.0
 #: Redis hands an unacknowledged message out again after this many seconds. Nothing waits for that: what a dead
 #: worker ran is queued again in Postgres, and a sweeper sends it within seconds. So it lies above every hard limit,
 #: and is the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
@@ -360,11 +357,6 @@ def revoke(app: Celery, evaluation_id: UUID) -> None:
 def printable(label: str) -> str:
     """A label for Flower: one line, nothing in it that turns text around or controls anything."""
     return "".join(char if char.isprintable() else "\ufffd" for char in label[:_LABEL_CHARACTERS])
-
-
-def hard_limit_s(deadlines_s: float) -> float:
-    """Celery's hard time limit in seconds for an evaluation whose deadlines sum to ``deadlines_s``."""
-    return deadlines_s + GPU_WAIT_S + HARD_LIMIT_GRACE_S
 
 
 def _identity(message: bytes) -> UUID | None:

@@ -33,13 +33,14 @@ from kombu import transport as transports
 from kombu.transport import redis
 
 from kqueue import broker
+from kqueue.limits import hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
 #: A task's message has about 1500 characters; an order that revokes many evaluations at once has the most.
 _MESSAGE_CHARACTERS: Final = 128 << 10
 #: The hard limit's bounds in seconds: below the first an honest evaluation could be broken off.
-SHORTEST_LIMIT_S = broker.hard_limit_s(0.0)
+SHORTEST_LIMIT_S = hard_limit_s(0.0)
 LONGEST_LIMIT_S = float(broker.VISIBILITY_TIMEOUT_S)
 #: Evaluations that one order may revoke, and workers that it may be for.
 _MOST: Final = 1000

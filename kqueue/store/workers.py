@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from kqueue.broker import hard_limit_s
+from kqueue.limits import hard_limit_s
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kqueue.broker import hard_limit_s
 from kqueue.contract import Deadlines
+from kqueue.limits import hard_limit_s
 
 from .conftest import CPU, GPU, ROOT, SECRETS, Compose
 

@@ -16,6 +16,7 @@ import redis
 from celery.worker.control import Panel
 
 from kqueue import broker
+from kqueue.limits import hard_limit_s
 from kqueue.store import evaluations
 from workers import messages
 
@@ -377,7 +378,7 @@ def test_limits_are_kept_within_their_bounds() -> None:
         return made["headers"]["timelimit"]
 
     least, most = messages.SHORTEST_LIMIT_S, messages.LONGEST_LIMIT_S
-    assert (least, most) == (broker.hard_limit_s(0), broker.VISIBILITY_TIMEOUT_S)
+    assert (least, most) == (hard_limit_s(0), broker.VISIBILITY_TIMEOUT_S)
     assert limit([least + 1, 5]) == [least + 1, None]
     for short in (0, -1, 0.5, True, -(10**400)):
         assert limit([short, None]) == [least, None]
@@ -395,6 +396,6 @@ def test_a_message_of_ours_is_read_as_it_was_meant(services: Any, writer: Any) -
     writer.delete(name)
     made = messages.task(json.loads(lying), name)
     assert made["headers"]["id"] == str(evaluation)
-    assert made["headers"]["timelimit"] == [broker.hard_limit_s(100.0), None]
+    assert made["headers"]["timelimit"] == [hard_limit_s(100.0), None]
     assert made["headers"]["kwargsrepr"] == "problem=p kernel=k\ufffd\ufffd[1m"
     assert json.loads(base64.b64decode(made["body"]))[0] == [str(evaluation)]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kqueue.broker import GPU_WAIT_S
+from kqueue.limits import GPU_WAIT_S
 
 #: Seconds between two looks at a lock. Asked for again and again and not waited for: an alarm would be needed to
 #: end the waiting, and the judge has that for its deadlines.

@@ -14,8 +14,8 @@ import time
 from collections.abc import Generator
 from typing import Final
 
-from kqueue.broker import GPU_WAIT_S
 from kqueue.contract import Deadlines, Phase
+from kqueue.limits import GPU_WAIT_S
 from workers.judge.host.blackbox import BlackBox
 from workers.slot import Slot
 
