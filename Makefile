@@ -11,7 +11,7 @@ help:
 	@echo 'make demo           judge the gallery of good and bad kernels on this machine'
 	@echo 'make test           run the tests'
 	@echo 'make adapters       test the adapters with the packages that they are for, which it fetches'
-	@echo 'make check          formatting, lint and types'
+	@echo 'make check          formatting, lint, types and who imports whom'
 	@echo 'make wheelhouse     collect wheels for a GPU host without a network (PYTHON=3.12)'
 	@echo 'make env            the secrets of the compose stack, where .env lacks them'
 	@echo 'make sbom           what is installed here, as CycloneDX (SBOM=dist/sbom.cdx.json)'
@@ -42,6 +42,7 @@ check: venv
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright --pythonpath $(PY)
+	.venv/bin/lint-imports --no-logo --no-cache
 
 wheelhouse: venv
 	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
