@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
+from kqueue.states import Writer
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
@@ -435,8 +436,8 @@ class Verdict(Outcome):
     lane: str
     attempts: int
     """Attempts made, 0 where it never started."""
-    written_by: str
-    """Who recorded it: ``judge``, ``worker``, ``sweeper`` or ``client``."""
+    written_by: Writer
+    """The part of the fleet that recorded it."""
     environment: dict[str, Any] | None = None
     """GPU, driver, CUDA, torch, triton, host; None where no attempt was made."""
     submitted_at: datetime

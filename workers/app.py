@@ -32,6 +32,7 @@ from kqueue.categories import Category
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
+from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
@@ -190,7 +191,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
                 claim.evaluation_id,
                 claim.number,
                 outcome,
-                written_by="judge",
+                written_by=Writer.JUDGE,
                 retry_delay_s=worker.config.retry_delay_s,
             )
         except (DatabaseUnavailable, SchemaMismatch) as error:

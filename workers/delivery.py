@@ -60,6 +60,7 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
+from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from workers.judge.host.blackbox import BlackBox, Record
@@ -163,7 +164,7 @@ class Recorder:
                 record.evaluation_id,
                 record.number,
                 outcome,
-                written_by="worker",
+                written_by=Writer.WORKER,
                 retry_delay_s=self._retry_delay_s,
                 handed_back=handed_back,
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli.results import database
+from kqueue.states import GpuState
 
 if TYPE_CHECKING:
     from kqueue.store.gpus import GpuStatus
@@ -69,7 +70,7 @@ def list_gpus(
 
 def state(gpu: GpuStatus) -> str:
     """Return a GPU's state and the reason for it in one line."""
-    name = "testing" if gpu.state == "serving" and gpu.paused else gpu.state
+    name = "testing" if gpu.state == GpuState.SERVING and gpu.paused else gpu.state
     return f"{name}: {gpu.reason}" if gpu.reason else name
 
 
@@ -129,5 +130,5 @@ def resume(gpu: _Named, host: _Host = None) -> None:
         named = gpus.resolve(engine, gpu, host=host or socket.gethostname())
         gpus.resume(engine, named.uuid)
         [now] = gpus.find(engine, uuids=[named.uuid])
-    what = "serves again" if now.state == "serving" else "is tested now, and serves if it passes"
+    what = "serves again" if now.state == GpuState.SERVING else "is tested now, and serves if it passes"
     typer.echo(f"GPU {named.index} of {named.host} {what}")

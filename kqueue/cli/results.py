@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from kqueue.errors import InvalidRequest, KqueueError
+from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -80,7 +81,7 @@ def status(as_json: _Json = False) -> None:
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
     for worker in live:
         for lane in worker.lanes:
-            lanes.setdefault(lane, {"queued": 0, "running": 0, "done": 0, "workers": 0})["workers"] += 1
+            lanes.setdefault(lane, {**dict.fromkeys(EvaluationState, 0), "workers": 0})["workers"] += 1
     blames: dict[str, int] = {}
     for category, count in outcomes.items():
         blames[category.blame] = blames.get(category.blame, 0) + count
@@ -109,7 +110,7 @@ def _print_status(record: Mapping[str, Any]) -> None:
     from kqueue.cli.render import age, category_text, console, print_table, text
 
     lanes, live = record["lanes"], record["workers"]
-    columns = ("queued", "running", "done", "workers")
+    columns = (*EvaluationState, "workers")
     if lanes:
         rows = ((name, *(lanes[name][column] for column in columns)) for name in sorted(lanes))
         print_table(("lane", *columns), rows, title="queue")
@@ -209,7 +210,7 @@ def _print_head(detail: Detail) -> None:
             ("batch", detail.batch),
             ("settings", _settings(detail.settings)),
             ("submitted", moment(detail.submitted_at)),
-            ("expires", moment(detail.expires_at) if detail.state == "queued" else ""),
+            ("expires", moment(detail.expires_at) if detail.state == EvaluationState.QUEUED else ""),
         )
     )
 

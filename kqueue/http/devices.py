@@ -17,6 +17,7 @@ from kqueue.contract import CPU_BACKENDS, Backend, gpu_model
 from kqueue.errors import ServiceError
 from kqueue.http.door import Door
 from kqueue.http.problems import HttpError
+from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports, workers
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.workers import LiveWorker
@@ -90,7 +91,7 @@ class View:
 
     devices: tuple[Device, ...]
     workers: tuple[LiveWorker, ...]
-    backlog: dict[str, dict[str, int]]
+    backlog: dict[str, dict[EvaluationState, int]]
 
     @property
     def lanes(self) -> Counter[str]:
@@ -104,8 +105,8 @@ class View:
             return [backend.value for backend in Backend]
         return sorted(backend.value for backend in CPU_BACKENDS) if "cpu" in self.lanes else []
 
-    def total(self, state: str) -> int:
-        """Evaluations that are ``queued`` or ``running``, on all lanes."""
+    def total(self, state: EvaluationState) -> int:
+        """The number of evaluations in a state, ``queued`` or ``running``, on all lanes."""
         return sum(counts[state] for counts in self.backlog.values())
 
     def device(self, number: int) -> Device:

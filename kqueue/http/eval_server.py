@@ -18,6 +18,7 @@ from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.joining import RESPONSES, IdempotencyKey
+from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports
 
 router: Final = APIRouter(tags=["simple_eval_server"])
@@ -171,8 +172,8 @@ async def health(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
         "cuda_arch_list": view.architectures,
         "devices": [device.summary() for device in view.devices],
         "isolation": "process",
-        "queued": view.total("queued"),
-        "running": view.total("running"),
+        "queued": view.total(EvaluationState.QUEUED),
+        "running": view.total(EvaluationState.RUNNING),
         "queue": view.backlog,
         "workers": [
             {

@@ -21,6 +21,7 @@ from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.eval_server import KernelExecResult, result_of
 from kqueue.http.joining import RESPONSES, IdempotencyKey
+from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Progress
 
@@ -136,8 +137,8 @@ async def status(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str,
         "server_status": "running",
         "device_status": view.device_status,
         "queue_info": {
-            "queued_jobs": view.total("queued"),
-            "active_jobs": view.total("queued") + view.total("running"),
+            "queued_jobs": view.total(EvaluationState.QUEUED),
+            "active_jobs": view.total(EvaluationState.QUEUED) + view.total(EvaluationState.RUNNING),
             "completed_jobs": sum(completed.values()),
             "available_devices": sum(state == "idle" for state in view.device_status.values()),
         },
@@ -162,7 +163,7 @@ async def _accept(door: Door, caller: Caller, body: EvaluationRequest, key: str 
 
 async def _job(door: Door, view: View, job_id: UUID) -> Job:
     progress = await door.read(reports.progress, job_id)
-    verdict = await door.client.verdict(job_id) if progress.state == "done" else None
+    verdict = await door.client.verdict(job_id) if progress.state == EvaluationState.DONE else None
     told = _status(progress)
     return Job(
         job_id=job_id,
@@ -177,7 +178,7 @@ async def _job(door: Door, view: View, job_id: UUID) -> Job:
 
 def _status(progress: Progress) -> str:
     """``queued``, ``running``, ``completed``, or ``failed`` where the fleet failed or nobody is to blame."""
-    if progress.state != "done":
+    if progress.state != EvaluationState.DONE:
         return progress.state
     return "failed" if progress.blame in (Blame.FLEET, Blame.NOBODY) else "completed"
 

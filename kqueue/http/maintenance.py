@@ -22,6 +22,7 @@ from kqueue.http.auth import Admin
 from kqueue.http.devices import CurrentFleet, Device, Fleet, View
 from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.problems import HttpError
+from kqueue.states import GpuState
 from kqueue.store import gpus
 from kqueue.sweeper import SweepReport
 
@@ -43,7 +44,7 @@ async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wai
     """
     swept = await door.read(_sweep, door.config)
     view = await fleet.renewed()
-    chosen = [device for device in view.devices if device.attended and device.gpu.state != "drained"]
+    chosen = [device for device in view.devices if device.attended and device.gpu.state != GpuState.DRAINED]
     for device in chosen:
         await _test_now(door, device)
     over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen}, wait_s)
@@ -78,13 +79,15 @@ async def reset_gpu(
     await door.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
     over = await _until_decided(door, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
-    status, message = "quarantined" if over else "still being reset", now.error
+    status, message = GpuState.QUARANTINED if over else "still being reset", now.error
     if now.error is None:
         status, message = "reset", "its workers were started anew, it passed its test and is in service"
-    elif over and now.gpu.state == "drained":
-        tested = "failed" if now.gpu.failures else "passed" if device.gpu.state == "drained" else "was not put to"
+    elif over and now.gpu.state == GpuState.DRAINED:
+        tested = (
+            "failed" if now.gpu.failures else "passed" if device.gpu.state == GpuState.DRAINED else "was not put to"
+        )
         status, message = (
-            "drained",
+            GpuState.DRAINED,
             f"it {tested} its test; an operator drained it, and so it stays until it is resumed",
         )
     return now.summary() | {"status": status, "message": message, "seconds": time.monotonic() - begun}
@@ -93,7 +96,7 @@ async def reset_gpu(
 @router.post("/reset_devices")
 async def reset_devices(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
     """Return drained GPUs to service, and test quarantined ones at once."""
-    chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != "serving"]
+    chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != GpuState.SERVING]
     for device in chosen:
         await door.read(gpus.resume, device.gpu.uuid)
     over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
@@ -125,7 +128,7 @@ def _sweep(engine: Engine, config: Config) -> SweepReport | None:
 
 
 async def _test_now(door: Door, device: Device) -> None:
-    if device.gpu.state == "serving":
+    if device.gpu.state == GpuState.SERVING:
         await door.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up asked for a test")
     elif device.gpu.failures:
         await door.read(gpus.resume, device.gpu.uuid)
@@ -145,9 +148,9 @@ async def _until_decided(door: Door, fleet: Fleet, uuids: set[str], timeout_s: f
 
 def _decided(device: Device) -> bool:
     gpu = device.gpu
-    if gpu.state == "drained":
+    if gpu.state == GpuState.DRAINED:
         return gpu.reset_at is None and gpu.check_at is None
-    return device.error is None or (gpu.reset_at is None and not gpu.due and gpu.state != "serving")
+    return device.error is None or (gpu.reset_at is None and not gpu.due and gpu.state != GpuState.SERVING)
 
 
 def _summaries(view: View) -> list[dict[str, Any]]:

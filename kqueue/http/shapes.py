@@ -14,6 +14,7 @@ from kqueue.categories import Blame, Category, CategoryInfo
 from kqueue.config import MAX_BATCH
 from kqueue.contract import Backend
 from kqueue.http.problems import Problem
+from kqueue.states import EvaluationState, Writer
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
 
@@ -134,7 +135,7 @@ class Attempt(_Shape):
     ended_at: datetime | None
     category: Category | None
     message: str | None
-    written_by: str | None
+    written_by: Writer | None
     environment: dict[str, Any] | None
 
 
@@ -142,8 +143,7 @@ class Evaluation(_Shape):
     """One evaluation in full but for its sources, which are artifacts."""
 
     evaluation_id: UUID = Field(examples=[_ID])
-    state: str = Field(examples=["done"])
-    """`queued`, `running` or `done`."""
+    state: EvaluationState
     lane: str = Field(examples=["gpu"])
     backend: Backend
     problem_label: str | None

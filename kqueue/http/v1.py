@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
@@ -25,6 +25,7 @@ from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.door import Caller, CurrentDoor, Door
 from kqueue.http.problems import HttpError
+from kqueue.states import EvaluationState
 from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -159,7 +160,7 @@ async def submit_each(
 async def listing(
     _: Reader,
     door: CurrentDoor,
-    state: Literal["queued", "running", "done"] | None = None,
+    state: EvaluationState | None = None,
     category: Category | None = None,
     blame: Blame | None = None,
     problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
@@ -302,7 +303,7 @@ async def leaderboard(
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     """What waits, who works, and how the GPUs are."""
     view = await fleet.get()
-    none = {"queued": 0, "running": 0}
+    none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
         lanes={
             lane: shapes.Lane(**view.backlog.get(lane, none), workers=view.lanes.get(lane, 0))

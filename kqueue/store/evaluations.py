@@ -53,6 +53,7 @@ from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.contract import Deadlines, Outcome, Request
 from kqueue.errors import IdempotencyConflict, SchemaMismatch, UnknownEvaluation, UnknownProblem
+from kqueue.states import EvaluationState, Writer
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
@@ -184,7 +185,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
             update(Evaluation)
             .where(
                 Evaluation.id == evaluation_id,
-                Evaluation.state == "queued",
+                Evaluation.state == EvaluationState.QUEUED,
                 Evaluation.available_at <= func.now(),
                 not_(_EXPIRED),
                 select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None)).exists(),
@@ -192,7 +193,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
                 Problem.hash == Evaluation.problem_hash,
                 Kernel.hash == Evaluation.kernel_hash,
             )
-            .values(state="running", attempts=Evaluation.attempts + 1)
+            .values(state=EvaluationState.RUNNING, attempts=Evaluation.attempts + 1)
             .returning(
                 Evaluation.attempts.label("number"),
                 Evaluation.lane,
@@ -214,7 +215,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
                 update(Evaluation)
                 .where(
                     Evaluation.id == evaluation_id,
-                    Evaluation.state == "queued",
+                    Evaluation.state == EvaluationState.QUEUED,
                     Evaluation.published_at.is_not(None),
                 )
                 .values(published_at=None)
@@ -242,7 +243,7 @@ def finish(
     number: int,
     outcome: Outcome,
     *,
-    written_by: str,
+    written_by: Writer,
     retry_delay_s: float,
     handed_back: bool = False,
 ) -> Recorded:
@@ -258,7 +259,7 @@ def finish(
         evaluation_id: the evaluation.
         number: the attempt's number, as claimed.
         outcome: what it came to.
-        written_by: ``judge``, ``worker`` or ``sweeper``.
+        written_by: the part of the fleet that records it.
         retry_delay_s: seconds before a second try.
         handed_back: the attempt was broken off because its worker was told to stop: it is no try, and the
             evaluation is due again at once.
@@ -366,7 +367,7 @@ def published(engine: Engine) -> dict[str, set[UUID]]:
     with transaction(engine) as connection:
         for identity, lane in connection.execute(
             select(Evaluation.id, Evaluation.lane).where(
-                Evaluation.state == "queued", Evaluation.published_at.is_not(None)
+                Evaluation.state == EvaluationState.QUEUED, Evaluation.published_at.is_not(None)
             )
         ):
             found.setdefault(lane, set()).add(identity)
@@ -380,7 +381,7 @@ def mark_published(engine: Engine, ids: Collection[UUID], *, lost: bool = False)
     """
     free = (
         select(Evaluation.id)
-        .where(Evaluation.id == _any_id(ids), Evaluation.state == "queued")
+        .where(Evaluation.id == _any_id(ids), Evaluation.state == EvaluationState.QUEUED)
         .with_for_update(skip_locked=True)
     )
     with transaction(engine) as connection:
@@ -420,7 +421,7 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
                 evaluation_id,
                 number,
                 outcome,
-                written_by="sweeper",
+                written_by=Writer.SWEEPER,
                 retry_delay_s=retry_delay_s,
                 only_overdue=True,
             )
@@ -458,7 +459,7 @@ def lose_worker(
                 evaluation_id,
                 number,
                 outcome,
-                written_by="worker",
+                written_by=Writer.WORKER,
                 retry_delay_s=retry_delay_s,
                 handed_back=handed_back,
             ),
@@ -523,8 +524,8 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
 # What follows runs inside a transaction of the functions above.
 
 #: Written out: a prepared statement whose states are parameters does without the indexes that are partial.
-_QUEUED: Final = Evaluation.state == literal_column("'queued'")
-_UNFINISHED: Final = Evaluation.state != literal_column("'done'")
+_QUEUED: Final = Evaluation.state == literal_column(f"'{EvaluationState.QUEUED}'")
+_UNFINISHED: Final = Evaluation.state != literal_column(f"'{EvaluationState.DONE}'")
 
 #: Coalesced, so that it can be denied.
 _EXPIRED: Final = and_(
@@ -644,7 +645,7 @@ def _end(
     number: int,
     outcome: Outcome,
     *,
-    written_by: str,
+    written_by: Writer,
     retry_delay_s: float,
     handed_back: bool = False,
     only_overdue: bool = False,
@@ -677,7 +678,7 @@ def _end(
             select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
         ).one()
         gpus.suspect(connection, device, reason=outcome.message, failed=True)
-    if evaluation.state == "done":
+    if evaluation.state == EvaluationState.DONE:
         return Recorded.LATE
     if fleet:
         before = _tries(earlier)
@@ -687,7 +688,7 @@ def _end(
             connection.execute(
                 update(Evaluation)
                 .where(Evaluation.id == evaluation_id)
-                .values(state="queued", available_at=func.now() + delay, published_at=None)
+                .values(state=EvaluationState.QUEUED, available_at=func.now() + delay, published_at=None)
             )
             return Recorded.RETRY
         deaths = _deaths(before) + _is_death(outcome.category.value, written_by)
@@ -765,7 +766,7 @@ def _deaths(tries: Collection[Row[*tuple[Any, ...]]]) -> int:
 
 def _is_death(category: str, written_by: str) -> bool:
     """Whether an attempt that failed for the fleet's fault ended without a word of its judge, or with a failing GPU."""
-    return written_by != "judge" or category in (Category.WORKER_LOST, Category.GPU_UNHEALTHY)
+    return written_by != Writer.JUDGE or category in (Category.WORKER_LOST, Category.GPU_UNHEALTHY)
 
 
 def _last_of(outcome: Outcome, tries: int, deaths: int, *, alone: bool) -> Outcome:
@@ -787,7 +788,7 @@ def _told(attempt: Row[*tuple[Any, ...]]) -> dict[str, Any]:
     return told | ({"handed_back": True} if attempt.handed_back else {})
 
 
-def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome: Outcome, written_by: str) -> None:
+def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome: Outcome, written_by: Writer) -> None:
     """Tell of an outcome that somebody else was quicker than, where it differs from what stands."""
     standing = connection.execute(
         select(
@@ -812,7 +813,7 @@ def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome:
 
 
 def _close_attempt(
-    connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: str, handed_back: bool = False
+    connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: Writer, handed_back: bool = False
 ) -> None:
     connection.execute(
         update(Attempt)
@@ -837,12 +838,12 @@ def _expire(connection: Connection, which: ColumnElement[bool]) -> int:
         category=Category.EXPIRED, message="no worker began the evaluation within the queue wait that its producer set"
     )
     for evaluation_id in ids:
-        _conclude(connection, evaluation_id, outcome, written_by="sweeper", attempt_id=None)
+        _conclude(connection, evaluation_id, outcome, written_by=Writer.SWEEPER, attempt_id=None)
     return len(ids)
 
 
 def _conclude(
-    connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: str, attempt_id: int | None
+    connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: Writer, attempt_id: int | None
 ) -> bool:
     """Write the verdict, unless there is one, and tell those who wait. The caller holds the evaluation's row."""
     written = connection.scalar(
@@ -869,6 +870,6 @@ def _conclude(
         .on_conflict_do_nothing()
         .returning(Verdict.evaluation_id)
     )
-    connection.execute(update(Evaluation).where(Evaluation.id == evaluation_id).values(state="done"))
+    connection.execute(update(Evaluation).where(Evaluation.id == evaluation_id).values(state=EvaluationState.DONE))
     connection.execute(select(func.pg_notify(VERDICTS_CHANNEL, str(evaluation_id))))
     return written is not None

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, Row, Text, Uuid, and_, any_, case, fu
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from kqueue.errors import InvalidRequest
+from kqueue.states import GpuState
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Gpu, Worker
@@ -37,7 +38,7 @@ class GpuStatus:
         host: the host's name.
         index: NVML's number on that host.
         name: the vendor's name.
-        state: ``serving``; ``drained`` by an operator; ``quarantined`` by the fleet.
+        state: whether it may be given evaluations.
         reason: why it is in that state, or is being tested; None where nothing is to be said.
         since: when it came into that state, UTC.
         failures: tests failed one after another.
@@ -54,7 +55,7 @@ class GpuStatus:
     host: str
     index: int
     name: str
-    state: str
+    state: GpuState
     reason: str | None
     since: datetime
     failures: int
@@ -69,9 +70,9 @@ class GpuStatus:
     @property
     def paused(self) -> str | None:
         """Why its workers take no evaluations; None where they do."""
-        if self.state == "serving" and self.check_at is None:
+        if self.state == GpuState.SERVING and self.check_at is None:
             return None
-        what = "is being tested" if self.state == "serving" else f"is {self.state}"
+        what = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
         return f"GPU {self.index} {what}" + (f": {self.reason}" if self.reason else "")
 
 
@@ -129,7 +130,7 @@ def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
 def drain(engine: Engine, uuid: str, *, reason: str | None) -> None:
     """Give a GPU no more evaluations until it is resumed; what runs on it ends as itself."""
     with transaction(engine) as connection:
-        _move(connection, uuid, "drained", reason, check_at=None)
+        _move(connection, uuid, GpuState.DRAINED, reason, check_at=None)
 
 
 def resume(engine: Engine, uuid: str) -> None:
@@ -137,10 +138,10 @@ def resume(engine: Engine, uuid: str) -> None:
     with transaction(engine) as connection:
         healthy = connection.scalar(select(Gpu.failures == 0).where(Gpu.uuid == uuid))
         if healthy:
-            _move(connection, uuid, "serving", None, check_at=None)
+            _move(connection, uuid, GpuState.SERVING, None, check_at=None)
         else:
             reason = connection.scalar(select(Gpu.reason).where(Gpu.uuid == uuid))
-            _move(connection, uuid, "quarantined", reason, check_at=func.now())
+            _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=func.now())
 
 
 def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> None:
@@ -154,7 +155,7 @@ def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> 
     """
     connection.execute(
         update(Gpu)
-        .where(Gpu.uuid == uuid, Gpu.state == "serving")
+        .where(Gpu.uuid == uuid, Gpu.state == GpuState.SERVING)
         .values(
             check_at=func.now(),
             reason=clean.text(reason)[:_REASON_CHARACTERS],
@@ -182,8 +183,8 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
     """
     with transaction(engine) as connection:
         state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
-        if state != "drained":
-            _move(connection, uuid, "quarantined", reason, check_at=None)
+        if state != GpuState.DRAINED:
+            _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=None)
         connection.execute(
             update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
         )
@@ -203,7 +204,7 @@ def record_pass(engine: Engine, uuid: str) -> None:
         row = connection.execute(select(Gpu.state, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()).first()
         _count(connection, uuid, failures=0)
         if row is not None and _left_to_tests(row):
-            _move(connection, uuid, "serving", None, check_at=None)
+            _move(connection, uuid, GpuState.SERVING, None, check_at=None)
 
 
 def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | None:
@@ -222,23 +223,23 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
         _count(connection, uuid, failures=failures)
         if _left_to_tests(row):
             again_s = min(_FIRST_TEST_S * 2 ** max(failures - QUARANTINED_AFTER, 0), _LAST_TEST_S)
-            if row.state == "quarantined" or failures >= QUARANTINED_AFTER:
-                _move(connection, uuid, "quarantined", reason, check_at=func.now() + timedelta(seconds=again_s))
+            if row.state == GpuState.QUARANTINED or failures >= QUARANTINED_AFTER:
+                _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=func.now() + timedelta(seconds=again_s))
             else:
-                _move(connection, uuid, "serving", reason, check_at=func.now())
+                _move(connection, uuid, GpuState.SERVING, reason, check_at=func.now())
         [known] = _find(connection, uuids=[uuid], host=None)
         return known
 
 
 def _count(connection: Connection, uuid: str, *, failures: int) -> None:
     """A test was made. A drained GPU was tested for a reset, and is not tested again."""
-    check_at = case((Gpu.state == "drained", null()), else_=Gpu.check_at)
+    check_at = case((Gpu.state == GpuState.DRAINED, null()), else_=Gpu.check_at)
     connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures, check_at=check_at))
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
     """Whether a test decides on a GPU's state: not where an operator drained it, nor while a reset is under way."""
-    return row.state != "drained" and row.reset_at is None
+    return row.state != GpuState.DRAINED and row.reset_at is None
 
 
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
@@ -246,15 +247,15 @@ def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu)
-            .where(Gpu.uuid == uuid, or_(Gpu.state != "drained", Gpu.check_at.is_not(None)))
+            .where(Gpu.uuid == uuid, or_(Gpu.state != GpuState.DRAINED, Gpu.check_at.is_not(None)))
             .values(
-                reason=case((Gpu.state == "drained", Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
+                reason=case((Gpu.state == GpuState.DRAINED, Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
                 check_at=func.now() + timedelta(seconds=seconds),
             )
         )
 
 
-def _move(connection: Connection, uuid: str, state: str, reason: str | None, *, check_at: Any) -> None:
+def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None, *, check_at: Any) -> None:
     reason = None if reason is None else clean.text(reason)[:_REASON_CHARACTERS]
     connection.execute(
         update(Gpu)
@@ -267,7 +268,7 @@ def _move(connection: Connection, uuid: str, state: str, reason: str | None, *, 
             since=case((Gpu.state == state, Gpu.since), else_=func.now()),
         )
     )
-    if state != "serving":
+    if state != GpuState.SERVING:
         # At once: a claim that comes before its supervisor has looked is refused. It is the one to lift this.
         [gpu] = _find(connection, uuids=[uuid], host=None)
         connection.execute(
@@ -293,6 +294,6 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()
     found: list[GpuStatus] = []
     for row in rows:
-        fields: dict[str, Any] = dict(row) | {"running": tuple(row["running"])}
+        fields: dict[str, Any] = dict(row) | {"state": GpuState(row["state"]), "running": tuple(row["running"])}
         found.append(GpuStatus(**fields))
     return found

@@ -7,7 +7,8 @@ the end, exactly one verdict. Times are UTC, set by the database's clock, never 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar, cast
+from enum import StrEnum
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from sqlalchemy import (
@@ -28,6 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from kqueue.states import EvaluationState, GpuState
 
 
 class Base(DeclarativeBase):
@@ -56,6 +59,15 @@ class Base(DeclarativeBase):
         cast("Table", cls.__table__).comment = (cls.__doc__ or "").splitlines()[0]
 
 
+def _one_of(states: type[StrEnum]) -> str:
+    """The condition that the column ``state`` holds one of these."""
+    return f"state IN ({', '.join(repr(state.value) for state in states)})"
+
+
+#: The condition of indexes on evaluations without a verdict.
+_OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
+
+
 class Problem(Base):
     """A reference, identified by the hash of its source."""
 
@@ -82,20 +94,20 @@ class Evaluation(Base):
 
     __tablename__ = "evaluations"
     __table_args__ = (
-        CheckConstraint("state IN ('queued', 'running', 'done')", name="state"),
+        CheckConstraint(_one_of(EvaluationState), name="state"),
         UniqueConstraint("idempotency_key"),
-        Index("ix_evaluations_open", "state", "available_at", postgresql_where=text("state <> 'done'")),
+        Index("ix_evaluations_open", "state", "available_at", postgresql_where=_OPEN),
         Index(
             "ix_evaluations_unpublished",
             "available_at",
-            postgresql_where=text("state = 'queued' AND published_at IS NULL"),
+            postgresql_where=text(f"state = '{EvaluationState.QUEUED}' AND published_at IS NULL"),
         ),
-        Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text("state = 'queued'")),
+        Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text(f"state = '{EvaluationState.QUEUED}'")),
         Index("ix_evaluations_submitted_at", "submitted_at"),
         Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
         Index("ix_evaluations_problem_hash", "problem_hash"),
         Index("ix_evaluations_kernel_hash", "kernel_hash"),
-        Index("ix_evaluations_token_open", "token_id", postgresql_where=text("state <> 'done'")),
+        Index("ix_evaluations_token_open", "token_id", postgresql_where=_OPEN),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -108,8 +120,8 @@ class Evaluation(Base):
     """A :class:`kqueue.contract.Settings`."""
     batch: Mapped[str | None]
     idempotency_key: Mapped[str | None]
-    state: Mapped[str] = mapped_column(server_default="queued")
-    """``queued``, ``running`` or ``done``; a verdict exists exactly when it is ``done``."""
+    state: Mapped[str] = mapped_column(server_default=EvaluationState.QUEUED)
+    """An :class:`~kqueue.states.EvaluationState`."""
     attempts: Mapped[int] = mapped_column(Integer, server_default="0")
     """Attempts begun; the running or last attempt's number."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -148,15 +160,15 @@ class Gpu(Base):
     """A GPU that some host's fleet uses, and whether it may be given evaluations."""
 
     __tablename__ = "gpus"
-    __table_args__ = (CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name="state"),)
+    __table_args__ = (CheckConstraint(_one_of(GpuState), name="state"),)
 
     uuid: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str]
     index: Mapped[int]
     """NVML's number on that host."""
     name: Mapped[str]
-    state: Mapped[str] = mapped_column(server_default="serving")
-    """``drained`` by an operator, ``quarantined`` by the fleet; both until resumed, the second also until healed."""
+    state: Mapped[str] = mapped_column(server_default=GpuState.SERVING)
+    """A :class:`~kqueue.states.GpuState`."""
     reason: Mapped[str | None]
     since: Mapped[datetime] = mapped_column(server_default=func.now())
     """When it came into its state."""
@@ -214,6 +226,7 @@ class Attempt(Base):
     outcome: Mapped[dict[str, Any] | None]
     """The :class:`kqueue.contract.Outcome` that the attempt came to."""
     written_by: Mapped[str | None]
+    """A :class:`~kqueue.states.Writer`."""
     handed_back: Mapped[bool] = mapped_column(server_default=text("false"))
     """Broken off because its worker was told to stop: counts neither as a try nor against the kernel."""
 

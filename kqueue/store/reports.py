@@ -35,6 +35,7 @@ from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
@@ -64,7 +65,7 @@ class AttemptDetail:
     ended_at: datetime | None
     category: Category | None
     message: str | None
-    written_by: str | None
+    written_by: Writer | None
     environment: Mapping[str, Any] | None
 
 
@@ -74,7 +75,7 @@ class Detail:
 
     Attributes:
         evaluation_id: its id.
-        state: ``queued``, ``running`` or ``done``.
+        state: where it is in its life.
         lane: where it was submitted to.
         backend: what the kernel is written in.
         problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
@@ -87,7 +88,7 @@ class Detail:
     """
 
     evaluation_id: UUID
-    state: str
+    state: EvaluationState
     lane: str
     backend: Backend
     problem_label: str | None
@@ -202,7 +203,7 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
         )
     return Detail(
         evaluation_id=evaluation_id,
-        state=row.state,
+        state=EvaluationState(row.state),
         lane=row.lane,
         backend=Backend(row.backend),
         problem_label=row.problem_label,
@@ -223,7 +224,7 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
                 ended_at=a.ended_at,
                 category=None if a.category is None else Category(a.category),
                 message=a.message,
-                written_by=a.written_by,
+                written_by=None if a.written_by is None else Writer(a.written_by),
                 environment=a.facts,
             )
             for a in attempts
@@ -311,16 +312,16 @@ def results(
     return [Result(**record) for record in found]
 
 
-def states(engine: Engine) -> dict[str, dict[str, int]]:
-    """How many evaluations are ``queued``, ``running`` and ``done``, by lane."""
-    counted: dict[str, dict[str, int]] = {}
+def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
+    """The number of evaluations in each state, by lane."""
+    counted: dict[str, dict[EvaluationState, int]] = {}
     with transaction(engine) as connection:
         for lane, state, number in connection.execute(
             select(Evaluation.lane, Evaluation.state, func.count())
             .group_by(Evaluation.lane, Evaluation.state)
             .order_by(Evaluation.lane)
         ):
-            counted.setdefault(lane, {"queued": 0, "running": 0, "done": 0})[state] = number
+            counted.setdefault(lane, dict.fromkeys(EvaluationState, 0))[EvaluationState(state)] = number
     return counted
 
 
@@ -348,22 +349,23 @@ def unfinished(engine: Engine, *, batch: str) -> list[UUID]:
         return list(
             connection.scalars(
                 select(Evaluation.id)
-                .where(Evaluation.batch == batch, Evaluation.state != "done")
+                .where(Evaluation.batch == batch, Evaluation.state != EvaluationState.DONE)
                 .order_by(Evaluation.submitted_at, Evaluation.id)
             )
         )
 
 
-def backlog(engine: Engine) -> dict[str, dict[str, int]]:
-    """How many evaluations are ``queued`` and ``running``, by lane, without counting what is done."""
-    counted: dict[str, dict[str, int]] = {}
+def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
+    """The number of evaluations that are queued and running, by lane. Finished ones are not counted."""
+    counted: dict[str, dict[EvaluationState, int]] = {}
+    open_states = (EvaluationState.QUEUED, EvaluationState.RUNNING)
     with transaction(engine) as connection:
         for lane, state, number in connection.execute(
             select(Evaluation.lane, Evaluation.state, func.count())
-            .where(Evaluation.state != "done")
+            .where(Evaluation.state != EvaluationState.DONE)
             .group_by(Evaluation.lane, Evaluation.state)
         ):
-            counted.setdefault(lane, {"queued": 0, "running": 0})[state] = number
+            counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
     return counted
 
 
@@ -422,7 +424,10 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
         answered = and_(answered, Verdict.finished_at >= func.now() - timedelta(seconds=within_s))
     with transaction(engine) as connection:
         row = connection.execute(
-            select(Evaluation.id, or_(Evaluation.state != "done", func.coalesce(answered, false())).label("stands"))
+            select(
+                Evaluation.id,
+                or_(Evaluation.state != EvaluationState.DONE, func.coalesce(answered, false())).label("stands"),
+            )
             .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
             .where(
                 Evaluation.problem_hash == request.problem_hash,
@@ -441,7 +446,7 @@ class Progress:
 
     Attributes:
         evaluation_id: its id.
-        state: ``queued``, ``running`` or ``done``.
+        state: where it is in its life.
         problem_label, kernel_label: as given.
         device: that of its last attempt: a GPU's UUID, or ``cpu``; None before the first.
         submitted_at: when it was accepted.
@@ -451,7 +456,7 @@ class Progress:
     """
 
     evaluation_id: UUID
-    state: str
+    state: EvaluationState
     problem_label: str | None
     kernel_label: str | None
     device: str | None
@@ -476,7 +481,7 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
 
 def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
     """How far the evaluations of a batch are, the latest first: those that have their verdict, or the others."""
-    state = Evaluation.state == "done" if done else Evaluation.state != "done"
+    state = Evaluation.state == EvaluationState.DONE if done else Evaluation.state != EvaluationState.DONE
     with transaction(engine) as connection:
         rows = connection.execute(
             _PROGRESS.where(Evaluation.batch == batch, state)
@@ -514,6 +519,7 @@ _PROGRESS: Final = (
 
 def _progress(row: RowMapping) -> Progress:
     known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    known["state"] = EvaluationState(row["state"])
     known["blame"] = None if row["blame"] is None else Blame(row["blame"])
     return Progress(**known)
 
@@ -523,7 +529,7 @@ class Listed:
     """One line of a list of evaluations, finished or not; times in milliseconds, moments in UTC."""
 
     evaluation_id: UUID
-    state: str
+    state: EvaluationState
     batch: str | None
     problem_label: str | None
     problem_hash: str
@@ -545,7 +551,7 @@ class Listed:
 def listing(
     engine: Engine,
     *,
-    state: str | None = None,
+    state: EvaluationState | None = None,
     category: Category | None = None,
     blame: Blame | None = None,
     problem: str | None = None,
@@ -560,7 +566,7 @@ def listing(
 
     Args:
         engine: the database.
-        state: ``queued``, ``running`` or ``done``.
+        state: only those in this one.
         category: only those that came to this.
         blame: only those of this blame.
         problem: a problem's label, or the beginning of its hash.
@@ -608,7 +614,7 @@ def finished_in(
         after: ``finished_at`` and id of the last one that the caller has: what follows it.
         limit: at most so many.
     """
-    wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, Evaluation.state == "done"]
+    wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, Evaluation.state == EvaluationState.DONE]
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
     if after is not None:
@@ -660,11 +666,11 @@ def batch_state(engine: Engine, batch: str) -> BatchState | None:
         ).all()
     if not rows:
         return None
-    states = {"queued": 0, "running": 0, "done": 0}
+    states = dict.fromkeys(EvaluationState, 0)
     counted: dict[str, int] = {}
     blames: dict[Blame, int] = {}
     for row in rows:
-        states[row.state] += row.number
+        states[EvaluationState(row.state)] += row.number
         if row.category is not None:
             counted[row.category] = row.number
             blame = Category(row.category).blame
@@ -672,11 +678,13 @@ def batch_state(engine: Engine, batch: str) -> BatchState | None:
     total = sum(states.values())
     return BatchState(
         total=total,
-        **states,
+        queued=states[EvaluationState.QUEUED],
+        running=states[EvaluationState.RUNNING],
+        done=states[EvaluationState.DONE],
         categories={category: counted[category.value] for category in Category if category.value in counted},
         blames=blames,
         submitted_at=min(row.first for row in rows),
-        finished_at=max(row.last for row in rows) if states["done"] == total else None,
+        finished_at=max(row.last for row in rows) if states[EvaluationState.DONE] == total else None,
     )
 
 
@@ -761,7 +769,7 @@ _LISTED: Final = (
 
 def _listed(row: RowMapping) -> Listed:
     known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    known["backend"] = Backend(row["backend"])
+    known |= {"state": EvaluationState(row["state"]), "backend": Backend(row["backend"])}
     if row["category"] is not None:
         known |= {"category": Category(row["category"]), "blame": Blame(row["blame"])}
     return Listed(**known)

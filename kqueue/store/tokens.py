@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine, Row, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation, Token
 
@@ -153,7 +154,7 @@ _COLUMNS: Final = (
     Token.last_used_at,
 )
 _VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
-_OPEN: Final = Evaluation.state != "done"
+_OPEN: Final = Evaluation.state != EvaluationState.DONE
 
 
 def _known(row: Row[*tuple[Any, ...]]) -> Known:

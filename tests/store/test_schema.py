@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from uuid import uuid4
 
 import pytest
@@ -13,6 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
+from kqueue.states import EvaluationState, GpuState
 from kqueue.store import schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
@@ -72,6 +75,15 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
+
+
+@pytest.mark.parametrize(("table", "states"), [("evaluations", EvaluationState), ("gpus", GpuState)])
+def test_the_database_takes_the_states_that_there_are(engine: Engine, table: str, states: type[StrEnum]) -> None:
+    """The constraint on a table's column `state` names each state of the enum and no other."""
+    with engine.connect() as connection:
+        constraint = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
+        known = connection.scalars(constraint, {"name": f"ck_{table}_state"}).one()
+    assert set(re.findall(r"'(\w+)'", known)) == set(states)
 
 
 def test_drift_would_be_seen(engine: Engine) -> None:

@@ -1,0 +1,43 @@
+"""The states of evaluations and GPUs, and who may record an outcome.
+
+The database holds each as text; a test compares these names with its constraints.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EvaluationState(StrEnum):
+    """The state of an evaluation. A verdict exists exactly when it is ``done``."""
+
+    QUEUED = "queued"
+    """It waits for a worker, for its first attempt or a further one."""
+    RUNNING = "running"
+    """A worker executes it."""
+    DONE = "done"
+    """It has its verdict."""
+
+
+class GpuState(StrEnum):
+    """The state of a GPU that some host's fleet uses."""
+
+    SERVING = "serving"
+    """It is given evaluations, unless a test of it is due."""
+    DRAINED = "drained"
+    """An operator took it out of service, until an operator resumes it."""
+    QUARANTINED = "quarantined"
+    """The fleet took it out of service, until it passes a test or an operator resumes it."""
+
+
+class Writer(StrEnum):
+    """The part of a fleet that recorded the end of an attempt or an evaluation."""
+
+    JUDGE = "judge"
+    """The process that judged the kernel."""
+    WORKER = "worker"
+    """The judge's parent, or the supervisor, for an attempt whose judge could not record its end."""
+    SWEEPER = "sweeper"
+    """A sweeper, for an attempt whose worker fell silent, or for an evaluation that nobody began in time."""
+    CLIENT = "client"
+    """A producer that cancelled the evaluation."""
