@@ -32,7 +32,7 @@ it could not read the stored request          claimed                     ``judg
 ============================================  ==========================  ================================
 
 What was handed back is no try. What becomes of evaluations when Redis, Postgres, a disk or a clock fails
-stands in docs/architecture.md.
+stands in docs/recovery.md.
 
 Reference code runs inside the judge, under SIGALRM's default action, which is why a problem can kill it.
 A candidate cannot: it is another process. Nothing here waits for Postgres longer than a few seconds, as

@@ -117,7 +117,7 @@ def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str])
     if slot.on_gpu:
         env["CUDA_VISIBLE_DEVICES"] = slot.device
         # For judges alone, which use one stream: candidates have the driver's default. The driver makes contexts one
-        # after the other, and most of what one takes is its queues (docs/architecture.md, "What contexts cost").
+        # after the other, and most of what one takes is its queues (docs/timing.md#what-contexts-cost).
         env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
         env.pop("TRITON_INTERPRET", None)
     else:

@@ -1,0 +1,63 @@
+"""Tables that are to be complete: commands, targets of make, folders of tests, rooms of the house."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    """docs/categories.md and the table of commands in docs/cli.md are what the code says; else run `make docs`."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "docs.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_every_command_has_a_row() -> None:
+    """The table names each command that `kqueue --help` and the help of its groups list."""
+    table = (ROOT / "docs" / "cli.md").read_text().partition("<!-- commands")[2].partition("<!-- end of commands")[0]
+    rows = re.findall(r"`kqueue ([a-z ]+)`", table)
+    assert {words.split()[0] for words in rows} == listed()
+    for group in ("db", "gpu", "token"):
+        assert {words.split()[1] for words in rows if words.startswith(f"{group} ")} == listed(group)
+
+
+def listed(*group: str) -> set[str]:
+    """The commands that the program itself lists."""
+    command = [sys.executable, "-c", "from kqueue.cli import main; main()", *group, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if re.match(r" {2}\S", line)}
+
+
+def test_make_help_lists_every_target() -> None:
+    """Each target of the Makefile says in `make help` what it does."""
+    phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    shown = subprocess.run(["make", "-s", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
+    rows = dict(re.findall(r"^make ([a-z-]+) +(\S.*)$", shown, re.MULTILINE))
+    assert set(rows) == set(phony[1].split())
+
+
+def test_every_folder_of_tests_has_a_row() -> None:
+    """CONTRIBUTING.md says of each folder of tests what it holds to, and of none that is not there."""
+    document = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"^\| .*", document, re.MULTILINE))
+    rows = {path for row in named for path in re.findall(r"`tests/(\w+)`", row.split("|")[1])}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert rows == folders
+
+
+@pytest.mark.parametrize("package", ["kqueue", "workers", "workers/judge"])
+def test_every_package_has_a_room(package: str) -> None:
+    """docs/architecture.md says of each package what belongs there."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## The rooms of the house")[2]
+    named = set(re.findall(r"`([\w/.]+)`", table))
+    packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
+    assert packages - named == set()
