@@ -1,7 +1,7 @@
 """`make docs`: write the generated parts of the documents. With `--check` only say which are out of date.
 
-Generated are `docs/categories.md` as a whole, and the table of commands in `docs/cli.md`, which stands between two
-comments. Both come from the code. Exit status: 0, or with `--check` 1 where a document is out of date.
+Generated are `docs/categories.md` as a whole, and two tables between comments: the commands in `docs/cli.md` and the
+static rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of date.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import typer.main
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = re.compile(r"(<!-- commands: [^\n]* -->\n).*?(<!-- end of commands -->)", re.DOTALL)
 HEADING = re.compile(r"^## ([a-z, ]+)$", re.MULTILINE)
 
 
@@ -46,22 +45,39 @@ def command_table(document: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rule_table() -> str:
+    """Return the table of the static rules."""
+    from workers.judge.trial.rules import RULES
+
+    lines = ["| rule | severity | meaning |", "|---|---|---|"]
+    lines += [f"| `{rule}` | {severity} | {meaning} |" for rule, (severity, meaning) in RULES.items()]
+    return "\n".join(lines) + "\n\n"
+
+
+def fill(document: str, name: str, table: str) -> str:
+    """Return ``document`` with ``table`` between the comments that begin and end the block ``name``."""
+    block = re.compile(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    if len(block.findall(document)) != 1:
+        raise SystemExit(f"a document has no place, or two, for the table of {name}")
+    return block.sub(lambda found: found[1] + table + found[2], document)
+
+
 def documents() -> dict[Path, str]:
     """Return every document with a generated part, as it should be."""
     from kqueue import categories
 
-    cli = ROOT / "docs" / "cli.md"
-    text = cli.read_text()
-    if COMMANDS.search(text) is None:
-        raise SystemExit(f"{cli} has no place for the table of commands")
+    docs = ROOT / "docs"
+    cli, policies = (docs / "cli.md").read_text(), (docs / "policies.md").read_text()
     return {
-        ROOT / "docs" / "categories.md": categories.markdown(),
-        cli: COMMANDS.sub(lambda found: found[1] + command_table(text) + found[2], text),
+        docs / "categories.md": categories.markdown(),
+        docs / "cli.md": fill(cli, "commands", command_table(cli)),
+        docs / "policies.md": fill(policies, "rules", rule_table()),
     }
 
 
 def main() -> int:
     """Write what has changed, or name it."""
+    sys.path.insert(0, str(ROOT))  # the packages of this checkout
     check = sys.argv[1:] == ["--check"]
     stale = {path: text for path, text in documents().items() if path.read_text() != text}
     for path, text in stale.items():

@@ -61,3 +61,13 @@ def test_every_package_has_a_room(package: str) -> None:
     named = set(re.findall(r"`([\w/.]+)`", table))
     packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
     assert packages - named == set()
+
+
+def test_log_lines_of_the_alarms_exist() -> None:
+    """Each line of a log that docs/operations.md explains is one that the code writes."""
+    alarms = (ROOT / "docs" / "operations.md").read_text().partition("| line | means | do |\n")[2].partition("\n\n")[0]
+    lines = [line for row in alarms.splitlines()[1:] for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(lines) > 10
+    sources = [path.read_text() for name in ("kqueue", "workers") for path in (ROOT / name).rglob("*.py")]
+    code = "\n".join(sources)
+    assert [line for line in lines if line != "passed: false" and line not in code] == []
