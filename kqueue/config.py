@@ -1,7 +1,7 @@
-"""All settings of a fleet, in one place: the environment's ``KQUEUE_*`` and nothing else.
+"""All settings of a fleet, read from ``KQUEUE_*`` environment variables.
 
-Order, strongest first: arguments given to :func:`load`, the environment, the one-machine fleet that runs
-under ``home`` (its addresses only), the defaults here. Nothing is read when this module is imported.
+Precedence, highest first: arguments to :func:`load`, the environment, the one-machine fleet that runs
+under ``home`` (its addresses only), the defaults here. Importing this module reads nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
 
-#: Written under ``home`` by a running one-machine fleet: its addresses and pid, readable by its owner.
+#: A running one-machine fleet writes its addresses and pid to this file under ``home``. Only its owner can read it.
 FLEET_FILE: Final = "fleet.json"
-#: The most evaluations that one request over HTTP can be allowed to have.
+#: Upper bound of ``http_max_batch``.
 MAX_BATCH: Final = 100_000
 
 
@@ -45,70 +45,72 @@ class Config(BaseSettings):
     """URL of Redis or Valkey: ``redis://user:password@host:6379/0``, ``redis+socket:///path``, or over TLS
     ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``."""
     scratch: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"kqueue-{os.getuid()}")
-    """Where candidates get their private directories; on a local disk that others may traverse."""
+    """Parent of the candidates' private directories, on a local disk. Other users must be able to traverse it."""
     gpus: str = "all"
-    """``all``, ``none``, or indices and UUIDs separated by commas: the GPUs that this host's workers use."""
+    """The GPUs that this host's workers use: ``all``, ``none``, or indices and UUIDs separated by commas."""
     slots_per_gpu: int = Field(default=4, ge=1, le=32)
-    """Evaluations prepared at once on a GPU; only one at a time is checked and timed."""
+    """Evaluations prepared at once on a GPU. Only one at a time is checked and timed."""
     cpu_slots: int | None = Field(default=None, ge=0, le=1024)
-    """Slots of the ``cpu`` lane; where unset one a core on a host without GPUs (at most 8), else none."""
+    """Slots on the ``cpu`` lane. By default one per core (at most 8) on a host without GPUs, and none otherwise."""
     candidate_uid: int = Field(default=48000, ge=1000)
-    """First uid for candidates where the fleet runs as root: each slot adds its number. Nobody else may have the 5120
-    from it on: whatever runs under one is ended with its candidate."""
+    """First uid for candidates if the fleet runs as root; each slot adds its number. Reserve the 5120 uids from here
+    on: the fleet kills every process that runs under one of them when its candidate ends."""
     isolation: Literal["none", "basic", "strong", "full"] = "basic"
-    """The least isolation of candidates with which a worker starts; ``kqueue doctor`` tells what this host gives."""
+    """The minimum isolation of candidates. Workers do not start below it. ``kqueue doctor`` shows what this host
+    provides."""
     lease_s: float = Field(default=30.0, ge=1)
-    """How long a worker may be silent before its evaluation is taken to be lost."""
+    """Seconds that a worker may be silent before its evaluation counts as lost."""
     gpu_shared: Literal["wait", "refuse", "label"] = "wait"
-    """Before a kernel is timed while a stranger computes on its GPU: wait a minute for it to stop, have the
-    evaluation tried again at once, or only say so in the verdict."""
+    """What to do if another process computes on the GPU when a kernel is to be timed: ``wait`` up to a minute for it
+    to stop, ``refuse`` and retry the evaluation at once, or ``label`` the verdict."""
     min_free_memory: float = Field(default=0.05, ge=0, lt=1)
-    """The share of the host's memory, or of its control group's, below which no evaluation is taken; 0 for none."""
+    """Take no evaluation while less than this share of the memory of the host or control group is free; 0 for no
+    limit."""
     min_free_disk: float = Field(default=0.02, ge=0, lt=1)
-    """The share of the disks of ``scratch`` and ``home`` below which no evaluation is taken; 0 for none."""
+    """Take no evaluation while less than this share of the disk of ``scratch`` or ``home`` is free; 0 for no limit."""
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_address: str = "127.0.0.1"
     flower_auth: SecretStr | None = None
-    """``user:password`` for Flower; without it Flower answers only on loopback and offers no API."""
+    """``user:password`` for Flower. Without it Flower listens on loopback only and has no API."""
     url: str | None = None
-    """Where a :class:`kqueue.RemoteClient` finds `kqueue serve`: ``http://host:18188``."""
+    """Address of `kqueue serve` for a :class:`kqueue.RemoteClient`, such as ``http://host:18188``."""
     token: SecretStr | None = None
-    """The token that it shows there."""
+    """The token that a :class:`kqueue.RemoteClient` sends."""
     http_address: str = "127.0.0.1"
     """Where `kqueue serve` listens; on loopback it answers without tokens too."""
     http_port: int = Field(default=18188, ge=0, le=65535)
     http_tokens: Literal["auto", "required"] = "auto"
     """``required`` asks for a token on loopback too, as behind a proxy of the same host."""
     http_max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
-    """The largest body of a request."""
+    """Maximum size of a request's body."""
     http_max_batch: int = Field(default=1000, ge=1, le=MAX_BATCH)
-    """The most evaluations in one request."""
+    """Maximum number of evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
-    """The most evaluations without a verdict that were submitted with one token."""
+    """Maximum number of evaluations without a verdict per token."""
     retry_delay_s: float = Field(default=1.0, ge=0)
-    """Delay before a second attempt after a fleet's failure, doubled for each further one."""
+    """Delay before the second attempt after a failure of the fleet. It doubles for each further attempt."""
     retention_days: float | None = Field(default=None, gt=0)
-    """Finished evaluations are removed after so many days, with all that belongs to them; where unset never."""
+    """Remove evaluations, with all that belongs to them, so many days after their verdict; by default never."""
     log_retention_days: float | None = Field(default=None, gt=0)
-    """Logs and long evidence of finished evaluations are emptied after so many days; where unset never."""
+    """Empty logs and long evidence so many days after the verdict; by default never."""
     log_level: str = "INFO"
     log_json: bool = False
 
     @cached_property
     def home_path(self) -> Path:
-        """``home`` with ``~`` resolved."""
+        """``home`` as an absolute path, with ``~`` expanded."""
         return self.home.expanduser().absolute()
 
     def require_database(self) -> str:
-        """The database's URL; :class:`ConfigError` where there is none."""
+        """Return the database's URL. Raises :class:`ConfigError` if there is none."""
         return _require(self.database_url, "KQUEUE_DATABASE_URL", self.home_path)
 
     def require_redis(self) -> str:
-        """The broker's URL; :class:`ConfigError` where there is none."""
+        """Return the broker's URL. Raises :class:`ConfigError` if there is none."""
         return _require(self.redis_url, "KQUEUE_REDIS_URL", self.home_path)
 
     def environment(self) -> dict[str, str]:
-        """What a child process needs in its environment to load the same settings. Holds secrets."""
+        """Return the environment variables from which a child process loads the same settings. Holds secrets."""
         values: dict[str, str] = {}
         for name in type(self).model_fields:
             value: Any = getattr(self, name)
@@ -121,15 +123,15 @@ class Config(BaseSettings):
 def _require(value: SecretStr | None, name: str, home: Path) -> str:
     if value is None:
         raise ConfigError(
-            f"no fleet is known: set {name}, or start one on this machine with `kqueue up` (none runs under {home})"
+            f"no fleet found: set {name}, or start one on this machine with `kqueue up` (none runs under {home})"
         )
     return value.get_secret_value()
 
 
 def _running_fleet(home: Path) -> dict[str, str]:
-    """The addresses of the one-machine fleet running under ``home``; empty where none runs.
+    """Return the addresses of the one-machine fleet that runs under ``home``; empty if none runs.
 
-    A running fleet holds the lock on its home; a process id could be another's by now.
+    The lock on the home shows that the fleet runs. Its pid would not: the kernel reuses pids.
     """
     try:
         with (home / "lock").open("rb") as lock:
@@ -147,10 +149,13 @@ def _running_fleet(home: Path) -> dict[str, str]:
 
 
 def load(**overrides: Any) -> Config:
-    """Read the settings. ``overrides`` that are None count as not given.
+    """Read the settings.
+
+    Args:
+        overrides: settings by name, which take precedence; None means not given.
 
     Raises:
-        ConfigError: a setting has a value that cannot work; the message names it.
+        ConfigError: a setting has an invalid value; the message names it.
     """
     given: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
     try:

@@ -1,7 +1,7 @@
-"""What a host can and cannot do for the fleet: the checks that need nothing but the base install.
+"""The checks of `kqueue doctor` that need only the base install.
 
-The checks of a worker's own parts live in :mod:`workers.doctor` and are run in a process of their own, so
-that neither torch nor a broken driver comes into this one.
+:mod:`workers.doctor` checks the parts of a worker. It runs in a separate process, so that neither torch nor a
+broken driver is loaded into this one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from kqueue.errors import KqueueError, SchemaMismatch
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-#: Seconds that the worker's checks may take: a cold import of torch and a CUDA context a GPU.
+#: Deadline of the worker's checks: they import torch, perhaps cold, and open a CUDA context on each GPU.
 WORKER_CHECKS_S: Final = 180.0
-#: A worker is taken to live if it was heard within so many leases.
+#: A worker counts as alive if its last heartbeat is at most this many leases old.
 LIVE_LEASES: Final = 2.0
 
 
 class State(StrEnum):
-    """What a check came to."""
+    """The result of a check."""
 
     OK = "ok"
     INFO = "info"
-    """Absent, and nothing that this host's role needs."""
+    """Absent, and not needed for this host's role."""
     WARN = "warn"
     """Works, but less well or less safely than it could."""
     FAIL = "fail"
@@ -48,10 +48,10 @@ class Check:
 
     Attributes:
         group: ``host``, ``services``, ``gpu``, ``compilers`` or ``sandbox``.
-        name: what was looked at; unique in its group.
-        state: what it came to.
+        name: the thing that was checked; unique in its group.
+        state: the result.
         detail: what was found.
-        fix: what to do about it; empty where nothing is to be done or the detail says it.
+        fix: what to do about it; empty if there is nothing to do or the detail says it.
     """
 
     group: str
@@ -61,12 +61,12 @@ class Check:
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The check as a JSON-safe record."""
+        """Return the check as a JSON-safe record."""
         return asdict(self)
 
 
 def installed(distribution: str) -> str | None:
-    """The version of an installed distribution; None where it is not."""
+    """Return the version of a distribution, or None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def installed(distribution: str) -> str | None:
 
 
 def redact(url: str) -> str:
-    """``url`` without its user, password and secret query parameters."""
+    """Return ``url`` with its user, password and secret query parameters masked."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return "(not a URL)"
@@ -89,7 +89,7 @@ def redact(url: str) -> str:
 
 
 def examine(config: Config) -> list[Check]:
-    """Every check of this host, in the order in which they are shown. Takes seconds where torch is installed."""
+    """Run every check of this host, in the order of display. Takes seconds if torch is installed."""
     return [*_host(), *_services(config), *_worker()]
 
 
@@ -115,9 +115,9 @@ def _services(config: Config) -> list[Check]:
 def _unconfigured(name: str, variable: str, module: str) -> Check:
     if importlib.util.find_spec(module) is not None:
         fix = f"start a fleet on this machine with `kqueue up`, or set {variable}"
-        return Check("services", name, State.WARN, "no fleet is known; an embedded server is installed", fix)
+        return Check("services", name, State.WARN, "no fleet found; an embedded server is installed", fix)
     fix = f"set {variable}, or install `kqueue[embedded]` and start a fleet with `kqueue up`"
-    return Check("services", name, State.FAIL, "no fleet is known", fix)
+    return Check("services", name, State.FAIL, "no fleet found", fix)
 
 
 def _database(config: Config) -> list[Check]:
@@ -159,17 +159,17 @@ def _workers(engine: Engine, config: Config) -> Check:
     if lanes:
         return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
     fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
-    return Check("services", "workers", State.WARN, "none is alive, so evaluations only wait", fix)
+    return Check("services", "workers", State.WARN, "none is alive; evaluations wait", fix)
 
 
 def _gpus(engine: Engine) -> list[Check]:
-    """The GPUs of all hosts that are given nothing; no line where there are no GPUs."""
+    """Report the GPUs, of any host, that take no evaluations. No line if there are no GPUs."""
     from kqueue.store import gpus
 
     known = gpus.find(engine)
     idle = [f"{gpu.paused} ({gpu.host})" for gpu in known if gpu.paused is not None]
     if idle:
-        fix = "see `kqueue gpu list`; `kqueue gpu resume` returns one that was drained, a test one that was quarantined"
+        fix = "see `kqueue gpu list`; `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
         return [Check("services", "gpus", State.WARN, "; ".join(idle), fix)]
     return [Check("services", "gpus", State.OK, f"{len(known)} serve")] if known else []
 
@@ -197,24 +197,24 @@ def _broker(config: Config) -> list[Check]:
             "" if lasts else "set `appendonly yes`",
         ),
     ]
-    # Without a limit nothing is ever evicted, whatever the policy.
+    # Without a limit Redis evicts nothing, whatever the policy.
     safe = policy == "noeviction" or not info.get("maxmemory")
-    fix = "" if safe else "set `maxmemory-policy noeviction`, else waiting messages are thrown away"
+    fix = "" if safe else "set `maxmemory-policy noeviction`, or Redis may drop waiting messages"
     detail = f"{policy}, maxmemory {info.get('maxmemory_human') or 'unknown'}"
     return [*checks, Check("services", "redis eviction", State.OK if safe else State.WARN, detail, fix)]
 
 
 def _worker() -> list[Check]:
-    """The checks of :mod:`workers.doctor`, made in a process of its own."""
+    """Run the checks of :mod:`workers.doctor` in a separate process."""
     command = [sys.executable, "-m", "workers.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_CHECKS_S, check=False)
     except subprocess.TimeoutExpired:
-        detail, fix = f"no answer within {WORKER_CHECKS_S:.0f} s", "does the driver hang? try `nvidia-smi`"
+        detail, fix = f"no answer within {WORKER_CHECKS_S:.0f} s", "the driver may hang: try `nvidia-smi`"
     else:
         try:
             return [Check(**record | {"state": State(record["state"])}) for record in json.loads(done.stdout)]
         except (ValueError, KeyError, TypeError):
-            detail = f"they ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+            detail = f"exited with status {done.returncode}: {done.stderr.strip()[-300:]}"
             fix = f"run `{' '.join(command)}`"
     return [Check("host", "worker checks", State.FAIL, detail, fix)]

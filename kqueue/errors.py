@@ -10,13 +10,13 @@
     │   ├── IdempotencyConflict a known idempotency key, given for another problem or kernel
     │   └── UnknownProblem      no stored problem has the hash that the request names
     ├── UnknownEvaluation       no evaluation has this id
-    ├── WaitTimeout             the verdict did not come in the time given
-    ├── AccessRefused           the server wants a token, or one that may do more
-    ├── EvaluationFailed        a verdict that tells nothing of the kernel, where only a result can be returned
-    └── ServiceError            something the fleet stands on
+    ├── WaitTimeout             the verdict did not come in time
+    ├── AccessRefused           the server needs a token, or one with a wider scope
+    ├── EvaluationFailed        a verdict that says nothing about the kernel, where only a result can be returned
+    └── ServiceError            a service of the fleet failed
         ├── DatabaseUnavailable Postgres cannot be reached or refused
         ├── BrokerUnavailable   Redis cannot be reached or refused
-        ├── ServerUnavailable   `kqueue serve` cannot be reached, or has no room
+        ├── ServerUnavailable   `kqueue serve` cannot be reached, or is full
         ├── SchemaMismatch      the database's schema is not this version's
         └── LocalFleetError     the one-machine fleet or an embedded service failed
             └── HomeInUse       another process has its home
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 class KqueueError(Exception):
-    """The root of all exceptions that kqueue raises on purpose."""
+    """The base class of all exceptions that kqueue raises on purpose."""
 
 
 class ConfigError(KqueueError):
-    """Settings that cannot work; the message names the setting."""
+    """A setting has an invalid value; the message names it."""
 
 
 class InvalidRequest(KqueueError, ValueError):
-    """A request refused before anything was written; the message names the field and the fix."""
+    """A request was refused before anything was written; the message names the field and the fix."""
 
 
 class UnknownLane(InvalidRequest):
@@ -89,10 +89,10 @@ class UnknownEvaluation(KqueueError, LookupError):
 
 
 class WaitTimeout(KqueueError, TimeoutError):
-    """The verdict did not come within the time given; the evaluation goes on.
+    """The verdict did not come in time; the evaluation continues.
 
     Attributes:
-        evaluation_ids: what was waited for, in order, those included whose verdicts have come.
+        evaluation_ids: all evaluations that were waited for, in order, including those whose verdicts have come.
     """
 
     def __init__(self, message: str, evaluation_ids: Iterable[UUID] = ()) -> None:
@@ -101,10 +101,9 @@ class WaitTimeout(KqueueError, TimeoutError):
 
 
 class EvaluationFailed(KqueueError):
-    """A verdict that tells nothing of the kernel, where the caller's interface has no place for one.
+    """The verdict says nothing about the kernel, and the caller's interface can only return a result.
 
-    The fleet or the problem failed, or the evaluation was cancelled or expired. Taking it for a bad kernel
-    would be wrong.
+    The fleet or the problem failed, or the evaluation was cancelled or expired. Do not count it as a bad kernel.
 
     Attributes:
         verdict: the verdict.
@@ -121,11 +120,11 @@ class EvaluationFailed(KqueueError):
 
 
 class AccessRefused(KqueueError):
-    """The server wants a token, does not know the one given, or wants one that may do more."""
+    """The server needs a token, does not know the one given, or needs one with a wider scope."""
 
 
 class ServiceError(KqueueError):
-    """Something that the fleet stands on is missing or refused."""
+    """A service that the fleet needs is missing or refused."""
 
 
 class DatabaseUnavailable(ServiceError):
@@ -137,11 +136,11 @@ class BrokerUnavailable(ServiceError):
 
 
 class ServerUnavailable(ServiceError):
-    """``kqueue serve`` cannot be reached, is not one, or takes no more evaluations for now."""
+    """The address does not answer, is not a ``kqueue serve``, or takes no more evaluations for now."""
 
 
 class SchemaMismatch(ServiceError):
-    """The database's schema is not the one that this version of kqueue works with."""
+    """The database's schema does not match this version of kqueue."""
 
 
 class LocalFleetError(ServiceError):
@@ -149,4 +148,4 @@ class LocalFleetError(ServiceError):
 
 
 class HomeInUse(LocalFleetError):
-    """Another process has the home of the one-machine fleet or service: see which one, or use its fleet."""
+    """Another process uses the home of the one-machine fleet or service. Stop it, or use its fleet."""

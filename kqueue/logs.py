@@ -1,4 +1,4 @@
-"""Structured logs of a fleet's processes on stderr: kqueue's own, Celery's and everybody else's alike."""
+"""Structured logs on stderr, for kqueue, Celery and all other libraries of a fleet's processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kqueue.config import Config
 
 
 def configure(config: Config, **context: str) -> None:
-    """Send all logs to stderr: one JSON object a line with ``config.log_json``, else lines for people.
+    """Send all logs to stderr: one JSON object per line with ``config.log_json``, else readable lines.
 
     Args:
-        config: ``log_level`` and ``log_json`` are read.
-        context: added to every line of this process and of its children.
+        config: the settings, of which ``log_level`` and ``log_json`` apply.
+        context: fields to add to every line of this process and its children.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

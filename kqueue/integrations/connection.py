@@ -1,4 +1,4 @@
-"""A client that is made when it is first needed, and once a process."""
+"""A client that is created on first use, once per process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ ClientT = TypeVar("ClientT")
 
 
 class Connection(Generic[ClientT]):
-    """Threads share it, copies are the same one, and another process (a fork, or by pickling) makes its own client."""
+    """A lazy client. Threads and copies share it; another process (forked, or given a pickle) creates its own."""
 
     def __init__(self, connect: Callable[[], ClientT]) -> None:
-        """Say what makes a client; nothing is made yet."""
+        """Keep ``connect`` for the first use, which calls it to create the client."""
         self._connect = connect
         self._lock = threading.Lock()
         self._client: ClientT | None = None
         self._process = 0
 
     def client(self) -> ClientT:
-        """The client."""
+        """Return this process's client, creating it if necessary."""
         with self._lock:
             if self._client is None or self._process != os.getpid():
                 self._client, self._process = self._connect(), os.getpid()
             return self._client
 
     def take(self) -> ClientT | None:
-        """The client to close, if this process has made one; the next :meth:`client` makes another."""
+        """Return this process's client, if any, for the caller to close. :meth:`client` then creates another."""
         with self._lock:
             client, self._client = self._client, None
             return client if self._process == os.getpid() else None

@@ -1,4 +1,4 @@
-"""The lanes that evaluators' names of GPU types mean."""
+"""Map other evaluators' names of GPU types to lanes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from kqueue.errors import InvalidRequest
 
 
 def lane_of(gpu_type: str) -> str:
-    """The lane of a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` are ``gpu.a100``.
+    """Return the lane for a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` give ``gpu.a100``.
 
-    ``any`` is the lane ``gpu``, ``auto`` leaves it to the client, and ``cpu`` is the lane without GPUs. Variants
-    by memory share a lane; Modal's ``!`` (no upgrade) changes nothing, as another model is never used.
+    ``any`` gives ``gpu``, ``cpu`` the lane without GPUs, and ``auto`` leaves the choice to the client. Variants that
+    differ in memory share a lane. Modal's ``!`` (no upgrade) is ignored: kqueue never substitutes another model.
 
     Raises:
         InvalidRequest: more than one GPU is asked for (``H100:8``), or none is named.
@@ -18,7 +18,7 @@ def lane_of(gpu_type: str) -> str:
     name, _, count = gpu_type.strip().rstrip("!").partition(":")
     if count not in {"", "1"}:
         raise InvalidRequest(
-            f"gpu_type: {gpu_type!r} asks for {count} GPUs; an evaluation has one, so leave :{count} out"
+            f"gpu_type: {gpu_type!r} asks for {count} GPUs; an evaluation uses one, so leave :{count} out"
         )
     kind = name.lower()
     if not any(char.isalnum() for char in kind):

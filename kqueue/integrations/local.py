@@ -1,4 +1,4 @@
-"""An evaluator that needs no fleet to be up: it starts one on this machine, keeps it warm, and lets it go.
+"""An evaluator that starts a fleet on this machine if none runs, and stops it when it is idle.
 
 ::
 
@@ -30,18 +30,18 @@ from kqueue.local.fleet import LocalFleet
 
 _log = logging.getLogger(__name__)
 
-#: How long another process may take to bring its fleet up.
+#: Seconds to wait for another process to start its fleet.
 _OTHERS_START_S: Final = 180.0
 _LOOK_S: Final = 0.5
 
 
 class LocalKernelEvaluator:
-    """Evaluates kernels on this machine's fleet, in KernelBench's form. Threads may share it.
+    """Evaluate kernels on this machine's fleet, in KernelBench's form. Threads may share it.
 
-    A fleet that is up already, or that the settings name, is used and left alone. Else one is started when it is
-    first needed (seconds) and let go when it was idle for ``idle_timeout`` seconds, after the ``with`` block too;
-    the next evaluation starts it again. It ends with the process in any case. What it judged stays under
-    ``KQUEUE_HOME``. Processes on one machine share the fleet of the first; it lasts as long as that one does.
+    A fleet that already runs, or that the settings name, is used and never stopped. Otherwise the first evaluation
+    starts one, which takes seconds. It stops after ``idle_timeout`` idle seconds, even outside the ``with`` block,
+    and at the latest with the process; the next evaluation starts it again. Its verdicts stay under ``KQUEUE_HOME``.
+    Processes on one machine share the fleet of the first process, for as long as that one lives.
     """
 
     def __init__(
@@ -52,42 +52,42 @@ class LocalKernelEvaluator:
         config: Config | None = None,
         **arguments: Any,
     ) -> None:
-        """Name the settings; nothing is started yet.
+        """Configure an evaluator without starting anything.
 
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
-            idle_timeout: seconds without an evaluation after which the fleet is let go.
+            idle_timeout: seconds without an evaluation after which the fleet stops.
             config: the fleet's settings; by default the environment's.
-            arguments: of :func:`~kqueue.kernelbench.request_of`, for all evaluations: ``backend``,
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for all evaluations: ``backend``,
                 ``num_correct_trials``, ``num_perf_trials``, ``precision`` and others.
 
         Raises:
-            InvalidRequest: ``gpu`` cannot be a lane.
+            InvalidRequest: ``gpu`` is not a lane.
         """
         self._arguments: dict[str, Any] = {"lane": lane_of(gpu), **arguments}
         self._idle_s = idle_timeout
         self._config = config
 
     def __enter__(self) -> Self:
-        """Bring the fleet up where none is.
+        """Start a fleet if none runs.
 
         Raises:
-            LocalFleetError: it does not come up; the message says why.
+            LocalFleetError: the fleet does not start; the message says why.
         """
         with self._client():
             return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave it warm."""
+        """Keep the fleet warm for later evaluations."""
 
     def evaluate(self, ref_arch_src: str, custom_cuda: str, verbose: bool = False, **arguments: Any) -> dict[str, Any]:
         """Evaluate one kernel.
 
         Args:
             ref_arch_src: source of the reference.
-            custom_cuda: source of the candidate, in whatever it is written.
-            verbose: write to stderr what came of it.
-            arguments: of :func:`~kqueue.kernelbench.request_of`, for this evaluation.
+            custom_cuda: source of the kernel, for any backend.
+            verbose: write the result to stderr.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
 
         Returns:
             KernelBench's result: see :func:`~kqueue.kernelbench.result_of`.
@@ -95,8 +95,8 @@ class LocalKernelEvaluator:
         Raises:
             InvalidRequest: an argument is wrong.
             LaneUnavailable: this machine has no such GPU.
-            EvaluationFailed: the fleet or the problem failed: nothing is known of the kernel.
-            LocalFleetError: the fleet does not come up.
+            EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
+            LocalFleetError: the fleet does not start.
         """
         [verdict] = self.judge([request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)])
         if isinstance(verdict, InvalidRequest):
@@ -110,12 +110,12 @@ class LocalKernelEvaluator:
     def judge(
         self, requests: Sequence[Request], *, allow_idle_lane: bool = False
     ) -> Sequence[Verdict | InvalidRequest]:
-        """As :meth:`kqueue.Client.evaluate_batch`, on this machine's fleet."""
+        """Do as :meth:`kqueue.Client.evaluate_batch` does, on this machine's fleet."""
         with self._client() as client:
             return client.evaluate_batch(requests, allow_idle_lane=allow_idle_lane)
 
     def close(self) -> None:
-        """Let the fleet go as soon as it is idle, if this process started it; the next evaluation starts it again."""
+        """Stop the fleet once it is idle, if this process started it. The next evaluation starts it again."""
         _warm_fleet(self._settings().home_path).let_go()
 
     @contextlib.contextmanager
@@ -124,14 +124,15 @@ class LocalKernelEvaluator:
             yield client
 
     def _settings(self) -> Config:
-        """The settings, with the addresses of a fleet that runs now."""
+        """Return the settings, with the addresses of a fleet that runs now."""
         return load(**({} if self._config is None else self._config.model_dump(exclude_unset=True)))
 
 
 class _WarmFleet:
-    """A home's fleet, as this process uses it: its own, or another's.
+    """The fleet of one home, started by this process or by another.
 
-    A thread starts it, looks after it and ends it: the fleet's processes end with the thread that started them.
+    One thread starts, watches and stops an own fleet, because the fleet's processes die with the thread that started
+    them.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class _WarmFleet:
         self._idle_s = 0.0
         self._used = time.monotonic()
         self._keeper: threading.Thread | None = None
-        #: The client, and whether the fleet behind it is this process's.
+        #: The client. ``_own`` is True if this process started the fleet behind it.
         self._client: Client | None = None
         self._own = False
         self._others_url: str | None = None
@@ -148,11 +149,11 @@ class _WarmFleet:
 
     @contextlib.contextmanager
     def client(self, read: Callable[[], Config], idle_s: float) -> Generator[Client]:
-        """A client of a fleet that is up and, if it is this process's, stays so meanwhile.
+        """Provide a client of a running fleet. An own fleet keeps running inside the ``with`` block.
 
         Args:
-            read: gives the settings, with the addresses of a fleet that runs now.
-            idle_s: how long an own fleet is kept after its last use.
+            read: returns the settings, with the addresses of a fleet that runs now.
+            idle_s: seconds to keep an own fleet after its last use.
         """
         with self._changed:
             self._users += 1
@@ -167,7 +168,7 @@ class _WarmFleet:
                 self._used = time.monotonic()
 
     def let_go(self) -> None:
-        """End an own fleet that is idle, and wait until it has ended."""
+        """Stop an own fleet once it is idle. Wait for its end if it is idle now."""
         with self._changed:
             self._idle_s = 0.0
             self._changed.notify_all()
@@ -184,10 +185,10 @@ class _WarmFleet:
                 self._failure = None
                 self._keeper = threading.Thread(target=self._keep, args=(settings,), name="kqueue-fleet", daemon=True)
                 self._keeper.start()
-            # Another thread may have started it, or it may be ending a fleet that was idle.
+            # The keeper may still start a fleet, or stop an idle one.
             self._changed.wait_for(lambda: self._own or self._keeper is None)
             if isinstance(self._failure, HomeInUse) and time.monotonic() < deadline:
-                # Another process starts one there, or ends one.
+                # Another process starts or stops a fleet there.
                 self._changed.wait(_LOOK_S)
             elif self._failure is not None:
                 raise self._failure
@@ -203,7 +204,7 @@ class _WarmFleet:
         return self._client
 
     def _keep(self, settings: Config) -> None:
-        """The keeper's life: that of one fleet."""
+        """Run one fleet from start to stop, in the keeper's thread."""
         try:
             with LocalFleet(settings) as fleet, fleet.client() as client:
                 with self._changed:
@@ -213,7 +214,7 @@ class _WarmFleet:
                     self._used = time.monotonic()
                     self._changed.notify_all()
                 self._watch(fleet)
-        except Exception as error:  # noqa: BLE001 whoever waits for the fleet gets it
+        except Exception as error:  # noqa: BLE001 raised in the threads that wait for the fleet
             self._failure = error
         finally:
             with self._changed:
@@ -223,7 +224,7 @@ class _WarmFleet:
                 self._changed.notify_all()
 
     def _watch(self, fleet: LocalFleet) -> None:
-        """Return, with the client taken away, when the fleet is idle."""
+        """Take the client away and return once the fleet is idle."""
         look = fleet.supervisor(_log.warning)
         while True:
             look()
@@ -238,7 +239,7 @@ class _WarmFleet:
 
 
 def _serves_others(fleet: LocalFleet) -> bool:
-    """Whether another process's evaluation runs."""
+    """True if another process's evaluation runs."""
     try:
         return any(slot.busy_with is not None for slot in fleet.slots())
     except KqueueError:
@@ -251,7 +252,7 @@ _warm_lock: Final = threading.Lock()
 
 def _warm_fleet(home: Path) -> _WarmFleet:
     with _warm_lock:
-        # A fork has neither the threads nor the connections of what it came from.
+        # A fork inherits neither threads nor usable connections, so each process has its own.
         return _warm.setdefault((os.getpid(), home), _WarmFleet())
 
 

@@ -1,11 +1,11 @@
-"""An evaluator with the interface of those that run kernels on Modal, in front of a kqueue fleet.
+"""An evaluator with the interface of evaluators on Modal, backed by a kqueue fleet.
 
 ::
 
     set_modal_evaluator(ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="H200")))
     results = await get_modal_evaluator().evaluate_batch([{"ref_code": ..., "kernel_code": ...}, ...])
 
-What each argument means here stands in ``docs/evaluator.md``.
+``docs/evaluator.md`` explains what each argument means here.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: KernelBench's ways to take a time. All are accepted, and the judge takes its own.
+#: KernelBench's timing methods. All are accepted, and none changes how the judge takes times.
 TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
-#: The source cannot be a kernel, whatever it would do.
+#: Categories of a source that cannot be a kernel at all.
 _NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
 
 
 @dataclass
 class ModalEvaluatorConfig:
-    """How :class:`ModalKernelEvaluator` evaluates.
+    """Settings of :class:`ModalKernelEvaluator`.
 
     Attributes:
-        enabled: False makes every evaluation a :class:`~kqueue.errors.ConfigError`.
+        enabled: if False, every evaluation raises :class:`~kqueue.errors.ConfigError`.
         gpu_type: the GPU's model, such as ``A100`` or ``L40S``; see :func:`lane_of`.
-        timeout: seconds that no phase of an evaluation may exceed; the wait for a GPU does not count.
-        max_batch_size: calls of ``evaluate_single_batched`` that go out together at most.
-        return_exceptions: whether ``evaluate_batch`` puts an exception into its entry's place or raises the first.
-        batch_single: whether ``evaluate_single_batched`` waits for others to go out with.
-        batch_window_s: for how long it waits, in seconds.
+        timeout: limit of each phase of an evaluation in seconds, without the wait for a GPU.
+        max_batch_size: most calls of ``evaluate_single_batched`` to send together.
+        return_exceptions: True if ``evaluate_batch`` returns exceptions in their entries' places; False if it raises
+            the first.
+        batch_single: True if ``evaluate_single_batched`` waits for other calls to send together.
+        batch_window_s: seconds that it waits.
         deployment_mode: ``deployed`` uses the fleet that the settings name or that runs on this machine;
-            ``ephemeral`` starts one on this machine where none runs, and ends it after ten idle minutes.
+            ``ephemeral`` starts one on this machine if none runs, and stops it after ten idle minutes.
         wait_for_gpu: accept a GPU type that no worker has now, and wait for one.
-        max_queue_wait_s: seconds that an evaluation waits for a worker at most; None for ever.
+        max_queue_wait_s: most seconds that an evaluation waits for a worker; None for no limit.
     """
 
     enabled: bool = True
@@ -68,7 +69,7 @@ class ModalEvaluatorConfig:
     max_queue_wait_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Validate the fields.
 
         Raises:
             ConfigError: a field is wrong; the message names it.
@@ -76,21 +77,22 @@ class ModalEvaluatorConfig:
         if self.deployment_mode not in ("deployed", "ephemeral"):
             raise ConfigError(f"deployment_mode: {self.deployment_mode!r} is neither deployed nor ephemeral")
         if self.max_batch_size < 1:
-            raise ConfigError(f"max_batch_size: at least 1 is needed, not {self.max_batch_size}")
+            raise ConfigError(f"max_batch_size: must be at least 1, not {self.max_batch_size}")
         if self.batch_window_s < 0:
-            raise ConfigError(f"batch_window_s: 0 or more seconds are needed, not {self.batch_window_s}")
+            raise ConfigError(f"batch_window_s: must be 0 or more seconds, not {self.batch_window_s}")
 
 
 class ModalKernelEvaluator:
-    """Evaluates kernels on a fleet. It may be shared by threads and by event loops, one after another or at once."""
+    """Evaluate kernels on a fleet. Threads and event loops may share it."""
 
     def __init__(self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | None = None) -> None:
-        """Name the settings; nothing is connected before the first evaluation.
+        """Configure an evaluator. The first evaluation connects.
 
         Args:
-            config: how to evaluate.
-            client: whom to ask, for a fleet behind HTTP an :class:`~kqueue.AsyncRemoteClient`; the caller closes
-                it. By default an :class:`~kqueue.AsyncClient` by the environment's settings.
+            config: the settings.
+            client: the client to use, which the caller closes; for a fleet behind HTTP an
+                :class:`~kqueue.AsyncRemoteClient`. By default an :class:`~kqueue.AsyncClient` from the environment's
+                settings.
         """
         self.config = config or ModalEvaluatorConfig()
         self._given = client
@@ -116,28 +118,28 @@ class ModalKernelEvaluator:
 
         Args:
             ref_code: source of the reference.
-            kernel_code: source of the candidate.
-            backend: what it is written in.
-            num_correct_trials: input sets to check on.
-            measure_performance: whether it is timed.
-            num_perf_trials: timed calls at most.
+            kernel_code: source of the kernel.
+            backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
+            num_correct_trials: input sets to check.
+            measure_performance: True to time the kernel.
+            num_perf_trials: most timed calls.
             precision: ``fp32``, ``fp16`` or ``bf16``.
-            timing_method: one of :data:`TIMING_METHODS`. Times are the judge's own in any case, which
-                ``metadata["timing_basis"]`` names.
-            check_for_excessive_speedup: flag a speedup that is hard to believe in ``metadata["excessive_speedup"]``.
-            excessive_speedup_threshold: what is above this is.
+            timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always takes times its own way;
+                ``metadata["timing_basis"]`` names it.
+            check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
+            excessive_speedup_threshold: speedups above this are implausible.
 
         Returns:
             ``format_ok`` (the source is Python and names ``ModelNew``), ``compiled``, ``correctness``,
-            ``tests_passed`` (all or, as the judge stops at the first that fails, 0), ``tests_total``, ``speedup``,
+            ``tests_passed`` (all or 0: the judge stops at the first failure), ``tests_total``, ``speedup``,
             ``runtime_ms``, ``baseline_runtime_ms`` (medians in milliseconds), ``error_message``, ``code_length``
-            (characters), ``metadata`` (:func:`~kqueue.kernelbench.result_of`'s). None where there is none.
+            (characters), ``metadata`` (see :func:`~kqueue.kernelbench.result_of`). Unknown values are None.
 
         Raises:
             InvalidRequest: an argument is wrong.
             LaneUnavailable: no worker has such a GPU, unless ``wait_for_gpu``.
-            EvaluationFailed: the fleet or the problem failed: nothing is known of the kernel.
-            ConfigError, ServiceError: evaluation is disabled, or there is no fleet to ask.
+            EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
+            ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
         slots = await self._evaluate(
             [
@@ -158,14 +160,14 @@ class ModalKernelEvaluator:
         return _raised(slots)[0]
 
     async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
-        """Evaluate all at once, and return the results in order.
+        """Evaluate many kernels at once.
 
         Args:
-            evaluations: arguments of :meth:`evaluate_single` by name.
+            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name.
 
         Returns:
-            a result each; in the place of one that has none the exception that :meth:`evaluate_single` would
-            have raised (not raised), if ``return_exceptions``.
+            the results in order. With ``return_exceptions`` a failed entry has the exception that
+            :meth:`evaluate_single` would have raised.
 
         Raises:
             ConfigError, ServiceError: as :meth:`evaluate_single`; nothing was evaluated.
@@ -174,7 +176,7 @@ class ModalKernelEvaluator:
         return slots if self.config.return_exceptions else [*_raised(slots)]
 
     async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As :meth:`evaluate_single`, going out together with other calls of the next ``batch_window_s`` seconds."""
+        """Do as :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
         arguments = _SIGNATURE.bind(self, *args, **kwargs)
         arguments.apply_defaults()
         if not self.config.batch_single:
@@ -185,7 +187,7 @@ class ModalKernelEvaluator:
         return await batcher.submit({name: value for name, value in arguments.arguments.items() if name != "self"})
 
     async def close(self) -> None:
-        """Let go of the connections and of the fleet that this evaluator made."""
+        """Close the connections that this evaluator opened, and stop the fleet that it started."""
         with self._lock:
             local, self._local = self._local, None
         if (own := self._own.take()) is not None:
@@ -247,14 +249,14 @@ class ModalKernelEvaluator:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request, with the arguments that it was made of."""
+    """A request and the arguments from which it was built."""
 
     request: Request
     arguments: Mapping[str, Any]
 
 
 class _Batcher:
-    """Gathers the calls of one event loop. Nothing here is awaited between a look and its use."""
+    """Collects the calls of one event loop. It needs no lock: nothing awaits between a check and its use."""
 
     def __init__(self, evaluator: ModalKernelEvaluator) -> None:
         self._evaluator = evaluator
@@ -277,7 +279,7 @@ class _Batcher:
             self._timer.cancel()
             self._timer = None
         batch, self._pending = self._pending, []
-        # The loop itself keeps no task alive.
+        # The event loop holds only weak references to tasks.
         task = asyncio.get_running_loop().create_task(self._run(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -340,7 +342,7 @@ _global: ModalKernelEvaluator | None = None
 
 
 def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKernelEvaluator:
-    """The process's evaluator, made when first asked for; with ``config`` it evaluates by that from now on."""
+    """Return the process's evaluator, creating it on first use. A ``config`` replaces its settings from now on."""
     global _global
     with _global_lock:
         if _global is None:
@@ -351,7 +353,7 @@ def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKern
 
 
 def set_modal_evaluator(evaluator: ModalKernelEvaluator | None) -> None:
-    """Make ``evaluator`` the process's; None to have a new one made."""
+    """Set the process's evaluator. None makes :func:`get_modal_evaluator` create a new one."""
     global _global
     with _global_lock:
         _global = evaluator

@@ -4,7 +4,7 @@
 
     app = create_app(partial(KernelEnvironment, PROBLEMS, backend="triton"), KernelAction, KernelObservation)
 
-An ``app`` of OpenEnv's ``create_app`` is served by any ASGI server; its clients reset, step and close by WebSocket.
+Any ASGI server serves the ``app``. Clients reset, step and close over WebSocket.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pydantic import Field
 from kqueue.errors import EvaluationFailed
 from kqueue.integrations.rl import KernelEnv
 
-# By name: who has no OpenEnv can still check this file's types.
+# Imported by name, so that types can be checked without OpenEnv.
 _server: Any = importlib.import_module("openenv.core.env_server")
 
 
 class KernelAction(_server.Action):
-    """An answer."""
+    """A model's answer."""
 
-    kernel: str = Field(description="The kernel's source, or an answer with it in a fenced block.")
+    kernel: str = Field(description="The kernel's source, or an answer with the kernel in a fenced block.")
 
 
 class KernelObservation(_server.Observation):
-    """What came of it. ``reward`` is None before the first turn, and where nothing is known of the kernel."""
+    """The result of a turn. ``reward`` is None before the first turn, and if nothing is known about the kernel."""
 
-    text: str = Field(description="The task in words, or what to mend.")
-    turn: int = Field(description="Turns that count so far.")
-    correct: bool = Field(default=False, description="Whether the kernel was right.")
+    text: str = Field(description="The task, or feedback on the last answer.")
+    turn: int = Field(description="Turns so far that count.")
+    correct: bool = Field(default=False, description="True if the kernel was correct.")
     best: float | None = Field(default=None, description="The best score of the episode.")
-    verdict: dict[str, Any] | None = Field(default=None, description="The verdict in short.")
+    verdict: dict[str, Any] | None = Field(default=None, description="The verdict's summary.")
 
 
 class KernelState(_server.State):
@@ -52,7 +52,7 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, problems: Sequence[str], **arguments: Any) -> None:
-        """As :class:`~kqueue.integrations.rl.KernelEnv`."""
+        """Create an environment with the arguments of :class:`~kqueue.integrations.rl.KernelEnv`."""
         super().__init__()
         self._env = KernelEnv(problems, **arguments)
         self._state = KernelState()
@@ -60,15 +60,16 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, problem: int | None = None, **_: Any
     ) -> KernelObservation:
-        """Begin an episode: of ``problem``, or of one at random."""
+        """Begin an episode with problem number ``problem``, or a random one."""
         text, info = self._env.reset(seed=seed, options=None if problem is None else {"problem": problem})
         self._state = KernelState(episode_id=episode_id or str(uuid4()), step_count=0, problem=info["problem"])
         return KernelObservation(text=text, turn=0)
 
     def step(self, action: KernelAction, timeout_s: float | None = None, **_: Any) -> KernelObservation:  # noqa: ARG002
-        """Judge an answer. Deadlines are the evaluation's own; ``timeout_s`` would leave it without an answer.
+        """Judge an answer.
 
-        Where the fleet or the problem failed the reward is None, and the turn does not count.
+        ``timeout_s`` is ignored: the evaluation has deadlines of its own. If the fleet or the problem failed, the
+        reward is None and the turn does not count.
         """
         try:
             text, reward, terminated, truncated, info = self._env.step(action.kernel)
@@ -96,5 +97,5 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
         return self._state
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._env.close()

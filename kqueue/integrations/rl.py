@@ -1,4 +1,4 @@
-"""Rewards for batches of answers, and an environment with several turns.
+"""Rewards for batches of answers, and a multi-turn environment.
 
 ::
 
@@ -8,7 +8,7 @@
     observation, info = env.reset(seed=0)
     observation, reward, terminated, truncated, info = env.step(answer)
 
-Where gymnasium is installed the environment derives from ``gymnasium.Env``.
+The environment derives from ``gymnasium.Env`` if gymnasium is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
 
-#: The score of an answer that cannot be a kernel, as of one that failed.
+#: The score of an answer that cannot be a kernel, the same as of a failed kernel.
 FAILED = 0.0
 
 
@@ -45,31 +45,34 @@ async def reward(
     timeout: float | None = None,
     **arguments: Any,
 ) -> list[float | None]:
-    """The rewards of a batch of answers, in order.
+    """Judge a batch of answers and return their rewards in order.
 
     Args:
-        problems: source of the reference, one for all or one each.
-        completions: answers: text, or a chat's messages. The kernel is a fenced block or the whole.
+        problems: source of the reference, one for all answers or one for each.
+        completions: the answers, as text or a chat's messages. The kernel is the fenced block, or the whole text.
         score: ``speedup``, ``inverse_runtime``, ``correctness``, or a function of the :class:`~kqueue.Verdict`.
-        client: whom to ask; the caller closes it. By default a client by the environment's settings.
-        run: a name of this batch, such as ``run-3/step-120``: called again with it, after a crash, the same
-            answers get the verdicts that they have already.
-        timeout: seconds for all together; what has no verdict then is cancelled and None. None for ever.
-        arguments: of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``lane``, ``num_correct_trials``,
-            ``queue_wait_s`` and others.
+        client: the client to use, which the caller closes. By default a client from the environment's settings.
+        run: a name for this batch, such as ``run-3/step-120``. Calling again with it, after a crash, returns the
+            verdicts that the same answers already have.
+        timeout: seconds for the whole batch; None for no limit. Evaluations without a verdict are then cancelled,
+            and their rewards are None.
+        arguments: arguments of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``lane``,
+            ``num_correct_trials``, ``queue_wait_s`` and others.
 
     Returns:
-        a number each; None where nothing is known of the kernel (the fleet or the problem failed, no worker
-        serves the lane, it was cancelled, expired or too late): to be masked, never to be taken for a bad kernel.
+        a number for each answer, or None if nothing is known about its kernel: the fleet or the problem failed, no
+        worker serves the lane, or it was cancelled, expired or late. Mask these; do not count them as bad kernels.
 
     Raises:
-        InvalidRequest: a problem or an argument is wrong, or there are not as many problems as answers.
+        InvalidRequest: a problem or an argument is wrong, or the numbers of problems and answers differ.
         ServiceError: the fleet's services cannot be reached.
     """
     of = scorer(score)
     each = [problems] * len(completions) if isinstance(problems, str) else list(problems)
     if len(each) != len(completions):
-        raise InvalidRequest(f"problems: {len(each)} for {len(completions)} completions; give one each, or one for all")
+        raise InvalidRequest(
+            f"problems: {len(each)} for {len(completions)} completions; give one for each, or one for all"
+        )
     slots = [
         request_for(problem, kernel_of(answer), **arguments, **({"idempotency_key": f"{run}/{place}"} if run else {}))
         for place, (problem, answer) in enumerate(zip(each, completions, strict=True))
@@ -83,7 +86,7 @@ async def reward(
     verdicts = [next(found) if isinstance(slot, Request) else slot for slot in slots]
     rewards = [FAILED if isinstance(slot, InvalidRequest) else None if slot is None else of(slot) for slot in verdicts]
     if masked := sum(number is None for number in rewards):
-        _log.warning("%d of %d rewards are masked: nothing is known of these kernels", masked, len(rewards))
+        _log.warning("%d of %d rewards are masked: nothing is known about these kernels", masked, len(rewards))
     return rewards
 
 
@@ -109,13 +112,14 @@ def _gymnasium() -> tuple[Any, Any]:
         return object, None
 
     class Text(gymnasium.spaces.Space):
-        """Text of any length in any characters; gymnasium's own ``Text`` has a length and an alphabet."""
+        """Any text. Gymnasium's own ``Text`` limits length and alphabet."""
 
         def __init__(self) -> None:
             super().__init__(None, None)
 
         def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002 gymnasium's
-            # gymnasium's checker wants the same of the same action, and verdicts have ids and times.
+            # Constant, because gymnasium's checker expects equal results for equal actions, and verdicts hold ids and
+            # times.
             return ""
 
         def contains(self, x: Any) -> bool:
@@ -128,9 +132,9 @@ _Env, _SPACE = _gymnasium()
 
 
 class KernelEnv(_Env):
-    """An episode is one problem: each turn an answer is judged, and the observation says what to mend.
+    """An environment whose episodes are problems. Each turn judges an answer; the observation is feedback on it.
 
-    It ends after ``max_turns`` turns (truncated), or when a score reaches ``target`` (terminated).
+    An episode ends after ``max_turns`` turns (truncated), or when a score reaches ``target`` (terminated).
     Observations and actions are text. ``info`` has ``problem`` (its number), ``turn``, ``score``, ``best`` (the
     best score of the episode), ``correct`` and ``verdict`` (:meth:`kqueue.Verdict.summary`; None before the first
     turn, and for an answer that cannot be a kernel).
@@ -150,23 +154,23 @@ class KernelEnv(_Env):
         client: Client | None = None,
         **arguments: Any,
     ) -> None:
-        """Name the problems; nothing is connected before the first turn.
+        """Configure an environment. The first turn connects it.
 
         Args:
             problems: sources of the references.
-            max_turns: turns of an episode.
-            score: the reward of a turn: as :func:`reward`'s.
+            max_turns: turns in an episode.
+            score: the reward of a turn, as for :func:`reward`.
             target: a score that ends the episode.
-            client: whom to ask; the caller closes it. By default a client by the environment's settings.
-            arguments: of :func:`~kqueue.kernelbench.request_of`.
+            client: the client to use, which the caller closes. By default a client from the environment's settings.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
 
         Raises:
-            InvalidRequest: there is no problem, a problem or an argument is wrong.
+            InvalidRequest: there is no problem, or a problem or an argument is wrong.
         """
         if not problems:
-            raise InvalidRequest("problems: at least one is needed")
+            raise InvalidRequest("problems: give at least one")
         if max_turns < 1:
-            raise InvalidRequest(f"max_turns: at least 1 is needed, not {max_turns}")
+            raise InvalidRequest(f"max_turns: must be at least 1, not {max_turns}")
         for problem in problems:
             request_for(problem, "", **arguments)
         self._problems = list(problems)
@@ -185,11 +189,11 @@ class KernelEnv(_Env):
         """Begin an episode.
 
         Args:
-            seed: of the choice of problems from here on.
-            options: ``problem``, its number, instead of one at random.
+            seed: seeds the choice of problems from here on.
+            options: may have ``problem``, a problem's number, instead of a random one.
 
         Returns:
-            the task in words, and ``info``.
+            the task as text, and ``info``.
 
         Raises:
             InvalidRequest: there is no such problem.
@@ -202,7 +206,7 @@ class KernelEnv(_Env):
         if chosen is None:
             chosen = self._random.randrange(len(self._problems))
         if not isinstance(chosen, int) or not 0 <= chosen < len(self._problems):
-            raise InvalidRequest(f"problem: a number from 0 to {len(self._problems) - 1} is needed, not {chosen!r}")
+            raise InvalidRequest(f"problem: must be a number from 0 to {len(self._problems) - 1}, not {chosen!r}")
         self._problem, self._turn, self._best = chosen, 0, None
         problem = self._problems[chosen]
         return instruction(problem, self._arguments.get("backend", "cuda")), self._info(None, None)
@@ -211,11 +215,11 @@ class KernelEnv(_Env):
         """Judge an answer.
 
         Returns:
-            what to mend, the reward, terminated, truncated, ``info``.
+            feedback, reward, terminated, truncated, ``info``.
 
         Raises:
-            EvaluationFailed: nothing became known of the kernel: the turn does not count, step again.
-            InvalidRequest: the episode is over: ``reset`` first.
+            EvaluationFailed: nothing is known about the kernel. The turn does not count; step again.
+            InvalidRequest: the episode is over; call ``reset`` first.
             LaneUnavailable, ServiceError: as :meth:`kqueue.Client.submit`; the turn does not count either.
         """
         if self._turn >= self._max_turns or self._reached():
@@ -237,7 +241,7 @@ class KernelEnv(_Env):
         return observation, score, terminated, truncated, self._info(verdict, score)
 
     def close(self) -> None:
-        """Let go of the connection that this environment made."""
+        """Close the connection that this environment opened."""
         if (client := self._own.take()) is not None:
             client.close()
 

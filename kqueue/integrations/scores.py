@@ -1,4 +1,4 @@
-"""From a verdict to one number, for searches and trainers."""
+"""Turn a verdict into one number, for searches and trainers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final, Literal
 from kqueue.contract import Verdict
 from kqueue.errors import ConfigError
 
-#: The policies that have names.
+#: The named policies.
 Policy = Literal["inverse_runtime", "speedup", "correctness"]
-#: A policy by name, or any function of a verdict; None where the verdict tells nothing of the kernel.
+#: A policy's name, or a function that returns a score, or None if the verdict says nothing about the kernel.
 Score = Policy | Callable[[Verdict], float | None]
 
 
 def scorer(score: Score) -> Callable[[Verdict], float | None]:
-    """The function behind a policy.
+    """Return the function for a policy.
 
-    ``inverse_runtime`` is 0 for a kernel that failed and 1 / seconds for a right one, ``speedup`` 0 and the
-    speedup over the reference, ``correctness`` 0 and 1. Each is None where nothing is known: the fleet or the
-    problem failed, the evaluation was cancelled or expired, or (for the first two) no time was taken.
+    A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, its speedup over the
+    reference under ``speedup``, and 1 under ``correctness``. The score is None if nothing is known: the fleet or the
+    problem failed, the evaluation was cancelled or expired, or (for the first two) the kernel was not timed.
 
     Raises:
         ConfigError: there is no policy of this name.
@@ -29,22 +29,22 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     try:
         return _POLICIES[score]
     except KeyError:
-        raise ConfigError(f"score: {score!r} is no policy; use {', '.join(_POLICIES)} or a function") from None
+        raise ConfigError(f"score: unknown policy {score!r}; use {', '.join(_POLICIES)} or a function") from None
 
 
 def inverse_runtime(verdict: Verdict) -> float | None:
-    """1 / seconds of a right kernel: see :func:`scorer`."""
+    """Return 1 / seconds for a correct kernel; see :func:`scorer`."""
     runtime = verdict.runtime_ms
     return _if_right(verdict, 1e3 / runtime if runtime is not None and runtime > 0 else None)
 
 
 def speedup(verdict: Verdict) -> float | None:
-    """The speedup of a right kernel: see :func:`scorer`."""
+    """Return the speedup of a correct kernel; see :func:`scorer`."""
     return _if_right(verdict, verdict.speedup)
 
 
 def correctness(verdict: Verdict) -> float | None:
-    """Whether a kernel is right: see :func:`scorer`."""
+    """Return 1 for a correct kernel; see :func:`scorer`."""
     return _if_right(verdict, 1.0)
 
 

@@ -6,7 +6,7 @@
     guide = KernelGuide(gpu="H200", backend="triton", score="speedup")
     PrioritySearch(agent, optimizer).train(guide, {"inputs": [TASK], "infos": [REFERENCE]}, ...)
 
-Where Trace (``opto``) is installed both derive from its classes; without it they have the same methods.
+Both derive from Trace's classes if Trace (``opto``) is installed; without it they have the same methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kqueue.integrations.connection import Connection
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import Score, scorer
 
-#: What stands for a score where nothing is known of the kernel; searches want a number.
+#: The score if nothing is known about the kernel. Searches need a number.
 UNKNOWN = -1.0
 
 
@@ -40,7 +40,7 @@ def _from_opto(module: str, name: str) -> Any:
 
 
 class _Forwards:
-    """What Trace's ``Module`` does with a call."""
+    """Stands in for Trace's ``Module``: a call runs ``forward``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -50,7 +50,7 @@ class _Forwards:
 
 
 class _Guides:
-    """What Trace's ``Guide`` does with a call."""
+    """Stands in for Trace's ``Guide``: a call runs ``get_feedback``."""
 
     def __call__(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
         return self.get_feedback(task, response, info, **kwargs)
@@ -66,10 +66,10 @@ _bundle: Callable[..., Any] | None = _from_opto("opto.trace", "bundle")
 
 
 class KernelGuide(_Guide):
-    """Scores kernels and says what to mend. Threads may share it; it is pickled and copied without its connection.
+    """Scores kernels and gives feedback. Threads may share it; pickles and copies leave out its connection.
 
-    Trace evaluates a candidate several times: a guide and its copies evaluate a kernel once, and give what came of
-    it again, unless the fleet failed.
+    Trace evaluates a candidate several times. A guide and its copies evaluate each kernel once and then repeat the
+    result, unless the fleet failed.
     """
 
     def __init__(
@@ -84,28 +84,28 @@ class KernelGuide(_Guide):
         run: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Name the settings; nothing is connected before the first kernel comes.
+        """Configure a guide. The first kernel connects it.
 
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
             verbose: write each feedback to stderr.
-            num_correct_trials: input sets to check on.
-            num_perf_trials: timed calls at most.
+            num_correct_trials: input sets to check.
+            num_perf_trials: most timed calls.
             score: ``inverse_runtime``, ``speedup``, ``correctness``, or a function of the
-                :class:`~kqueue.Verdict` (at the top level of a module, if the guide is to be pickled).
-            connect: makes the client, in every process anew, such as
+                :class:`~kqueue.Verdict` (at a module's top level, if the guide is to be pickled).
+            connect: creates the client, once per process; for example
                 ``functools.partial(RemoteClient, url, token=...)``.
-            run: guides of the same name give the same kernel's verdict again, also those of an earlier process;
-                by default each guide and its copies have a name of their own.
-            arguments: of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``precision`` and others.
+            run: guides with the same name share verdicts, across processes too. By default a guide shares them only
+                with its copies.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``precision`` and others.
 
         Raises:
-            ConfigError: there is no such policy, or it needs times that are not taken.
-            InvalidRequest: ``gpu`` cannot be a lane.
+            ConfigError: there is no such policy, or it needs times and timing is off.
+            InvalidRequest: ``gpu`` is not a lane.
         """
         timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
         if score in ("inverse_runtime", "speedup") and not timed:
-            raise ConfigError(f"score: {score} needs times; set num_perf_trials above 0, or score='correctness'")
+            raise ConfigError(f"score: {score} needs timing; set num_perf_trials above 0, or score='correctness'")
         self._score = scorer(score)
         self._verbose = verbose
         self._run = run or uuid4().hex
@@ -127,24 +127,24 @@ class KernelGuide(_Guide):
         """Evaluate a kernel.
 
         Args:
-            task: the prompt; not looked at.
+            task: the prompt; ignored.
             response: the kernel's source, or an answer with the kernel in a fenced block.
-            info: source of the reference, or a mapping with it as ``ref_arch_src``; also as ``reference``.
-            kwargs: whatever else a trainer gives; not looked at.
+            info: source of the reference, or a mapping that has it as ``ref_arch_src``.
+            kwargs: may have ``reference`` if ``info`` is None; the rest is ignored.
 
         Returns:
-            the score, -1.0 where nothing is known of the kernel, and the feedback
+            the score (-1.0 if nothing is known about the kernel) and the feedback
             (:func:`~kqueue.feedback.describe`).
 
         Raises:
-            InvalidRequest: no reference is given, or the guide's settings cannot be.
-            ServiceError: there is no fleet to ask.
+            InvalidRequest: no reference is given, or the guide's settings are invalid.
+            ServiceError: there is no fleet.
         """
         reference = info if info is not None else kwargs.get("reference")
         if isinstance(reference, Mapping):
             reference = reference.get("ref_arch_src")
         if not isinstance(reference, str):
-            raise InvalidRequest("info: the reference's source is needed, or a mapping with it as ref_arch_src")
+            raise InvalidRequest("info: give the reference's source, or a mapping that has it as ref_arch_src")
         kernel = kernel_of(str(response or ""))
         request = request_for(reference, kernel, **self._arguments)
         if isinstance(request, InvalidRequest):
@@ -154,11 +154,11 @@ class KernelGuide(_Guide):
         return self._told(UNKNOWN if score is None else score, describe(verdict, kernel))
 
     def metric(self, task: Any = None, response: Any = None, info: Any = None, **kwargs: Any) -> float:
-        """The score that :meth:`get_feedback` gives."""
+        """Return the score of :meth:`get_feedback`."""
         return self.get_feedback(task, response, info, **kwargs)[0]
 
     def close(self) -> None:
-        """Let go of the connection that this process's copies share; the next kernel makes another."""
+        """Close the connection that this process's copies share. The next kernel opens another."""
         if (client := self._connection.take()) is not None:
             client.close()
 
@@ -172,7 +172,7 @@ class KernelGuide(_Guide):
             verdict = ticket.wait()
             if verdict.judged or ticket.created:
                 return verdict
-            # An earlier evaluation, of which nothing came: it is tried again.
+            # An earlier evaluation that gave no result: try again under another key.
             attempt += 1
 
     def _told(self, score: float, feedback: str) -> tuple[float, str]:
@@ -182,17 +182,17 @@ class KernelGuide(_Guide):
 
 
 class KernelAgent(_Module):
-    """Holds the kernel that an optimizer changes; called with a task, it answers with the kernel.
+    """Holds the kernel that an optimizer changes. Calling it with a task returns the kernel.
 
     Attributes:
-        kernel_code: the kernel; a trainable node where Trace is installed, else a string.
+        kernel_code: the kernel: a trainable node if Trace is installed, else a string.
     """
 
     def __init__(self, initial_kernel_code: str) -> None:
         """Start from a kernel.
 
         Args:
-            initial_kernel_code: a kernel, or a reference, which :func:`starting_kernel` then makes one of.
+            initial_kernel_code: a kernel, or a reference for :func:`starting_kernel` to convert.
 
         Raises:
             InvalidRequest: it is neither.
@@ -201,7 +201,7 @@ class KernelAgent(_Module):
         self.kernel_code: Any = kernel if _node is None else _node(kernel, trainable=True)
 
     def forward(self, task: str) -> Any:
-        """The kernel."""
+        """Return the kernel."""
         return _answer(task, self.kernel_code)
 
 
@@ -214,9 +214,10 @@ _answer: Callable[[Any, Any], Any] = _submitted if _bundle is None else _bundle(
 
 
 def starting_kernel(source: str) -> str:
-    """A working kernel to start from: a reference with ``Model`` renamed to ``ModelNew``; a kernel is left as it is.
+    """Return a working kernel to start a search from.
 
-    Comments and layout stay. It is a ``torch`` kernel, and is judged as right under every backend that the lane has.
+    A reference becomes a kernel by renaming ``Model`` to ``ModelNew``; comments and layout stay. The result uses plain
+    torch, and so passes under every backend that the lane has. A kernel is returned unchanged.
 
     Raises:
         InvalidRequest: the source is not Python, or defines neither class.
@@ -231,7 +232,7 @@ def starting_kernel(source: str) -> str:
     if "Model" not in classes:
         raise InvalidRequest("initial_kernel_code: defines neither ModelNew nor Model; give a kernel or a reference")
     lines = source.encode().splitlines(keepends=True)
-    # From the end, so that places before are still true. Columns are in bytes.
+    # From the end, so that earlier positions stay valid. Columns count bytes.
     for line, column in sorted({_place(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
         text = lines[line - 1]
         lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
@@ -245,7 +246,7 @@ def _names_model(node: ast.AST) -> bool:
 
 
 def _place(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
-    """The line, from 1, and the byte column at which a node's name stands."""
+    """Return the line (from 1) and byte column of a node's name."""
     assert isinstance(node, ast.Name | ast.ClassDef)
     if isinstance(node, ast.Name):
         return node.lineno, node.col_offset

@@ -1,6 +1,6 @@
-"""A taskset for ``verifiers`` (0.4): one task a problem, rewarded by the fleet's verdict.
+"""A taskset for ``verifiers`` (0.4): one task per problem, rewarded by the fleet's verdict.
 
-A package that verifiers is to find by name exports it::
+For verifiers to find the taskset by name, export it from a package::
 
     from kqueue.integrations.verifiers import KernelTaskset
 
@@ -22,10 +22,10 @@ from kqueue.integrations.connection import Connection
 from kqueue.integrations.rl import FAILED
 from kqueue.integrations.scores import Policy, scorer
 
-# By name: who has no verifiers can still check this file's types.
+# Imported by name, so that types can be checked without verifiers.
 vf: Any = importlib.import_module("verifiers.v1")
 
-#: Rollouts are many at once; one client serves them all.
+#: One client serves all concurrent rollouts.
 _connection: Final = Connection(AsyncClient)
 
 
@@ -36,28 +36,28 @@ class KernelData(vf.TaskData):
 
 
 class KernelTaskConfig(vf.TaskConfig):
-    """How a task's kernels are judged."""
+    """Settings for judging a task's kernels."""
 
     backend: str = "triton"
-    """What they are written in."""
+    """``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``."""
     lane: str = "auto"
     """``auto``, ``cpu``, ``gpu`` or ``gpu.<model>``."""
     score: Policy = "speedup"
-    """The reward."""
+    """The policy that turns a verdict into a reward."""
     precision: str = "fp32"
     num_correct_trials: int = 5
     num_perf_trials: int = 100
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
-    """Rewards the kernel in the last reply."""
+    """A task that rewards the kernel in the last reply."""
 
     @vf.reward
     async def kernel(self, trace: Any) -> float:
-        """The score of the kernel.
+        """Return the kernel's score.
 
         Raises:
-            EvaluationFailed: nothing is known of it: verifiers records an error, and no reward.
+            EvaluationFailed: nothing is known about the kernel. Verifiers records an error and no reward.
         """
         config = self.config
         request = request_for(
@@ -79,18 +79,18 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
 
 
 class KernelTasksetConfig(vf.TasksetConfig):
-    """Which problems there are."""
+    """The problems of a taskset."""
 
     task: KernelTaskConfig = KernelTaskConfig()
     problems: Path = Path()
-    """A folder of references, ``*.py``, folders below it included."""
+    """A folder of references (``*.py``), searched recursively."""
 
 
 class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
-    """A task for each file, named after it."""
+    """One task for each file, named after it."""
 
     def load(self) -> Iterator[KernelTask]:
-        """The tasks, by their files' paths.
+        """Yield the tasks in the order of their files' paths.
 
         Raises:
             ConfigError: the folder has no problems.

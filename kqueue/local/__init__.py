@@ -1,1 +1,1 @@
-"""Postgres and Valkey as child processes, and the one-machine fleet that stands on them."""
+"""Postgres and Valkey as child processes, and the one-machine fleet that uses them."""

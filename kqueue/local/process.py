@@ -1,6 +1,6 @@
-"""Child processes that never outlive their owner, and the lock that keeps owners of a directory apart.
+"""Child processes that never outlive their owner, and a lock that gives a directory one owner at a time.
 
-A child is tied to the *thread* that started it: start children from the main thread, or from one that
+A child dies with the *thread* that started it. Start children from the main thread, or from a thread that
 lives as long as they should.
 """
 
@@ -24,21 +24,21 @@ from typing import Final, Self
 from kqueue.errors import HomeInUse, LocalFleetError
 
 _PR_SET_PDEATHSIG: Final = 1
-#: What a log may hold, in bytes; what was before is kept in ``<name>.1``, once.
+#: Size at which a log is rotated. One older log is kept, as ``<name>.1``.
 _LOG_BYTES: Final = 8 << 20
-#: How long a killed child may take to go; one that hangs in the kernel is left behind.
+#: Seconds to wait for a killed child. One that hangs in the kernel is left behind.
 _KILLED_S: Final = 10.0
-#: The longest path that a unix socket can be bound to, in bytes.
+#: Longest path of a unix socket.
 _SOCKET_PATH_BYTES: Final = 107
-#: How long the servers of an owner that was killed may take to end, in seconds.
+#: Seconds that the servers of a killed owner may take to shut down.
 _RELEASE_S: Final = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
-    """A running child process in a session of its own, its output in a log.
+    """A child process in its own session, with its output in a log.
 
-    It gets ``death_signal`` when the thread that started it ends, however that happens.
+    It receives ``death_signal`` when the thread that started it ends for any reason.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Child:
 
         Args:
             argv: program and arguments; no shell.
-            log: where stdout and stderr are appended, mode 0600.
-            environment: the child's whole environment.
-            death_signal: sent when the owner dies.
-            keep: descriptors that the child inherits.
+            log: file (mode 0600) to which stdout and stderr are appended.
+            environment: the child's entire environment.
+            death_signal: the signal to send when the owner dies.
+            keep: descriptors for the child to inherit.
 
         Raises:
             LocalFleetError: the program cannot be started.
@@ -66,7 +66,7 @@ class Child:
         owner = os.getpid()
 
         def in_child() -> None:
-            # A job in the background of a shell has SIGINT and SIGQUIT ignored, and children would inherit that.
+            # A shell starts background jobs with SIGINT and SIGQUIT ignored; children would inherit that.
             for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
                 signal.signal(signum, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -102,11 +102,11 @@ class Child:
         return self._process.poll()
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self.status is None
 
     def children(self) -> set[int]:
-        """The ids of the processes that it started itself and that run."""
+        """Return the pids of its running direct children."""
         found: set[int] = set()
         for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
@@ -114,20 +114,24 @@ class Child:
         return {pid for pid in found if running(pid)}
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended, at most ``timeout_s`` seconds; whether it has."""
+        """Wait at most ``timeout_s`` seconds for it to end. Return True if it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return not self.alive()
 
     def send(self, signum: signal.Signals) -> None:
-        """Send it a signal; nothing happens where it has ended."""
+        """Send it a signal, unless it has ended."""
         self._process.send_signal(signum)
 
     def stop(self, *steps: tuple[signal.Signals, float]) -> None:
-        """End it: each step's signal and its grace in seconds, then SIGKILL to its process group.
+        """End the process.
 
-        An interruption (Ctrl-C) cuts the graces short, and the process is gone all the same, unless it hangs in the
-        kernel: then it is left behind.
+        An interruption (Ctrl-C) skips the remaining steps but still kills. A process that hangs in the kernel is left
+        behind.
+
+        Args:
+            steps: signals to send in turn, each with the seconds to wait afterwards. Finally its process group gets
+                SIGKILL.
         """
         try:
             for signum, grace_s in steps:
@@ -141,12 +145,12 @@ class Child:
                 self.wait(_KILLED_S)
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         return log_tail(self.log, lines)
 
 
 def log_tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log; empty where there is none."""
+    """Return the last lines of a log; empty if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - (32 << 10)))
@@ -157,9 +161,9 @@ def log_tail(log: Path, lines: int = 20) -> str:
 
 
 def bound_log(log: Path) -> None:
-    """Copy a log that has become large to ``<name>.1`` and empty it; who writes it appends and goes on.
+    """Rotate a large log: copy it to ``<name>.1`` and truncate it, so that its writer can keep appending.
 
-    What is written between the copy and its end is lost.
+    Lines written during the copy are lost.
     """
     with contextlib.suppress(OSError):
         if log.stat().st_size > _LOG_BYTES:
@@ -170,7 +174,7 @@ def bound_log(log: Path) -> None:
 
 
 def command_line(pid: int) -> list[str]:
-    """A process's program and arguments; empty if it is gone."""
+    """Return a process's program and arguments; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -184,7 +188,7 @@ def _open_log(log: Path) -> int:
 
 
 def running(pid: int) -> bool:
-    """Whether a process with this id runs; one that has ended and was not waited for does not."""
+    """True if a process with this pid runs. Zombies do not count."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -193,18 +197,22 @@ def running(pid: int) -> bool:
 
 
 class Lock:
-    """An exclusive hold on a directory, released when every process that inherited it has ended.
+    """An exclusive lock on a directory, released when every process that inherited it has ended.
 
-    A server inherits its owner's hold: while the server of a killed owner is still shutting down, a new
-    owner waits for it instead of starting a second server on the same files.
+    A server inherits its owner's lock. If the owner is killed, a new owner waits until that server has shut down,
+    instead of starting a second one on the same files.
     """
 
     def __init__(self, directory: Path, what: str) -> None:
-        """Take the hold on ``directory``, which is made (0700) where it is missing.
+        """Lock a directory.
+
+        Args:
+            directory: created with mode 0700 if missing.
+            what: what the directory is for, in messages.
 
         Raises:
-            HomeInUse: another owner holds it.
-            LocalFleetError: it cannot be used.
+            HomeInUse: another owner holds the lock.
+            LocalFleetError: the directory cannot be used.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -233,14 +241,14 @@ class Lock:
                 if running(owner) or time.monotonic() > deadline:
                     raise HomeInUse(
                         f"{what} in {directory} is in use by process {owner or 'unknown'}: "
-                        "stop that one first, or choose another home with KQUEUE_HOME"
+                        "stop it first, or choose another home with KQUEUE_HOME"
                     ) from None
                 time.sleep(0.05)
             else:
                 return
 
     def release(self) -> None:
-        """Let go; doing so twice is no error."""
+        """Release the lock. Calling it twice is allowed."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -253,13 +261,13 @@ class Lock:
 
 
 def socket_directory(directory: Path, socket: str) -> Path:
-    """A directory (0700) for the unix socket named ``socket``: ``directory/run`` where the path serves.
+    """Create a directory (mode 0700) for the unix socket named ``socket``, and return its path.
 
-    A path that is too long for a socket, or that holds characters with a meaning in URLs or in a server's
-    settings, is replaced by a short one that is the same at every start.
+    The path is ``directory/run``. If that is too long for a socket, or has characters that are special in URLs or
+    in a server's settings, it is a short path under the temporary directory, the same at every start.
 
     Raises:
-        LocalFleetError: that short directory belongs to somebody else.
+        LocalFleetError: the short path belongs to another user.
     """
     path = directory / "run"
     if len(os.fsencode(path / socket)) > _SOCKET_PATH_BYTES or not re.fullmatch(r"/[A-Za-z0-9_./+-]*", str(path)):
@@ -271,13 +279,13 @@ def socket_directory(directory: Path, socket: str) -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if path.is_symlink() or not path.is_dir() or found.st_uid != os.getuid():
-        raise LocalFleetError(f"{path} belongs to somebody else: remove it, or choose a home with a shorter path")
+        raise LocalFleetError(f"{path} belongs to another user: remove it, or choose a home with a shorter path")
     path.chmod(0o700)
     return path
 
 
 def drop_socket_directory(path: Path, directory: Path) -> None:
-    """Remove what :func:`socket_directory` made outside ``directory``."""
+    """Remove a path of :func:`socket_directory` if it lies outside ``directory``."""
     if path != directory / "run":
         shutil.rmtree(path, ignore_errors=True)
 
@@ -285,10 +293,10 @@ def drop_socket_directory(path: Path, directory: Path) -> None:
 def wait_until_ready(
     child: Child, what: str, ready: Callable[[], bool], timeout_s: float, *, every_s: float = 0.01
 ) -> None:
-    """Ask ``ready`` every ``every_s`` seconds until it says yes.
+    """Call ``ready`` every ``every_s`` seconds until it returns True.
 
     Raises:
-        LocalFleetError: the child ended, or ``timeout_s`` seconds passed; the message shows its log.
+        LocalFleetError: the child ended, or ``timeout_s`` seconds passed; the message shows the end of its log.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():

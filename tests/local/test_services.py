@@ -256,5 +256,5 @@ def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_address_exists_only_after_the_start(tmp_path: Path) -> None:
     """Asking for the URL of a server that was not started says so."""
     for server in (Postgres(tmp_path), Valkey(tmp_path)):
-        with pytest.raises(LocalFleetError, match="not started"):
+        with pytest.raises(LocalFleetError, match="does not run"):
             _ = server.url
