@@ -16,7 +16,7 @@ import pytest
 
 from tests.sandbox.conftest import Fleet
 from workers.judge.keeper import handle as launch
-from workers.judge.sandbox import cgroups, view
+from workers.judge.sandbox import cgroups, reach, view
 from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 from workers.slot import Slot
 
@@ -167,3 +167,11 @@ def test_the_toolkit_of_the_nvcc_in_path_is_in_reach(tmp_path: Path, monkeypatch
     assert tmp_path / "home" not in view.needed()
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda"))
     assert tmp_path / "cuda" in view.needed()
+
+
+def test_of_a_checkout_only_the_packages_are_in_reach() -> None:
+    """A candidate reads ``kqueue`` and ``workers`` of a checkout, not its history or its tests."""
+    checkout = Path(__file__).parents[2]
+    readable = {Path(path) for path in reach.find("")[0].readable}
+    assert {checkout / "kqueue", checkout / "workers"} <= readable
+    assert not readable & {checkout, checkout / "tests", checkout / ".git"}

@@ -75,7 +75,7 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
 
 def _named() -> Iterator[Path]:
     """Interpreter, packages, and where the environment says that programs and libraries are."""
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[3]
     named = view.needed()
     for variable in ("PATH", "LD_LIBRARY_PATH"):
         entries = os.environ.get(variable, "").split(os.pathsep)

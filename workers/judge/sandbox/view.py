@@ -20,7 +20,7 @@ from workers.judge.host import linux
 
 def needed() -> list[Path]:
     """Directories that a candidate reads: interpreter, packages, compilers."""
-    paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]}
+    paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]}
     # Found, not imported: the supervisor looks here too, and is light.
     if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
         paths.add(Path(torch.origin).parent)
