@@ -12,7 +12,6 @@ import re
 import ssl
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -27,6 +26,7 @@ from redis.exceptions import RedisError
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
 from kqueue.limits import hard_limit_s
+from kqueue.message import Message
 
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
@@ -120,23 +120,6 @@ def tls(url: str) -> dict[str, Any] | None:
         if not os.access(file, os.R_OK):
             raise ConfigError(f"KQUEUE_REDIS_URL: {name} names {file}, which cannot be read")
     return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **asked}
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What has a worker execute an evaluation.
-
-    Attributes:
-        evaluation_id: the only thing that a worker reads from it; also the Celery task's id.
-        lane: a lane's name, not ``auto``.
-        deadlines_s: sum of the evaluation's own deadlines in seconds; Celery's hard limit lies above it.
-        label: one line for Flower, never a source.
-    """
-
-    evaluation_id: UUID
-    lane: str
-    deadlines_s: float
-    label: str
 
 
 def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_s: float = SENDER_PATIENCE_S) -> Celery:

@@ -44,7 +44,6 @@ from kqueue.errors import (
 from kqueue.store import evaluations, schema, workers
 from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
-from kqueue.sweeper import publish
 
 _log = logging.getLogger(__name__)
 
@@ -614,12 +613,12 @@ class _Core:
         """Write evaluations and send their messages."""
         app = self._app
         submitted = evaluations.submit(self._engine, requests)
-        new = [evaluation for evaluation in submitted if evaluation.created]
+        new = [evaluation.message for evaluation in submitted if evaluation.created]
         try:
             for start in range(0, len(new), _MARK_EVERY):
                 sent = new[start : start + _MARK_EVERY]
-                publish(app, sent)
-                evaluations.mark_published(self._engine, [evaluation.evaluation_id for evaluation in sent])
+                broker.publish(app, sent)
+                evaluations.mark_published(self._engine, [message.evaluation_id for message in sent])
         except (BrokerUnavailable, DatabaseUnavailable) as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
         return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]

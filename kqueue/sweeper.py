@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,7 +24,7 @@ from kqueue import broker
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
 from kqueue.store import evaluations, retention, workers
 from kqueue.store.engine import translate
-from kqueue.store.evaluations import Recorded, Submitted
+from kqueue.store.evaluations import Recorded
 from kqueue.store.retention import Pruned
 
 _log = logging.getLogger(__name__)
@@ -130,15 +130,6 @@ def sweep(
     )
 
 
-def publish(app: Celery, submitted: Sequence[Submitted]) -> None:
-    """Send accepted evaluations' messages.
-
-    Raises:
-        BrokerUnavailable: Redis did not take all of them; a sweep sends the rest.
-    """
-    broker.publish(app, [broker.Message(s.evaluation_id, s.lane, s.deadlines_s, s.label) for s in submitted])
-
-
 def _look(engine: Engine, app: Celery, every_s: float) -> int:
     """Note which messages are not in Redis that should be, where that is to be asked; return how many."""
     with broker.unseen(app, every_s=every_s) as unseen:
@@ -156,8 +147,8 @@ def _send_missing(engine: Engine, app: Celery) -> Generator[int]:
     """Send what has no message in Redis, for a while; yields how many, batch by batch."""
     deadline = time.monotonic() + _SENDING_S
     while due := evaluations.due_for_publishing(engine, limit=_BATCH):
-        publish(app, due)
-        evaluations.mark_published(engine, [evaluation.evaluation_id for evaluation in due])
+        broker.publish(app, due)
+        evaluations.mark_published(engine, [message.evaluation_id for message in due])
         yield len(due)
         if len(due) < _BATCH or time.monotonic() >= deadline:
             break

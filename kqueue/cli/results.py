@@ -17,10 +17,11 @@ from kqueue.errors import InvalidRequest, KqueueError
 from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
+    from rich.text import Text
     from sqlalchemy import Engine
 
     from kqueue.contract import Measurement, Verdict
-    from kqueue.store.reports import Detail
+    from kqueue.store.reports import Detail, Listed
 
 _WHERE: Final = ("category", "blame", "backend", "problem", "batch")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -318,7 +319,7 @@ def results(
 ) -> None:
     """List finished evaluations, the latest first."""
     from kqueue.categories import Blame, Category
-    from kqueue.cli.render import age, category_text, milliseconds, print_table, ratio, write_json
+    from kqueue.cli.render import print_table, write_json
     from kqueue.contract import Backend
 
     asked = _conditions(where or (), {"problem": problem, "batch": batch})
@@ -362,22 +363,28 @@ def results(
             "device",
             "message",
         ),
-        (
-            (
-                str(result.evaluation_id)[:8],
-                age(result.finished_at),
-                result.problem_label or result.problem_hash[:12],
-                result.kernel_label or result.kernel_hash[:12],
-                result.backend,
-                category_text(result.category, result.blame),
-                milliseconds(result.runtime_ms),
-                milliseconds(result.baseline_ms),
-                ratio(result.speedup),
-                result.device,
-                result.message[:100],
-            )
-            for result in found
-        ),
+        (_result(listed) for listed in found),
+    )
+
+
+def _result(listed: Listed) -> tuple[str | Text | None, ...]:
+    """A finished evaluation, as a row of the table."""
+    from kqueue.cli.render import age, category_text, milliseconds, ratio
+
+    assert listed.category is not None, "it is finished"
+    assert listed.finished_at is not None, "it is finished"
+    return (
+        str(listed.evaluation_id)[:8],
+        age(listed.finished_at),
+        listed.problem_label or listed.problem_hash[:12],
+        listed.kernel_label or listed.kernel_hash[:12],
+        listed.backend,
+        category_text(listed.category, listed.category.blame),
+        milliseconds(listed.runtime_ms),
+        milliseconds(listed.baseline_ms),
+        ratio(listed.speedup),
+        listed.device,
+        (listed.message or "")[:100],
     )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, Text, Uuid, and_, any_, case, func, literal, null, or_, select, update
+from sqlalchemy import Connection, Engine, Row, Uuid, and_, case, func, literal, null, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from kqueue.errors import InvalidRequest
@@ -20,6 +20,7 @@ from kqueue.states import GpuState
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Gpu, Worker
+from kqueue.store.sql import any_text
 
 #: Failed tests one after another that take a GPU out of service: one may be chance.
 QUARANTINED_AFTER: Final = 2
@@ -288,7 +289,7 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     labels = (due.label("due"), reset_due.label("reset_due"), running.label("running"))
     query = select(*Gpu.__table__.columns, *labels)
     if uuids is not None:
-        query = query.where(Gpu.uuid == any_(literal(list(uuids), ARRAY(Text))))
+        query = query.where(Gpu.uuid == any_text(uuids))
     if host is not None:
         query = query.where(Gpu.host == host)
     rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()

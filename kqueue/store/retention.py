@@ -12,13 +12,12 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from psycopg.errors import ForeignKeyViolation
-from sqlalchemy import Connection, Engine, any_, bindparam, delete, func, literal, select, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.types import Text, Uuid
 
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Baseline, Evaluation, Kernel, Problem, Verdict, Worker
+from kqueue.store.sql import any_text, any_uuid
 
 #: Rows that one call removes or empties of each kind.
 _BITE: Final = 500
@@ -102,7 +101,7 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
             .limit(_BITE)
             .with_for_update(of=Verdict, skip_locked=True)
         ).all()
-        ids = any_(literal([row.id for row in old], ARRAY(Uuid)))
+        ids = any_uuid([row.id for row in old])
         # Verdicts refer to attempts, and both to evaluations.
         connection.execute(delete(Verdict).where(Verdict.evaluation_id == ids))
         connection.execute(delete(Attempt).where(Attempt.evaluation_id == ids))
@@ -133,7 +132,7 @@ def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[s
     unused = [~select(Evaluation.id).where(column == kind.hash).exists()]
     if kind is Problem:
         unused.append(~select(Baseline.problem_hash).where(Baseline.problem_hash == Problem.hash).exists())
-    found = delete(kind).where(kind.hash == any_(literal(hashes, ARRAY(Text))), *unused)
+    found = delete(kind).where(kind.hash == any_text(hashes), *unused)
     return len(connection.scalars(found.returning(kind.hash)).all())
 
 

@@ -17,22 +17,20 @@ from sqlalchemy import (
     ColumnElement,
     Engine,
     Interval,
-    Uuid,
     and_,
-    any_,
     bindparam,
     func,
-    literal,
     select,
     text,
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.limits import hard_limit_s
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
+from kqueue.store.sql import any_uuid
 
 #: An attempt whose end nobody could record must not live as long as its worker does: past Celery's hard
 #: limit, which kills it, and these seconds its lease is renewed no more.
@@ -132,9 +130,7 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
     """
     with transaction(engine) as connection:
         connection.execute(
-            update(Worker)
-            .where(Worker.id == any_(literal(list(ids), ARRAY(Uuid))))
-            .values(heartbeat_at=func.now(), stopped_at=None)
+            update(Worker).where(Worker.id == any_uuid(ids)).values(heartbeat_at=func.now(), stopped_at=None)
         )
         connection.execute(_RENEW, {"ids": list(ids), "lease_s": lease_s, "over_s": hard_limit_s(0.0) + _OVERTIME_S})
 

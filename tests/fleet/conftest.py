@@ -88,7 +88,7 @@ class Services:
         )
         [submitted] = evaluations.submit(self.engine, [request])
         if send:
-            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.label, lane=lane)
+            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.message.label, lane=lane)
             evaluations.mark_published(self.engine, [submitted.evaluation_id])
         return submitted.evaluation_id
 

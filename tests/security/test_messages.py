@@ -17,6 +17,7 @@ from celery.worker.control import Panel
 
 from kqueue import broker
 from kqueue.limits import hard_limit_s
+from kqueue.message import Message
 from kqueue.store import evaluations
 from workers import messages
 
@@ -389,7 +390,7 @@ def test_limits_are_kept_within_their_bounds() -> None:
 def test_a_message_of_ours_is_read_as_it_was_meant(services: Any, writer: Any) -> None:
     """What the broker publishes passes, with its id, limit and label, and nothing added."""
     evaluation = uuid4()
-    message = broker.Message(evaluation, "gpu", deadlines_s=100.0, label="problem=p kernel=k\u202e\x1b[1m")
+    message = Message(evaluation, "gpu", deadlines_s=100.0, label="problem=p kernel=k\u202e\x1b[1m")
     broker.publish(services.app, [message])
     name = broker.queue("gpu").name
     [lying] = writer.lrange(name, 0, -1)

@@ -116,13 +116,13 @@ class TestSubmit:
         requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
         submitted = evaluations.submit(engine, requests)
         assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
-        assert [s.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
-        assert all(s.created and s.lane == "cpu" for s in submitted)
+        assert [s.message.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
+        assert all(s.created and s.message.lane == "cpu" for s in submitted)
 
     def test_the_label_is_one_line_without_the_source(self, engine: Engine, fields) -> None:
         """What Flower shows names problem, kernel, backend and lane, and never a source."""
         request = Request(**fields(kernel_label="my\nkernel"))
-        label = evaluations.submit(engine, [request])[0].label
+        label = evaluations.submit(engine, [request])[0].message.label
         assert label == f"problem={request.problem_hash[:12]} kernel=my kernel backend=torch lane=cpu"
 
     def test_nothing_is_submitted_for_nothing(self, engine: Engine) -> None:

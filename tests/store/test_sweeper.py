@@ -21,6 +21,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Request
 from kqueue.errors import BrokerUnavailable
 from kqueue.local.valkey import Valkey
+from kqueue.message import Message
 from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
 from kqueue.sweeper import LOOK_EVERY_S, SweepReport, sweep
@@ -57,9 +58,9 @@ def sweep_all(engine: Engine, app: Celery) -> int:
             return published
 
 
-def message() -> broker.Message:
+def message() -> Message:
     """A message like any other."""
-    return broker.Message(uuid4(), "cpu", deadlines_s=1, label="x")
+    return Message(uuid4(), "cpu", deadlines_s=1, label="x")
 
 
 def older(engine: Engine) -> None:

@@ -1,0 +1,65 @@
+"""The life of an evaluation in Postgres: submitted, claimed, ended once.
+
+Two rules hold it together. First, an attempt begins by compare-and-set on a queued evaluation, so any number of
+messages for one evaluation do no harm. Second, an evaluation ends under a lock on its row, and the first writer wins.
+Judge, worker, sweeper and producer may all try, and exactly one verdict comes of it. A transaction that holds an
+evaluation's row may then lock the row of its attempt, never the other way round.
+
+Each function is one transaction unless its docstring says otherwise. Each raises
+:class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be reached, refuses, or does not answer in time. Nothing
+is half written then.
+
+==============================================  ==========================================================
+:mod:`~kqueue.store.evaluations.submission`     writes evaluations
+:mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
+:mod:`~kqueue.store.evaluations.claims`         begins attempts
+:mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: every way to write a verdict
+:mod:`~kqueue.store.evaluations.history`        decides from ended attempts whether a kernel is suspected
+:mod:`~kqueue.store.evaluations.queries`        reads verdicts and ids
+:mod:`~kqueue.store.evaluations.conditions`     SQL conditions that these share
+==============================================  ==========================================================
+"""
+
+from kqueue.store.evaluations.claims import Claim, claim, set_environment
+from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, ANY_UNPUBLISHED, OPEN
+from kqueue.store.evaluations.publishing import due_for_publishing, mark_published, published
+from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
+from kqueue.store.evaluations.submission import Submitted, submit
+from kqueue.store.evaluations.verdicts import (
+    VERDICTS_CHANNEL,
+    Recorded,
+    cancel,
+    expire_leases,
+    expire_queued,
+    finish,
+    lose_worker,
+)
+
+__all__ = [
+    "ANY_EXPIRED",
+    "ANY_OVERDUE",
+    "ANY_UNFINISHED",
+    "ANY_UNPUBLISHED",
+    "OPEN",
+    "VERDICTS",
+    "VERDICTS_CHANNEL",
+    "Claim",
+    "Recorded",
+    "Submitted",
+    "cancel",
+    "claim",
+    "due_for_publishing",
+    "existing",
+    "expire_leases",
+    "expire_queued",
+    "finish",
+    "in_batch",
+    "lose_worker",
+    "mark_published",
+    "published",
+    "set_environment",
+    "submit",
+    "to_verdict",
+    "verdict",
+    "verdicts",
+]

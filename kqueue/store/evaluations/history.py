@@ -1,0 +1,84 @@
+"""The ended attempts of an evaluation, and what they say of its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, func, select
+
+from kqueue.categories import Category
+from kqueue.states import Writer
+from kqueue.store.models import Attempt, Worker
+
+#: A kernel is suspected after so many tries that took their worker or GPU with them.
+_SUSPECTED_AFTER: Final = 2
+
+
+@dataclass(frozen=True)
+class History:
+    """The ended attempts of an evaluation, in order."""
+
+    attempts: tuple[Row[*tuple[Any, ...]], ...] = ()
+
+    @classmethod
+    def read(cls, connection: Connection, evaluation_id: UUID) -> History:
+        """Read an evaluation's ended attempts, within the caller's transaction."""
+        return cls(
+            tuple(
+                connection.execute(
+                    select(
+                        Attempt.number,
+                        Worker.name.label("worker"),
+                        Worker.device,
+                        Attempt.category,
+                        Attempt.message,
+                        Attempt.written_by,
+                        Attempt.handed_back,
+                        func.extract("epoch", Attempt.ended_at - Attempt.started_at).label("seconds"),
+                    )
+                    .join(Worker, Worker.id == Attempt.worker_id)
+                    .where(Attempt.evaluation_id == evaluation_id, Attempt.ended_at.is_not(None))
+                    .order_by(Attempt.number)
+                )
+            )
+        )
+
+    @cached_property
+    def tries(self) -> int:
+        """The number of attempts that count: those that were not handed back."""
+        return sum(not attempt.handed_back for attempt in self.attempts)
+
+    @cached_property
+    def deaths(self) -> int:
+        """The number of tries that took their worker or GPU with them."""
+        return sum(
+            is_death(attempt.category, attempt.written_by) for attempt in self.attempts if not attempt.handed_back
+        )
+
+    @property
+    def suspected(self) -> bool:
+        """True if the kernel is suspected: its next try runs alone on its device, and is the last."""
+        return is_suspected(self.deaths)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the attempts as a verdict's evidence tells of them."""
+        return [_told(attempt) for attempt in self.attempts]
+
+
+def is_death(category: str, written_by: str) -> bool:
+    """Return True if a failed try of the fleet ended without a word of its judge, or with a failing GPU."""
+    return written_by != Writer.JUDGE or category in (Category.WORKER_LOST, Category.GPU_UNHEALTHY)
+
+
+def is_suspected(deaths: int) -> bool:
+    """Return True if a kernel is suspected after so many tries that took their worker or GPU with them."""
+    return deaths >= _SUSPECTED_AFTER
+
+
+def _told(attempt: Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    told = {name: getattr(attempt, name) for name in ("number", "worker", "device", "category", "message")}
+    told["seconds"] = round(float(attempt.seconds), 3)
+    return told | ({"handed_back": True} if attempt.handed_back else {})

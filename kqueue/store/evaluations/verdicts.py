@@ -1,0 +1,339 @@
+"""Ending attempts and evaluations: every way to write a verdict."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Outcome
+from kqueue.errors import UnknownEvaluation
+from kqueue.states import EvaluationState, Writer
+from kqueue.store import clean, gpus
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations.conditions import EXPIRED_INDEXED, OVERDUE
+from kqueue.store.evaluations.history import History, is_death, is_suspected
+from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+
+_log = logging.getLogger(__name__)
+
+#: Notified with the evaluation's id when its verdict is committed.
+VERDICTS_CHANNEL: Final = "kqueue_verdicts"
+#: The most rows that one call of the sweeper's functions ends.
+_SWEEP_ROWS: Final = 1000
+
+
+class Recorded(Enum):
+    """What became of an outcome that was handed to :func:`finish`."""
+
+    FINAL = "final"
+    """It is the verdict."""
+    RETRY = "retry"
+    """The fleet failed; the evaluation is queued again."""
+    LATE = "late"
+    """The attempt or the evaluation had ended before: nothing changed but that the attempt is closed."""
+
+
+def finish(
+    engine: Engine,
+    evaluation_id: UUID,
+    number: int,
+    outcome: Outcome,
+    *,
+    written_by: Writer,
+    retry_delay_s: float,
+    handed_back: bool = False,
+) -> Recorded:
+    """End an attempt with its outcome. The first writer wins; calling it again does no harm.
+
+    A failure of the fleet puts the evaluation back into the queue while it has tries left. It is due after
+    ``retry_delay_s`` seconds, doubled for each further try. The try after two that took their worker or GPU with them
+    runs alone, and is the last. Any other outcome is the verdict. An outcome that comes too late is logged. Characters
+    and numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
+
+    Args:
+        engine: the database.
+        evaluation_id: the evaluation.
+        number: the attempt's number, as claimed.
+        outcome: what it came to.
+        written_by: the part of the fleet that records it.
+        retry_delay_s: seconds before a second try.
+        handed_back: the attempt was broken off because its worker was told to stop. It is no try, and the evaluation
+            is due again at once.
+    """
+    with transaction(engine) as connection:
+        recorded = _end(
+            connection,
+            evaluation_id,
+            number,
+            outcome,
+            written_by=written_by,
+            retry_delay_s=retry_delay_s,
+            handed_back=handed_back,
+        )
+        if recorded is None or recorded is Recorded.LATE:
+            _log_late(connection, evaluation_id, number, outcome, written_by)
+    return recorded or Recorded.LATE
+
+
+def cancel(engine: Engine, evaluation_id: UUID) -> bool:
+    """End an evaluation as ``cancelled``; return False if it had its verdict already.
+
+    An attempt that runs stays open until its worker ends it.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        # A function of the database: producers have no right to write verdicts.
+        cancelled: bool | None = connection.scalar(select(func.kqueue_cancel(evaluation_id)))
+    if cancelled is None:
+        raise UnknownEvaluation(evaluation_id)
+    return cancelled
+
+
+def expire_queued(engine: Engine) -> int:
+    """End evaluations that waited longer than their producers allowed, as ``expired``; return how many."""
+    with transaction(engine) as connection:
+        return expire(connection, literal(True))
+
+
+def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, Recorded]]:
+    """End every attempt whose worker has been silent past its lease, as ``worker_lost``.
+
+    One transaction each. An attempt that somebody else is ending at this moment is left to them.
+    """
+    with transaction(engine) as connection:
+        overdue = connection.execute(
+            select(Attempt.evaluation_id, Attempt.number)
+            .where(OVERDUE)
+            .order_by(Attempt.lease_until)
+            .limit(_SWEEP_ROWS)
+        ).all()
+    outcome = Outcome(
+        category=Category.WORKER_LOST,
+        message="the worker fell silent while it ran the evaluation",
+        facts={"lease_expired": True},
+    )
+    ended: list[tuple[UUID, Recorded]] = []
+    for evaluation_id, number in overdue:
+        with transaction(engine) as connection:
+            recorded = _end(
+                connection,
+                evaluation_id,
+                number,
+                outcome,
+                written_by=Writer.SWEEPER,
+                retry_delay_s=retry_delay_s,
+                only_overdue=True,
+            )
+        if recorded is not None:
+            ended.append((evaluation_id, recorded))
+    return ended
+
+
+def lose_worker(
+    engine: Engine, worker_id: UUID, *, retry_delay_s: float, message: str, handed_back: bool = False
+) -> list[tuple[UUID, Recorded]]:
+    """End a worker's open attempts as ``worker_lost`` at once. The caller has seen the worker die.
+
+    One transaction each.
+
+    Args:
+        engine: the database.
+        worker_id: whose attempts.
+        retry_delay_s: seconds before a second try.
+        message: one line for people.
+        handed_back: the worker was told to stop and its attempts are no tries, as for :func:`finish`.
+    """
+    with transaction(engine) as connection:
+        running = connection.execute(
+            select(Attempt.evaluation_id, Attempt.number).where(
+                Attempt.worker_id == worker_id, Attempt.ended_at.is_(None)
+            )
+        ).all()
+    outcome = Outcome(category=Category.WORKER_LOST, message=clean.text(message))
+    return [
+        (
+            evaluation_id,
+            finish(
+                engine,
+                evaluation_id,
+                number,
+                outcome,
+                written_by=Writer.WORKER,
+                retry_delay_s=retry_delay_s,
+                handed_back=handed_back,
+            ),
+        )
+        for evaluation_id, number in running
+    ]
+
+
+def expire(connection: Connection, which: ColumnElement[bool]) -> int:
+    """Within the caller's transaction, end the expired evaluations among ``which``; return how many.
+
+    Evaluations that another transaction holds are left to it.
+    """
+    ids = connection.scalars(
+        select(Evaluation.id).where(EXPIRED_INDEXED, which).limit(_SWEEP_ROWS).with_for_update(skip_locked=True)
+    ).all()
+    outcome = Outcome(
+        category=Category.EXPIRED, message="no worker began the evaluation within the queue wait that its producer set"
+    )
+    for evaluation_id in ids:
+        _conclude(connection, evaluation_id, outcome, written_by=Writer.SWEEPER, attempt_id=None)
+    return len(ids)
+
+
+def _end(
+    connection: Connection,
+    evaluation_id: UUID,
+    number: int,
+    outcome: Outcome,
+    *,
+    written_by: Writer,
+    retry_delay_s: float,
+    handed_back: bool = False,
+    only_overdue: bool = False,
+) -> Recorded | None:
+    """End attempt ``number``. None: unknown, or with ``only_overdue`` locked by another or alive again."""
+    evaluation = connection.execute(
+        select(Evaluation.state, Evaluation.settings["max_attempts"].as_integer().label("max_attempts"))
+        .where(Evaluation.id == evaluation_id)
+        .with_for_update(skip_locked=only_overdue)
+    ).one_or_none()
+    if evaluation is None:
+        return None
+    attempt_id = connection.scalar(
+        select(Attempt.id)
+        .where(
+            Attempt.evaluation_id == evaluation_id,
+            Attempt.number == number,
+            OVERDUE if only_overdue else Attempt.ended_at.is_(None),
+        )
+        .with_for_update()
+    )
+    if attempt_id is None:
+        return None if only_overdue else Recorded.LATE
+    fleet = outcome.category.blame is Blame.FLEET
+    earlier = History.read(connection, evaluation_id) if fleet or number > 1 else History()
+    _close_attempt(connection, attempt_id, outcome, written_by=written_by, handed_back=handed_back)
+    if evaluation.state == EvaluationState.DONE:
+        return Recorded.LATE
+    if fleet:
+        if handed_back or (earlier.tries + 1 < evaluation.max_attempts and not earlier.suspected):
+            delay = timedelta(seconds=0 if handed_back else retry_delay_s * 2**earlier.tries)
+            connection.execute(
+                update(Evaluation)
+                .where(Evaluation.id == evaluation_id)
+                .values(state=EvaluationState.QUEUED, available_at=func.now() + delay, published_at=None)
+            )
+            return Recorded.RETRY
+        outcome = _last_of(outcome, earlier, died=is_death(outcome.category, written_by))
+    if earlier.attempts:
+        outcome = outcome.model_copy(update={"evidence": {**outcome.evidence, "attempts": earlier.told()}})
+    _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)
+    return Recorded.FINAL
+
+
+def _last_of(outcome: Outcome, earlier: History, *, died: bool) -> Outcome:
+    """Return a failure of the fleet that is final, with a message that says so.
+
+    Args:
+        outcome: the last try's.
+        earlier: the attempts before it.
+        died: the last try took its worker or GPU with it too.
+    """
+    message, facts = outcome.message, outcome.facts
+    tries, deaths = earlier.tries + 1, earlier.deaths + died
+    if tries > 1:
+        message = f"{message} (the last of {tries} tries)"
+    if is_suspected(deaths):
+        where = ", the last of them alone on its device" if earlier.suspected and died else ""
+        message = f"{message}; {deaths} tries took their worker or GPU with them{where}: the kernel is suspected"
+        facts = {**facts, "suspected": True}
+    return outcome.model_copy(update={"message": message, "facts": facts})
+
+
+def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome: Outcome, written_by: Writer) -> None:
+    """Log an outcome that somebody else was quicker than, if it differs from the one that stands."""
+    standing = connection.execute(
+        select(
+            func.coalesce(Verdict.category, Attempt.category).label("category"),
+            func.coalesce(Verdict.written_by, Attempt.written_by).label("written_by"),
+        )
+        .select_from(Evaluation)
+        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .outerjoin(Attempt, and_(Attempt.evaluation_id == Evaluation.id, Attempt.number == number))
+        .where(Evaluation.id == evaluation_id)
+    ).one_or_none()
+    if standing is None or standing.category != outcome.category:
+        _log.warning(
+            "too late for a verdict: evaluation %s, attempt %d, %s by %s (%.200r); %s",
+            evaluation_id,
+            number,
+            outcome.category,
+            written_by,
+            outcome.message,
+            "no such evaluation" if standing is None else f"{standing.category} by {standing.written_by} stands",
+        )
+
+
+def _close_attempt(
+    connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: Writer, handed_back: bool
+) -> None:
+    connection.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt_id)
+        .values(
+            ended_at=func.now(),
+            category=outcome.category.value,
+            message=clean.text(outcome.message),
+            outcome=clean.json(outcome.model_dump()),
+            written_by=written_by,
+            handed_back=handed_back,
+        )
+    )
+    if outcome.category is Category.GPU_UNHEALTHY:
+        device = connection.scalars(
+            select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
+        ).one()
+        gpus.suspect(connection, device, reason=outcome.message, failed=True)
+
+
+def _conclude(
+    connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: Writer, attempt_id: int | None
+) -> None:
+    """Write the verdict, unless there is one, and notify those who wait. The caller holds the evaluation's row."""
+    connection.execute(
+        insert(Verdict)
+        .values(
+            evaluation_id=evaluation_id,
+            attempt_id=attempt_id,
+            category=outcome.category.value,
+            blame=outcome.blame.value,
+            compiled=outcome.compiled,
+            correctness=outcome.correctness,
+            phase=None if outcome.phase is None else outcome.phase.value,
+            message=clean.text(outcome.message),
+            runtime_ms=outcome.runtime_ms,
+            baseline_ms=outcome.baseline_ms,
+            speedup=outcome.speedup,
+            facts=clean.json(outcome.facts),
+            runtime=clean.json(outcome.runtime and outcome.runtime.model_dump()),
+            baseline=clean.json(outcome.baseline and outcome.baseline.model_dump()),
+            evidence=clean.json(outcome.evidence),
+            log=clean.text(outcome.log),
+            written_by=written_by,
+        )
+        .on_conflict_do_nothing()
+    )
+    connection.execute(update(Evaluation).where(Evaluation.id == evaluation_id).values(state=EvaluationState.DONE))
+    connection.execute(select(func.pg_notify(VERDICTS_CHANNEL, str(evaluation_id))))

@@ -1,0 +1,42 @@
+"""What people ask of the database: one evaluation in full, lists of evaluations, counts.
+
+Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+
+========================================  =====================================================
+:mod:`~kqueue.store.reports.detail`       one evaluation in full
+:mod:`~kqueue.store.reports.progress`     how far an evaluation is
+:mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
+:mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
+========================================  =====================================================
+"""
+
+from kqueue.store.reports.counts import BatchState, attempts_by_device, backlog, batch_state, outcomes, states
+from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
+from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
+from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
+
+__all__ = [
+    "AttemptDetail",
+    "BatchState",
+    "Best",
+    "Detail",
+    "Earlier",
+    "Listed",
+    "Progress",
+    "attempts_by_device",
+    "backlog",
+    "batch_state",
+    "best",
+    "earlier",
+    "finished_in",
+    "listing",
+    "outcomes",
+    "placed",
+    "progress",
+    "progress_of_batch",
+    "resolve_id",
+    "results",
+    "show",
+    "states",
+    "unfinished",
+]

@@ -1,0 +1,136 @@
+"""Numbers of evaluations and attempts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Engine, func, select
+
+from kqueue.categories import Blame, Category
+from kqueue.states import EvaluationState
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import OPEN
+from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+
+
+def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
+    """Return the number of evaluations in each state, by lane."""
+    counted: dict[str, dict[EvaluationState, int]] = {}
+    with transaction(engine) as connection:
+        for lane, state, number in connection.execute(
+            select(Evaluation.lane, Evaluation.state, func.count())
+            .group_by(Evaluation.lane, Evaluation.state)
+            .order_by(Evaluation.lane)
+        ):
+            counted.setdefault(lane, dict.fromkeys(EvaluationState, 0))[EvaluationState(state)] = number
+    return counted
+
+
+def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
+    """Return the number of evaluations that are queued and running, by lane. Finished ones are not counted."""
+    counted: dict[str, dict[EvaluationState, int]] = {}
+    open_states = (EvaluationState.QUEUED, EvaluationState.RUNNING)
+    with transaction(engine) as connection:
+        for lane, state, number in connection.execute(
+            select(Evaluation.lane, Evaluation.state, func.count())
+            .where(OPEN)
+            .group_by(Evaluation.lane, Evaluation.state)
+        ):
+            counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
+    return counted
+
+
+def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None = None) -> dict[Category, int]:
+    """Return how many evaluations came to each category, in the categories' order; those without any left out.
+
+    Args:
+        engine: the database.
+        since: finished then or later.
+        batch: only of this batch.
+    """
+    query = select(Verdict.category, func.count().label("number")).group_by(Verdict.category)
+    if since is not None:
+        query = query.where(Verdict.finished_at >= since)
+    if batch is not None:
+        query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(Evaluation.batch == batch)
+    with transaction(engine) as connection:
+        counted = {row.category: row.number for row in connection.execute(query)}
+    return {category: counted[category.value] for category in Category if category.value in counted}
+
+
+def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Category, int]]:
+    """Return what the attempts that began since came to, by device (a GPU's UUID, or ``cpu``) and category."""
+    counted: dict[str, dict[Category, int]] = {}
+    with transaction(engine) as connection:
+        for device, category, number in connection.execute(
+            select(Worker.device, Attempt.category, func.count())
+            .join(Attempt, Attempt.worker_id == Worker.id)
+            .where(Worker.heartbeat_at >= since, Attempt.started_at >= since, Attempt.category.is_not(None))
+            .group_by(Worker.device, Attempt.category)
+            .order_by(Worker.device, Attempt.category)
+        ):
+            counted.setdefault(device, {})[Category(category)] = number
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """How far a batch is.
+
+    Attributes:
+        total: its evaluations.
+        queued, running, done: those in each state.
+        categories: how many came to each.
+        blames: the same by blame.
+        submitted_at: when its first was accepted, UTC.
+        finished_at: when its last one finished, UTC; None while one has not.
+    """
+
+    total: int
+    queued: int
+    running: int
+    done: int
+    categories: dict[Category, int]
+    blames: dict[Blame, int]
+    submitted_at: datetime
+    finished_at: datetime | None
+
+
+def batch_state(engine: Engine, batch: str) -> BatchState | None:
+    """Return how far a batch is; None where no evaluation belongs to one of that name."""
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(
+                Evaluation.state,
+                Verdict.category,
+                func.count().label("number"),
+                func.min(Evaluation.submitted_at).label("first"),
+                func.max(Verdict.finished_at).label("last"),
+            )
+            .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+            .where(Evaluation.batch == batch)
+            .group_by(Evaluation.state, Verdict.category)
+        ).all()
+    if not rows:
+        return None
+    states = dict.fromkeys(EvaluationState, 0)
+    counted: dict[str, int] = {}
+    blames: dict[Blame, int] = {}
+    for row in rows:
+        states[EvaluationState(row.state)] += row.number
+        if row.category is not None:
+            counted[row.category] = row.number
+            blame = Category(row.category).blame
+            blames[blame] = blames.get(blame, 0) + row.number
+    total = sum(states.values())
+    return BatchState(
+        total=total,
+        queued=states[EvaluationState.QUEUED],
+        running=states[EvaluationState.RUNNING],
+        done=states[EvaluationState.DONE],
+        categories={category: counted[category.value] for category in Category if category.value in counted},
+        blames=blames,
+        submitted_at=min(row.first for row in rows),
+        finished_at=max(row.last for row in rows) if states[EvaluationState.DONE] == total else None,
+    )

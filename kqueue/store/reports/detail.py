@@ -1,0 +1,186 @@
+"""One evaluation in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Engine, select
+
+from kqueue import contract
+from kqueue.categories import Category
+from kqueue.contract import Backend
+from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.states import EvaluationState, Writer
+from kqueue.store import evaluations
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
+
+#: Hexadecimal digits of an evaluation's id that may stand for all of it.
+_MIN_PREFIX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDetail:
+    """One attempt of an evaluation.
+
+    Attributes:
+        number: from 1.
+        worker: the worker's node name.
+        started_at: UTC.
+        ended_at: None while it runs.
+        category: what it came to; None while it runs.
+        message: one line about that.
+        written_by: who recorded it.
+        environment: what it ran on, where it came to say so.
+    """
+
+    number: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    category: Category | None
+    message: str | None
+    written_by: Writer | None
+    environment: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One evaluation in full.
+
+    Attributes:
+        evaluation_id: its id.
+        state: where it is in its life.
+        lane: where it was submitted to.
+        backend: what the kernel is written in.
+        problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
+        kernel_label, kernel_hash, kernel: of the candidate.
+        settings: as submitted, a :class:`kqueue.Settings` in JSON.
+        batch: the producer's name for the batch.
+        submitted_at, expires_at: UTC.
+        attempts: in order.
+        verdict: None while there is none.
+    """
+
+    evaluation_id: UUID
+    state: EvaluationState
+    lane: str
+    backend: Backend
+    problem_label: str | None
+    problem_hash: str
+    problem: str
+    kernel_label: str | None
+    kernel_hash: str
+    kernel: str
+    settings: Mapping[str, Any]
+    batch: str | None
+    submitted_at: datetime
+    expires_at: datetime | None
+    attempts: tuple[AttemptDetail, ...]
+    verdict: contract.Verdict | None
+
+
+def resolve_id(engine: Engine, prefix: str) -> UUID:
+    """Return the evaluation whose id is ``prefix`` or, from four digits on, the only one that begins with it.
+
+    Raises:
+        UnknownEvaluation: there is none.
+        InvalidRequest: there are several.
+    """
+    digits = prefix.strip().lower().replace("-", "")
+    if not _MIN_PREFIX <= len(digits) <= 32 or not set(digits) <= set("0123456789abcdef"):
+        raise UnknownEvaluation(prefix)
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    with transaction(engine) as connection:
+        found = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()
+    if not found:
+        raise UnknownEvaluation(prefix)
+    if len(found) > 1:
+        raise InvalidRequest(f"several evaluations begin with {prefix}: give more of the id")
+    return found[0]
+
+
+def show(engine: Engine, evaluation_id: UUID) -> Detail:
+    """Return one evaluation in full.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        row = connection.execute(
+            select(
+                Evaluation.state,
+                Evaluation.lane,
+                Evaluation.problem_label,
+                Evaluation.problem_hash,
+                Evaluation.kernel_label,
+                Evaluation.kernel_hash,
+                Evaluation.settings,
+                Evaluation.batch,
+                Evaluation.submitted_at,
+                Evaluation.expires_at,
+                Problem.source.label("problem"),
+                Kernel.source.label("kernel"),
+                Kernel.backend,
+            )
+            .join(Problem, Problem.hash == Evaluation.problem_hash)
+            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+            .where(Evaluation.id == evaluation_id)
+        ).one_or_none()
+        if row is None:
+            raise UnknownEvaluation(evaluation_id)
+        attempts = connection.execute(
+            select(
+                Attempt.number,
+                Worker.name,
+                Attempt.started_at,
+                Attempt.ended_at,
+                Attempt.category,
+                Attempt.message,
+                Attempt.written_by,
+                Environment.facts,
+            )
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+            .where(Attempt.evaluation_id == evaluation_id)
+            .order_by(Attempt.number)
+        ).all()
+        verdict = (
+            connection.execute(evaluations.VERDICTS.where(Verdict.evaluation_id == evaluation_id))
+            .mappings()
+            .one_or_none()
+        )
+    return Detail(
+        evaluation_id=evaluation_id,
+        state=EvaluationState(row.state),
+        lane=row.lane,
+        backend=Backend(row.backend),
+        problem_label=row.problem_label,
+        problem_hash=row.problem_hash,
+        problem=row.problem,
+        kernel_label=row.kernel_label,
+        kernel_hash=row.kernel_hash,
+        kernel=row.kernel,
+        settings=row.settings,
+        batch=row.batch,
+        submitted_at=row.submitted_at,
+        expires_at=row.expires_at,
+        attempts=tuple(
+            AttemptDetail(
+                number=a.number,
+                worker=a.name,
+                started_at=a.started_at,
+                ended_at=a.ended_at,
+                category=None if a.category is None else Category(a.category),
+                message=a.message,
+                written_by=None if a.written_by is None else Writer(a.written_by),
+                environment=a.facts,
+            )
+            for a in attempts
+        ),
+        verdict=None if verdict is None else evaluations.to_verdict(verdict),
+    )

@@ -1,0 +1,280 @@
+"""Lists of evaluations, and the fastest kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Engine, RowMapping, Select, column, literal, or_, select, table, tuple_
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend
+from kqueue.states import EvaluationState
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import OPEN
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of a list of evaluations; times in milliseconds, moments in UTC.
+
+    What comes with the verdict, from ``category`` on, is None for an evaluation that has none.
+    """
+
+    evaluation_id: UUID
+    state: EvaluationState
+    batch: str | None
+    problem_label: str | None
+    problem_hash: str
+    kernel_label: str | None
+    kernel_hash: str
+    backend: Backend
+    lane: str
+    attempts: int
+    submitted_at: datetime
+    category: Category | None
+    blame: Blame | None
+    compiled: bool | None
+    correctness: bool | None
+    message: str | None
+    runtime_ms: float | None
+    baseline_ms: float | None
+    speedup: float | None
+    device: str | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest kernel that passed for a problem, in a precision, on a device model; times in milliseconds."""
+
+    problem_hash: str
+    problem_label: str | None
+    precision: str
+    device: str | None
+    kernel_hash: str
+    kernel_label: str | None
+    backend: Backend
+    runtime_ms: float
+    baseline_ms: float | None
+    speedup: float | None
+    evaluation_id: UUID
+    finished_at: datetime
+
+
+_LISTED: Final = (
+    select(
+        Evaluation.id.label("evaluation_id"),
+        Evaluation.state,
+        Evaluation.batch,
+        Evaluation.problem_label,
+        Evaluation.problem_hash,
+        Evaluation.kernel_label,
+        Evaluation.kernel_hash,
+        Kernel.backend,
+        Evaluation.lane,
+        Evaluation.attempts,
+        Evaluation.submitted_at,
+        Verdict.category,
+        Verdict.blame,
+        Verdict.compiled,
+        Verdict.correctness,
+        Verdict.message,
+        Verdict.runtime_ms,
+        Verdict.baseline_ms,
+        Verdict.speedup,
+        Environment.device,
+        Verdict.finished_at,
+    )
+    .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+    .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
+    .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+)
+#: Asks for the time, so that its index can give the order.
+_FINISHED: Final = Verdict.finished_at.is_not(None)
+_BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
+
+
+def results(
+    engine: Engine,
+    *,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: str | None = None,
+    backend: Backend | None = None,
+    since: datetime | None = None,
+    batch: str | None = None,
+    limit: int = 100,
+) -> list[Listed]:
+    """Return finished evaluations, the latest first.
+
+    Args:
+        engine: the database.
+        category: only this one.
+        blame: only this one.
+        problem: a problem's label, or the beginning of its hash.
+        backend: only kernels of this one.
+        since: finished then or later.
+        batch: only of this batch.
+        limit: at most so many.
+    """
+    wanted = _wanted(category=category, blame=blame, problem=problem, backend=backend, batch=batch)
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    return _read(engine, _LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id), limit)
+
+
+def listing(
+    engine: Engine,
+    *,
+    state: EvaluationState | None = None,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: str | None = None,
+    backend: Backend | None = None,
+    lane: str | None = None,
+    batch: str | None = None,
+    since: datetime | None = None,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int = 100,
+) -> list[Listed]:
+    """Return evaluations, the latest submitted first.
+
+    Args:
+        engine: the database.
+        state: only those in this one.
+        category: only those that came to this.
+        blame: only those of this blame.
+        problem: a problem's label, or the beginning of its hash.
+        backend: only kernels of this one.
+        lane: only those submitted to this one.
+        batch: only of this batch.
+        since: submitted then or later.
+        after: ``submitted_at`` and id of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    wanted = _wanted(
+        state=state, category=category, blame=blame, problem=problem, backend=backend, lane=lane, batch=batch
+    )
+    if since is not None:
+        wanted.append(Evaluation.submitted_at >= since)
+    if after is not None:
+        wanted.append(tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(*map(literal, after)))
+    order = (Evaluation.submitted_at.desc(), Evaluation.id.desc())
+    return _read(engine, _LISTED.where(*wanted).order_by(*order), limit)
+
+
+def finished_in(
+    engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
+) -> list[Listed]:
+    """Return the finished evaluations of a batch in the order in which they finished.
+
+    Args:
+        engine: the database.
+        batch: its name.
+        since: finished then or later.
+        after: ``finished_at`` and id of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, _FINISHED]
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    if after is not None:
+        wanted.append(tuple_(Verdict.finished_at, Evaluation.id) > tuple_(*map(literal, after)))
+    return _read(engine, _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id), limit)
+
+
+def unfinished(engine: Engine, *, batch: str) -> list[UUID]:
+    """Return the evaluations of a batch that have no verdict yet, the oldest first."""
+    with transaction(engine) as connection:
+        return list(
+            connection.scalars(
+                select(Evaluation.id)
+                .where(Evaluation.batch == batch, OPEN)
+                .order_by(Evaluation.submitted_at, Evaluation.id)
+            )
+        )
+
+
+def best(
+    engine: Engine,
+    *,
+    problem: str | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    limit: int = 100,
+) -> list[Best]:
+    """Return the rows of the view ``best_verdicts``, the largest speedup first.
+
+    Args:
+        engine: the database.
+        problem: a problem's label, or the beginning of its hash.
+        precision: only this one.
+        device: a device model's name, or a part of it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = []
+    columns = _BEST.c
+    if problem is not None:
+        wanted.append(or_(columns.problem_label == problem, columns.problem_hash.startswith(problem, autoescape=True)))
+    if precision is not None:
+        wanted.append(columns.precision == precision)
+    if device is not None:
+        wanted.append(columns.device.icontains(device, autoescape=True))
+    order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
+    with transaction(engine) as connection:
+        rows = connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)).mappings()
+        found = [{str(name): value for name, value in row.items()} for row in rows]
+    for record in found:
+        record["backend"] = Backend(record["backend"])
+    return [Best(**record) for record in found]
+
+
+def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[Listed]:
+    with transaction(engine) as connection:
+        return [_listed(row) for row in connection.execute(query.limit(limit)).mappings()]
+
+
+def _listed(row: RowMapping) -> Listed:
+    known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    known |= {"state": EvaluationState(row["state"]), "backend": Backend(row["backend"])}
+    if row["category"] is not None:
+        known |= {"category": Category(row["category"]), "blame": Blame(row["blame"])}
+    return Listed(**known)
+
+
+def _wanted(
+    *,
+    state: EvaluationState | None = None,
+    category: Category | None = None,
+    blame: Blame | None = None,
+    problem: str | None = None,
+    backend: Backend | None = None,
+    lane: str | None = None,
+    batch: str | None = None,
+) -> list[ColumnElement[bool]]:
+    """Return the conditions that a list's filters stand for; None: no condition."""
+    wanted: list[ColumnElement[bool]] = [
+        column == value
+        for column, value in (
+            (Evaluation.state, state),
+            (Verdict.category, category),
+            (Verdict.blame, blame),
+            (Kernel.backend, backend),
+            (Evaluation.lane, lane),
+            (Evaluation.batch, batch),
+        )
+        if value is not None
+    ]
+    if problem is not None:
+        wanted.append(_problem_is(problem))
+    return wanted
+
+
+def _problem_is(named: str) -> ColumnElement[bool]:
+    """The condition that a problem has this label, or a hash that begins with it."""
+    return or_(Evaluation.problem_label == named, Evaluation.problem_hash.startswith(named, autoescape=True))

@@ -1,0 +1,161 @@
+"""How far an evaluation is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Engine, RowMapping, and_, false, func, not_, or_, select, true
+
+from kqueue.categories import Blame
+from kqueue.contract import Request
+from kqueue.errors import UnknownEvaluation
+from kqueue.states import EvaluationState
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import OPEN
+from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.sql import any_uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an evaluation is; moments in UTC.
+
+    Attributes:
+        evaluation_id: its id.
+        state: where it is in its life.
+        problem_label, kernel_label: as given.
+        device: that of its last attempt: a GPU's UUID, or ``cpu``; None before the first.
+        submitted_at: when it was accepted.
+        started_at: when its last attempt began.
+        finished_at: when it had its verdict.
+        blame: of its verdict.
+    """
+
+    evaluation_id: UUID
+    state: EvaluationState
+    problem_label: str | None
+    kernel_label: str | None
+    device: str | None
+    submitted_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    blame: Blame | None
+
+
+_LAST: Final = (
+    select(Attempt.started_at, Worker.device)
+    .join(Worker, Worker.id == Attempt.worker_id)
+    .where(Attempt.evaluation_id == Evaluation.id)
+    .order_by(Attempt.number.desc())
+    .limit(1)
+    .lateral()
+)
+
+
+_PROGRESS: Final = (
+    select(
+        Evaluation.id.label("evaluation_id"),
+        Evaluation.state,
+        Evaluation.problem_label,
+        Evaluation.kernel_label,
+        _LAST.c.device,
+        Evaluation.submitted_at,
+        _LAST.c.started_at,
+        Verdict.finished_at,
+        Verdict.blame,
+    )
+    .select_from(Evaluation)
+    .outerjoin(_LAST, true())
+    .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+)
+
+
+def progress(engine: Engine, evaluation_id: UUID) -> Progress:
+    """Return how far an evaluation is.
+
+    Raises:
+        UnknownEvaluation: there is no such evaluation.
+    """
+    with transaction(engine) as connection:
+        row = connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)).mappings().one_or_none()
+    if row is None:
+        raise UnknownEvaluation(evaluation_id)
+    return _progress(row)
+
+
+def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
+    """Return how far the evaluations of a batch are, the latest first: those that have their verdict, or the others."""
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
+            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
+            .limit(limit)
+        ).mappings()
+        return [_progress(row) for row in rows]
+
+
+def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
+    """Return the device (a GPU's UUID, or ``cpu``) of the attempt that each of ``ids`` got its verdict from."""
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            select(Verdict.evaluation_id, Worker.device)
+            .join(Attempt, Attempt.id == Verdict.attempt_id)
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .where(Verdict.evaluation_id == any_uuid(ids))
+        )
+        return {row.evaluation_id: row.device for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The last evaluation of a request that was made under keys of one family.
+
+    Attributes:
+        evaluation_id: its id.
+        stands: True if it is given to whoever asks again: it is under way, or was answered a moment ago with
+            something other than a failure of the fleet.
+    """
+
+    evaluation_id: UUID
+    stands: bool
+
+
+def earlier(engine: Engine, request: Request, *, family: str, within_s: float | None) -> Earlier | None:
+    """Return the last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
+
+    Args:
+        engine: the database.
+        request: names problem and kernel.
+        family: what the keys begin with.
+        within_s: how many seconds an answer stands; None for ever.
+    """
+    answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
+    if within_s is not None:
+        answered = and_(answered, Verdict.finished_at >= func.now() - timedelta(seconds=within_s))
+    with transaction(engine) as connection:
+        row = connection.execute(
+            select(
+                Evaluation.id,
+                or_(OPEN, func.coalesce(answered, false())).label("stands"),
+            )
+            .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+            .where(
+                Evaluation.problem_hash == request.problem_hash,
+                Evaluation.kernel_hash == request.kernel_hash,
+                Evaluation.idempotency_key.startswith(family, autoescape=True),
+            )
+            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
+            .limit(1)
+        ).one_or_none()
+    return None if row is None else Earlier(row.id, row.stands)
+
+
+def _progress(row: RowMapping) -> Progress:
+    known: dict[str, Any] = {str(name): value for name, value in row.items()}
+    known["state"] = EvaluationState(row["state"])
+    known["blame"] = None if row["blame"] is None else Blame(row["blame"])
+    return Progress(**known)
