@@ -15,10 +15,9 @@ import os
 import signal
 import socket
 import time
-import traceback
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -37,8 +36,10 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 from workers import delivery, messages
+from workers.judge import deaths
 from workers.judge.host.alone import NoRoom, room
 from workers.judge.host.blackbox import BlackBox
+from workers.records import StoredRecords
 from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ _RETRY_S: Final = 0.5
 _LOOK_S: Final = 0.2
 #: And at its children, which costs more and tells of what has lasted for seconds.
 _LOOK_AT_CHILDREN_S: Final = 1.0
-_TRACEBACK_CHARACTERS: Final = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def run_evaluation(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: For
     """Judge."""
     from workers.judge.trial.run import evaluate
 
-    return evaluate(claim, slot, blackbox, forkserver, engine)
+    place = replace(slot, gpu_shared=load().gpu_shared)
+    return evaluate(claim.request, place, StoredRecords(engine, claim.attempt_id), blackbox, forkserver)
 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)
@@ -165,21 +166,15 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
 
 
 def _judge(worker: _Worker, claim: Claim) -> Outcome:
+    arguments = (claim, worker.slot, worker.blackbox, worker.forkserver, worker.engine)
     try:
         with room(worker.slot.lock, alone=claim.alone):
-            outcome = run_evaluation(claim, worker.slot, worker.blackbox, worker.forkserver, worker.engine)
-        return outcome.model_copy(update={"evidence": {**outcome.evidence, "alone": True}}) if claim.alone else outcome
+            outcome = deaths.outcome_of(lambda: run_evaluation(*arguments))
     except NoRoom as error:
         return Outcome(category=Category.JUDGE_ERROR, message=str(error))
-    except Exception as error:  # noqa: BLE001
-        # Faults of candidates and problems come back as outcomes: this one is ours.
-        _log.exception("the judge failed", evaluation=str(claim.evaluation_id), attempt=claim.number)
-        return Outcome(
-            category=Category.JUDGE_ERROR,
-            message=f"the judge failed: {type(error).__name__}: {error}"[:500],
-            facts={"exception": type(error).__name__},
-            evidence={"traceback": traceback.format_exc()[-_TRACEBACK_CHARACTERS:]},
-        )
+    if "traceback" in outcome.evidence:
+        _log.error("the judge failed", evaluation=str(claim.evaluation_id), attempt=claim.number, **outcome.evidence)
+    return outcome.model_copy(update={"evidence": {**outcome.evidence, "alone": True}}) if claim.alone else outcome
 
 
 def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:

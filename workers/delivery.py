@@ -13,13 +13,9 @@ it could not reach Postgres for 30 s          before its claim            nothin
 it could not reach Postgres for 30 s          after its claim             ``worker_lost``, by the worker
 it died                                       before its claim            nothing: still queued, sent again
 it died                                       claimed, box not open yet   ``worker_lost``, by the worker
-SIGALRM at the phase's deadline               reference                   ``reference_timeout``, worker
 SIGKILL or another signal sent from outside   any                         ``worker_lost``, by the worker
-SIGKILL while the kernel ran out of memory    reference                   ``reference_error``, worker
-another signal, or an exit                    reference                   ``reference_error``, worker
-another signal, or an exit                    elsewhere                   ``judge_error``, by the worker
-Celery's hard limit                           reference, overdue          ``reference_timeout``, worker
-Celery's hard limit                           elsewhere                   ``judge_error``, by the worker
+another signal, or an exit                    not testing the GPU         ``judge_error``, by the worker
+Celery's hard limit                           not testing the GPU         ``judge_error``, by the worker
 a hard limit, another signal, or an exit      testing the GPU             ``gpu_unhealthy``, by the worker
 revoked (cancelled) while it ran              any                         ``cancelled``; attempt closed
 revoked while it was queued                   -                           ``cancelled``
@@ -34,9 +30,8 @@ it could not read the stored request          claimed                     ``judg
 What was handed back is no try. What becomes of evaluations when Redis, Postgres, a disk or a clock fails
 stands in docs/recovery.md.
 
-Reference code runs inside the judge, under SIGALRM's default action, which is why a problem can kill it.
-A candidate cannot: it is another process. Nothing here waits for Postgres longer than a few seconds, as
-the worker's event loop stands still meanwhile. Where Postgres is away the worker ends itself instead:
+No foreign code runs in a judge: neither a kernel nor a problem can kill it. Nothing here waits for Postgres longer than
+a few seconds, as the worker's event loop stands still meanwhile. Where Postgres is away the worker ends itself instead:
 a living worker's leases are renewed, so only its end lets another worker have the evaluation.
 """
 
@@ -63,14 +58,13 @@ from kqueue.errors import ServiceError, UnknownEvaluation
 from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
+from workers.judge import deaths
 from workers.judge.host.blackbox import BlackBox, Record
 from workers.pool import ChildDied
 from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Signals that nothing in a judge sends to itself: an operator, a supervisor or the kernel did.
-_FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
 #: How long the worker's event loop waits for Postgres, to connect and for each statement.
 _PATIENCE_S: Final = 2
 
@@ -83,38 +77,22 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
         record: where the judge was last seen.
         out_of_memory: whether the kernel's out-of-memory killer struck while it ran.
     """
-    in_reference = record.phase is Phase.REFERENCE
-
-    def outcome(category: Category, message: str, **facts: Any) -> Outcome:
-        return Outcome(category=category, message=message, phase=record.phase, facts=facts)
-
     if isinstance(error, Terminated):
-        return outcome(Category.CANCELLED, "the evaluation was cancelled while it ran")
-    if isinstance(error, TimeLimitExceeded) and record.phase is Phase.CANARY:
-        return outcome(Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline")
+        return Outcome(
+            category=Category.CANCELLED, message="the evaluation was cancelled while it ran", phase=record.phase
+        )
     if isinstance(error, TimeLimitExceeded):
-        if in_reference and record.overdue:
-            return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline")
-        return outcome(Category.JUDGE_ERROR, "the judge overran Celery's hard limit", hard_limit=True)
+        if record.phase is Phase.CANARY:
+            category, message = Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline"
+        else:
+            category, message = Category.JUDGE_ERROR, "the judge overran Celery's hard limit"
+        return Outcome(category=category, message=message, phase=record.phase, facts={"hard_limit": True})
     if isinstance(error, SystemExit):
         error = ChildDied(error.code if isinstance(error.code, int) else 1)
     if not isinstance(error, ChildDied):
-        return outcome(Category.WORKER_LOST, f"the judge could not record its outcome: {type(error).__name__}")
-
-    code, how = error.exitcode, str(error)
-    facts: dict[str, Any] = {"exit_status": code} if code >= 0 else {"signal": how.rpartition(" ")[2]}
-    if out_of_memory:
-        facts["out_of_memory"] = True
-    if in_reference and record.overdue and code == -signal.SIGALRM:
-        return outcome(Category.REFERENCE_TIMEOUT, "the reference did not end within its deadline", **facts)
-    if code in _FROM_OUTSIDE and not (in_reference and out_of_memory):
-        return outcome(Category.WORKER_LOST, f"the judge {how}", **facts)
-    if record.phase is Phase.CANARY:
-        return outcome(Category.GPU_UNHEALTHY, f"the judge {how} while it tested the GPU", **facts)
-    if in_reference:
-        reason = " as the host ran out of memory" if out_of_memory else ""
-        return outcome(Category.REFERENCE_ERROR, f"the reference's process {how}{reason}", **facts)
-    return outcome(Category.JUDGE_ERROR, f"the judge {how}", **facts)
+        message = f"the judge could not record its outcome: {type(error).__name__}"
+        return Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
+    return deaths.explain(error.exitcode, record.phase, out_of_memory=out_of_memory)
 
 
 class Recorder:

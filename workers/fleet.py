@@ -39,12 +39,13 @@ from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, K
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry
+from workers.judge.deaths import describe
 from workers.judge.gpu.devices import Device, choose, devices
 from workers.judge.host import linux, uids
 from workers.judge.keeper import handle as launch
 from workers.judge.sandbox import cgroups
 from workers.monitor import Monitor
-from workers.pool import STUCK_S, describe, kill_group, sweep
+from workers.pool import STUCK_S, kill_group, sweep
 from workers.pressure import Pressure
 from workers.slot import GO, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
 

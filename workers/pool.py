@@ -40,6 +40,7 @@ from billiard.exceptions import WorkerLostError
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import get_logger
 
+from workers.judge import deaths
 from workers.judge.host import linux
 
 _log: Any = get_logger(__name__)
@@ -63,18 +64,8 @@ class ChildDied(WorkerLostError):
     """
 
     def __init__(self, exitcode: int) -> None:
-        super().__init__(describe(exitcode))
+        super().__init__(deaths.describe(exitcode))
         self.exitcode = exitcode
-
-
-def describe(exitcode: int) -> str:
-    """``exited with status 3``, ``was killed by SIGSEGV``."""
-    if exitcode >= 0:
-        return f"exited with status {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was killed by signal {-exitcode}"
 
 
 def kill_group(pid: int) -> None:

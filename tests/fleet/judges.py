@@ -80,15 +80,6 @@ def orphan(pid_file: str) -> None:
         time.sleep(0.01)
 
 
-def end_in_reference(blackbox, how: str, *argument: str) -> None:
-    blackbox.enter(Phase.REFERENCE, time.monotonic() + 0.5)
-    if how == "alarm":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        sleep_holding_the_gil(30)
-    end(how, *argument)
-
-
 def span(file: Path, seconds: float) -> Outcome:
     """Say from when to when the device was used."""
     begun = time.monotonic()
@@ -100,8 +91,6 @@ def span(file: Path, seconds: float) -> Outcome:
 
 def run_evaluation(claim, slot, blackbox, forkserver, engine):
     action, *arguments = claim.request.kernel.split()
-    if action == "reference":
-        end_in_reference(blackbox, *arguments)
     blackbox.enter(Phase.CHECK)
     match action:
         case "ok":

@@ -29,13 +29,6 @@ DEATHS = [
     ("sysexit 3", None, "judge_error", {"exit_status": 3}, "worker"),
     ("signal SIGALRM", None, "judge_error", {"signal": "SIGALRM"}, "worker"),
     ("signal SIGKILL", None, "worker_lost", {"signal": "SIGKILL"}, "worker"),
-    ("reference signal SIGSEGV", None, "reference_error", {"signal": "SIGSEGV"}, "worker"),
-    ("reference exit 0", None, "reference_error", {"exit_status": 0}, "worker"),
-    ("reference sysexit 4", None, "reference_error", {"exit_status": 4}, "worker"),
-    ("reference alarm", None, "reference_timeout", {"signal": "SIGALRM"}, "worker"),
-    ("reference signal SIGALRM", None, "reference_error", {"signal": "SIGALRM"}, "worker"),
-    ("reference signal SIGKILL", None, "worker_lost", {"signal": "SIGKILL"}, "worker"),
-    ("reference gil", 1, "reference_timeout", {}, "worker"),
     ("gil", 1, "judge_error", {"hard_limit": True}, "worker"),
     ("closefds", 1, "judge_error", {"hard_limit": True}, "worker"),
 ]

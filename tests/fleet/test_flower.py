@@ -91,7 +91,7 @@ def test_a_finished_evaluation(services: Any, flower: str, watched: Any) -> None
 @pytest.mark.parametrize(
     ("kernel", "limit", "shown"),
     [
-        ("reference alarm", None, "reference_timeout: the reference did not end within its deadline"),
+        ("exit 3", None, "judge_error: the judge exited with status 3"),
         ("signal SIGSEGV", None, "judge_error: the judge was killed by SIGSEGV"),
         ("gil", 1, "judge_error: the judge overran Celery's hard limit"),
     ],

@@ -15,9 +15,9 @@ import torch
 
 from kqueue.categories import Category
 from tests.health.conftest import GIB, Gpus
+from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import canary, facts
 from workers.judge.trial import health
-from workers.judge.trial.ending import EvaluationEnded
 
 
 @pytest.fixture

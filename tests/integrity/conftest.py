@@ -1,5 +1,5 @@
 """The judge of tests/judge, for the corpus."""
 
-from tests.judge.conftest import rig, rig_database
+from tests.judge.conftest import judge_environment, rig
 
-__all__ = ["rig", "rig_database"]
+__all__ = ["judge_environment", "rig"]

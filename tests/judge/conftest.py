@@ -6,24 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import Server
 from tests.judge.rig import Rig
 
 
 @pytest.fixture(scope="module")
-def rig_database(server: Server) -> Iterator[str]:
-    """A database, and the environment, for this module's judges."""
+def judge_environment() -> Iterator[None]:
+    """The environment of this module's judges: Triton's interpreter, one thread, a secret that none may see."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("KQUEUE_DATABASE_URL", "postgresql://secret-of-the-fleet")
-        url = server.clone()
-        yield url
-        server.drop(url)
+        yield
 
 
 @pytest.fixture(scope="module")
-def rig(rig_database: str) -> Iterator[Rig]:
-    """A CPU slot with a fork server and a database of its own."""
-    with Rig(rig_database) as rig:
+def rig(judge_environment: None) -> Iterator[Rig]:
+    """A place on the CPU, with a fork server of its own."""
+    with Rig() as rig:
         yield rig

@@ -97,15 +97,15 @@ def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
     assert builder.startswith("1 compiled")
     assert builder.endswith("GPU ''")
     assert candidate.startswith("0 compiled")
-    if rig.slot.uid is not None:
-        assert f"uid {rig.slot.uid}," in candidate
-        assert f"uid {rig.slot.uid}," not in builder
+    if rig.place.uid is not None:
+        assert f"uid {rig.place.uid}," in candidate
+        assert f"uid {rig.place.uid}," not in builder
 
 
 def test_nothing_is_left_of_a_build(rig: Rig) -> None:
     """Neither the builder's directory nor the libraries."""
     assert judge(rig, kernel()).category is Category.PASSED
-    assert eventually(lambda: not list(rig.slot.scratch.iterdir()))
+    assert eventually(lambda: not list(rig.place.scratch.iterdir()))
 
 
 def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
@@ -232,12 +232,12 @@ if WHO == "candidate":
 
 def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
     """They are the fleet's, and read-only for it."""
-    if rig.slot.uid is None and rig.forkserver.isolation["files"] is not True:
+    if rig.place.uid is None and rig.forkserver.isolation["files"] is not True:
         pytest.skip("without uid or Landlock nothing keeps it from its own libraries")
     outcome = judge(rig, kernel(after=WRITE))
     assert outcome.category is Category.PASSED, outcome
     # A file's mode is its owner's to change, whom Landlock does not heed: it opens nothing.
-    harmless = ["chmod worked"] if rig.slot.uid is None else []
+    harmless = ["chmod worked"] if rig.place.uid is None else []
     assert told(outcome, "candidate") == [*harmless, "tried"]
 
 

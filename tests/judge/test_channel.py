@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel import flags
-from workers.judge.channel.buffers import PlaceError, SharedTensor, is_apart, open_buffer, view_within
+from workers.judge.channel.buffers import OpenedBuffer, PlaceError, SharedTensor, is_apart, view_within
 from workers.judge.channel.protocol import (
     DTYPES,
     Answer,
@@ -25,18 +25,24 @@ from workers.judge.channel.protocol import (
     TensorSpec,
     Where,
     receive_command,
-    receive_reply,
+    receive_record,
     send_command,
 )
 
 SIZE = len(Reply(Answer.DONE, 1).pack())
 
 
+def opened(shared: SharedTensor) -> torch.Tensor:
+    """The tensor as the other side sees it."""
+    assert shared.descriptor is not None
+    return OpenedBuffer(shared.spec, os.dup(shared.descriptor)).tensor
+
+
 def test_a_reply_survives_the_way() -> None:
     """Every field arrives as it was sent."""
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
-    places = tuple(Place(Where.EXPORTED, 3, bytes(range(64)), 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
-    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places)
+    places = tuple(Place(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
+    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places, True, 2**50)
     assert Reply.unpack(reply.pack()) == reply
 
 
@@ -77,7 +83,7 @@ def test_a_longer_packet_is_not_cut_to_fit() -> None:
     with ours, theirs:
         theirs.send(Reply(Answer.DONE, 1).pack() + b"!")
         with pytest.raises(ProtocolError):
-            receive_reply(ours)
+            receive_record(ours)
 
 
 def test_a_gone_candidate_is_no_reply() -> None:
@@ -85,7 +91,7 @@ def test_a_gone_candidate_is_no_reply() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with ours:
-        assert receive_reply(ours) is None
+        assert receive_record(ours) is None
 
 
 def test_a_command_brings_its_payload_and_descriptors() -> None:
@@ -108,7 +114,7 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype, shape: tuple[int, ..
     like = torch.zeros(shape).to(dtype)
     shared = SharedTensor(like)
     shared.poison()
-    there = open_buffer(shared.spec, shared.descriptor)
+    there = opened(shared)
     shared.tensor.copy_(like)
     assert there.shape == like.shape
     assert there.dtype == dtype
@@ -119,7 +125,7 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype, shape: tuple[int, ..
 def test_strides_of_a_dense_tensor_are_kept() -> None:
     """A transposed input stays transposed on the other side."""
     shared = SharedTensor(torch.zeros(4, 5).t())
-    there = open_buffer(shared.spec, shared.descriptor)
+    there = opened(shared)
     assert there.stride() == (1, 5)
     there[2, 1] = 7
     assert shared.tensor[2, 1] == 7

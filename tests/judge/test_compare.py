@@ -12,10 +12,10 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from workers.judge.channel.protocol import Answer, Reply, TensorSpec, describe
+from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
+from workers.judge.trial.cases import Case
 from workers.judge.trial.compare import check_form, check_values, merge_errors, tolerance_for
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Case
 
 
 def verdict(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance | None = None) -> EvaluationEnded | None:

@@ -44,11 +44,11 @@ def disk() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def small(disk: Path, rig_database: str) -> Iterator[Rig]:
+def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
     """A slot whose scratch is on it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(disk))
-        with Rig(rig_database) as rig:
+        with Rig() as rig:
             yield rig
 
 

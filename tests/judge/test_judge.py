@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,7 @@ QUICK = Settings(checks=2, timing=Timing(enabled=False))
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
     """The outcome of a kernel that the judge survives."""
     request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
-    outcome = rig.judge(request)
-    assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
-    return outcome
+    return rig.judge(request)
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -239,7 +239,7 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
     outcome = judge(rig, right(body, top))
     assert outcome.category is Category.SANDBOX_VIOLATION
     assert outcome.facts["leftovers"] >= 1
-    assert eventually(lambda: list(rig.slot.scratch.iterdir()) == [])
+    assert eventually(lambda: list(rig.place.scratch.iterdir()) == [])
     assert eventually(lambda: set(linux.children(rig.forkserver.pid)) <= before)
 
 
@@ -247,7 +247,7 @@ def test_closed_directories_do_not_stop_the_cleaning(rig: Rig) -> None:
     """A candidate cannot keep its files by closing their directory."""
     top = "import os\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
     assert judge(rig, right(top=top)).category is Category.PASSED
-    assert eventually(lambda: list(rig.slot.scratch.iterdir()) == [])
+    assert eventually(lambda: list(rig.place.scratch.iterdir()) == [])
 
 
 @pytest.mark.parametrize(
@@ -367,15 +367,12 @@ def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, categor
     assert judge(rig, right(), problem=problem).category is category
 
 
-def test_a_hanging_reference_ends_the_judge_by_alarm(rig: Rig) -> None:
-    """Even a reference that never returns to the interpreter is ended at its deadline, overdue in its phase."""
+def test_a_hanging_reference_is_ended_at_its_deadline(rig: Rig) -> None:
+    """Even one that never returns to the interpreter; the judge goes on and says so."""
     problem = PROBLEM.replace("return self.layer(x)", "import ctypes; ctypes.CDLL(None).pause()")
     settings = QUICK.model_copy(update={"deadlines": Deadlines(reference_s=1)})
-    request = Request(problem=problem, kernel=right(), backend=Backend.TORCH, settings=settings)
-    outcome = rig.judge(request)
-    assert isinstance(outcome, tuple)
-    status, phase, overdue = outcome
-    assert (os.WTERMSIG(status), phase, overdue) == (14, Phase.REFERENCE, True)
+    outcome = judge(rig, right(), settings, problem)
+    assert (outcome.category, outcome.phase) == (Category.REFERENCE_TIMEOUT, Phase.REFERENCE)
     assert judge(rig, right()).category is Category.PASSED
 
 
@@ -384,9 +381,8 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     monkeypatch.setattr(steps, "_BACKSTOP_S", 3 - QUICK.deadlines.total_s)
     kernel = right("import time; time.sleep(60)")
     ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
-    assert isinstance(ended, tuple), ended
-    status, phase, overdue = ended
-    assert (os.WTERMSIG(status), phase, overdue) == (14, Phase.CHECK, False)
+    assert (ended.category, ended.phase) == (Category.JUDGE_ERROR, Phase.CHECK)
+    assert ended.facts["signal"] == "SIGALRM"
     assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
     monkeypatch.undo()
     assert judge(rig, right()).category is Category.PASSED
@@ -394,13 +390,13 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
 
 def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
     """When a judge is killed, the fork server ends its candidate and forks the next one."""
-    request = Request(
-        problem=PROBLEM.replace("return self.layer(x)", "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"),
-        kernel=right(top="import time; time.sleep(60)\n"),
-        backend=Backend.TORCH,
-        settings=QUICK,
-    )
-    assert isinstance(rig.judge(request), tuple)
+    before = set(linux.children(os.getpid()))
+    with ThreadPoolExecutor(1) as thread:
+        outcome = thread.submit(judge, rig, right(top="import time; time.sleep(60)\n"))
+        assert eventually(lambda: len(linux.children(rig.forkserver.pid)) == 2)
+        [pid] = set(linux.children(os.getpid())) - before
+        os.kill(pid, signal.SIGKILL)
+        assert outcome.result(30).category is Category.WORKER_LOST
     assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
     assert judge(rig, right()).category is Category.PASSED
 
@@ -422,12 +418,13 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
 @pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
-    rig.slot.scratch.chmod(0o700)
+    rig.place.scratch.chmod(0o700)
     try:
-        with pytest.raises(AssertionError, match="could not be sealed: PermissionError"):
-            judge(rig, right())
+        outcome = judge(rig, right())
+        assert outcome.category is Category.JUDGE_ERROR
+        assert "could not be sealed: PermissionError" in outcome.message
     finally:
-        rig.slot.scratch.chmod(0o711)
+        rig.place.scratch.chmod(0o711)
     assert judge(rig, right()).category is Category.PASSED
 
 
@@ -505,8 +502,8 @@ def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str,
     outcome = judge(rig, right(body, top), settings)
     assert outcome.category is category, outcome.message
     assert judge(rig, right()).category is Category.PASSED
-    if rig.slot.uid is not None:
-        assert eventually(lambda: linux.living_of_uid(rig.slot.uid or 0) == [])
+    if rig.place.uid is not None:
+        assert eventually(lambda: linux.living_of_uid(rig.place.uid or 0) == [])
 
 
 def test_a_kernel_cannot_make_the_reference_late(rig: Rig) -> None:
@@ -517,9 +514,9 @@ def test_a_kernel_cannot_make_the_reference_late(rig: Rig) -> None:
 
 
 def test_a_reference_that_fails_only_when_timed_is_the_problem_s_fault(rig: Rig) -> None:
-    """The reference also runs in a process of its own, whose failures are not the kernel's."""
-    only_at_home = "import os; assert not os.environ.get('HOME', '').startswith(os.getcwd())"
-    problem = PROBLEM.replace("super().__init__()", f"super().__init__()\n        {only_at_home}", 1)
+    """Whenever the reference fails, it is not the kernel's failure."""
+    counted = "self.n = getattr(self, 'n', 0) + 1\n        assert self.n < 9\n        return self.layer(x)"
+    problem = PROBLEM.replace("return self.layer(x)", counted)
     settings = Settings(checks=1, timing=Timing(calls=7, warmup=1))
     assert judge(rig, right(), settings, problem).category is Category.REFERENCE_ERROR
 

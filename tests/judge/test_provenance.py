@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
 from workers.judge.channel import activities
+from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import provenance
-from workers.judge.trial.ending import EvaluationEnded
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels" / "good"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
+from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules, static
-from workers.judge.trial.ending import EvaluationEnded
 
 GOOD = Path(__file__).parents[2] / "examples" / "kernels" / "good"
 CONTROLS = Path(__file__).parents[1] / "integrity" / "programs" / "controls"

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Settings, Timing
+from kqueue.contract import Measurement, Timing
+from tests.judge.loopback import reference
+from workers.judge.ending import EvaluationEnded
+from workers.judge.place import Place
 from workers.judge.trial import physics, timing
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Problem
-from workers.slot import Slot
 
-CPU = Slot(UUID(int=0), "cpu-0", 0, "cpu", ("cpu",), 1, Path("/nowhere"), Path("/nowhere/lock"), None)
-GPU = replace(CPU, device="GPU-0", lanes=("gpu",))
+CPU = Place(
+    name="cpu-0",
+    number=0,
+    device="cpu",
+    siblings=1,
+    scratch=Path("/nowhere"),
+    lock=Path("/nowhere/lock"),
+    uid=None,
+)
+GPU = replace(CPU, device="GPU-0")
 CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 
@@ -98,11 +105,10 @@ def get_inputs():
 )
 def test_the_floor_counts_what_must_be_written_once(outputs: str, written: int) -> None:
     """Neither views of inputs nor weights are written, and no memory twice."""
-    problem = Problem(SOURCE.replace("{outputs}", outputs), Settings(checks=1), "cpu")
-    problem.construct()
-    [case, *_] = problem.make_cases()
-    problem.answer(case)
-    found = physics.floor(problem, case, 4e12)
+    made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
+    [case, *_] = made.make_cases()
+    made.answer(case)
+    found = physics.floor(made.written_bytes, case, 4e12)
     assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written)
     assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 

@@ -68,6 +68,7 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
     def profile() -> seal.Profile:
         bounds = request.get("bounds", {})
         return seal.Profile(
+            role=seal.Role.CANDIDATE,
             uid=uid,
             scratch=_scratch(root, owner),
             processes=bounds.get("processes", 256),

@@ -10,15 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 from tests.sandbox.conftest import Fleet
 from workers.judge.keeper import handle as launch
+from workers.judge.place import Place
 from workers.judge.sandbox import cgroups, reach, view
 from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
-from workers.slot import Slot
 
 
 def test_everything_is_full_and_nothing_is_none(measures: dict[str, object]) -> None:
@@ -64,7 +63,7 @@ def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
 
 def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
     """The message names what is missing and what to do."""
-    slot = Slot(UUID(int=0), "s", 0, "cpu", ("cpu",), 1, tmp_path, tmp_path / "lock", None)
+    slot = Place(name="s", number=0, device="cpu", siblings=1, scratch=tmp_path, lock=tmp_path / "lock", uid=None)
     given = dict.fromkeys(MEASURES, True) | {"seccomp": "refused: by the host", "level": "basic"}
 
     def forkserver() -> launch.ForkServer:

@@ -1,7 +1,7 @@
-"""The candidate's main loop: obey the judge's orders, answer each once.
+"""The main loop of a sealed process: obey the judge's orders, answer each once.
 
-It runs the kernel's code in its own process, so nothing it says is believed: the judge decides from the
-buffers, the process's end and CUDA's codes. What the answers are honest about only helps the candidate.
+Foreign code runs in this process, so the judge believes nothing that it says: it decides from the buffers, the
+process's end and CUDA's codes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import importlib
 import importlib.util
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,19 +23,14 @@ import torch
 
 from workers.judge.candidate import libraries, profile
 from workers.judge.channel import activities, flags
-from workers.judge.channel.buffers import (
-    CudaCallError,
-    Exports,
-    cudart,
-    driver,
-    is_apart,
-    open_buffer,
-)
+from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart
+from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_TENSORS,
     Answer,
     Binding,
+    BufferSpec,
     Command,
     Job,
     Order,
@@ -44,6 +41,7 @@ from workers.judge.channel.protocol import (
     Where,
     describe,
     receive_command,
+    send_with_fds,
 )
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
@@ -64,12 +62,17 @@ _TAGS: Final = {
     "torch.cuda.OutOfMemoryError": Tag.GPU_MEMORY,
     "builtins.MemoryError": Tag.HOST_MEMORY,
     "builtins.SystemExit": Tag.EXIT,
+    "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 
 
 class EntryPointError(Exception):
     """The module does not define the class that was asked for."""
+
+
+class ProblemError(Exception):
+    """A problem does not have a problem's form; the message says what to change."""
 
 
 class _CompileError(Exception):
@@ -97,37 +100,59 @@ def preload() -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
-def serve(channel: Any, page: memoryview[int]) -> None:
+def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryview[int]], Harness]) -> None:
     """Obey orders until the judge is gone."""
-    candidate = Candidate(page)
+    obeying = kind(page)
     while (command := receive_command(channel)) is not None:
-        channel.send(candidate.obey(command).pack())
-        if (failure := candidate.settle_after(command)) is not None:
+        reply = obeying.obey(command)
+        for export in obeying.exports.pending():
+            send_with_fds(channel, export.pack(), export.descriptors)
+            for descriptor in export.descriptors:
+                os.close(descriptor)
+        channel.send(reply.pack())
+        if (failure := obeying.settle_after(command)) is not None:
             channel.send(failure.pack())
 
 
-class Candidate:
+@dataclass(slots=True)
+class Instance:
+    """One model, and what its calls read and write.
+
+    Attributes:
+        model: the module that is called.
+        arguments: of ``forward``, the shared inputs among them.
+        inputs: the shared inputs.
+        input_memory: beginning and size, in bytes, of each.
+        outputs: the shared outputs, on a CPU.
+        structure: the arrangement of the reference's outputs (:func:`describe`).
+        last: the outputs of the last call.
+        delivered: the tensors among them as they were delivered; they must live until the judge has read them.
+    """
+
+    model: Any = None
+    arguments: list[Any] = field(default_factory=list[Any])
+    inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
+    input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    outputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
+    structure: str = ""
+    last: Any = None
+    delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+
+class Harness:
     """One model, from its source to its calls."""
 
-    def __init__(self, page: memoryview[int]) -> None:
+    def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
+        """Hold a page of flags; the source goes to the working directory, or to ``directory``."""
         self._flags = page
-        self._path = Path.cwd() / f"{MODULE}.py"
+        self._path = (directory or Path.cwd()) / f"{MODULE}.py"
         self._job: Job
-        self._module: Any
-        self._model: Any
-        self._arguments: list[Any] = []
-        self._inputs: Binding
-        self._outputs: list[torch.Tensor] = []
-        self._structure = ""
-        #: The last output, and the tensors of it as they were delivered: they must live until they were read.
-        self._last: Any = None
-        self._delivered: list[torch.Tensor] = []
-        #: Beginning and size of the shared inputs.
-        self._input_memory: list[tuple[int, int]] = []
-        self._exports = Exports()
+        self._class: Any
+        self.own = Instance()
+        self.exports = Exports()
         self._semaphores: Semaphores
         self._empty: torch.Tensor
-        self._orders: dict[Order, Callable[[Command], Reply]] = {
+        self.orders: dict[Order, Callable[[Command], Reply]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
             Order.CONSTRUCT: self._construct,
@@ -145,9 +170,9 @@ class Candidate:
         }
 
     def obey(self, command: Command) -> Reply:
-        """Carry out an order; whatever the kernel raises becomes an answer."""
+        """Carry out an order; whatever the foreign code raises becomes an answer."""
         try:
-            return self._orders[command.order](command)
+            return self.orders[command.order](command)
         except BaseException as error:  # noqa: BLE001 -- the kernel may raise anything, SystemExit too
             traceback.print_exc()
             return self._raised(command, error)
@@ -157,43 +182,57 @@ class Candidate:
         if command.order not in (Order.AHEAD, Order.AHEAD_NULL, Order.AHEAD_IN_TURN):
             return None
         try:
-            self._settle()
+            self.settle()
         except Exception as error:  # noqa: BLE001 -- whatever the device has to say
             traceback.print_exc()
             return self._raised(command, error)
         return None
 
     @property
-    def _on_gpu(self) -> bool:
+    def on_gpu(self) -> bool:
+        """True if the model runs on a GPU."""
         return self._job.device == "cuda"
+
+    def instance(self, command: Command) -> Instance:  # noqa: ARG002
+        """Return the model that a command means."""
+        return self.own
 
     def _open(self, command: Command) -> Reply:
         self._job = command.payload
         # A file, because Triton and tracebacks read sources from files.
         self._path.write_text(self._job.source, encoding="utf-8")
-        if self._on_gpu:
+        if self.on_gpu:
             torch.cuda.init()
             torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
-        return self._done(command)
+        return self.done(command)
 
     def _load(self, command: Command) -> Reply:
         with self._compiler_watched():
-            module = self._import_source()
+            self.take_module(self._import_source())
+        return self.done(command)
+
+    def take_module(self, module: Any) -> None:
+        """Find in the imported source what will be called.
+
+        Raises:
+            EntryPointError: it is not there.
+        """
         entry = getattr(module, self._job.entry, None)
         if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
             raise EntryPointError(f"the source defines no class {self._job.entry} derived from torch.nn.Module")
-        self._module = entry
-        return self._done(command)
+        self._class = entry
+        if self.on_gpu and "cupy" in sys.modules:
+            _have_cupy_use_torch(sys.modules["cupy"])
 
     def _build(self, command: Command) -> Reply:
         """Import the source for the libraries that it has compiled; nothing else of it is used."""
         keeper = libraries.Keeper(self._path.parent, command.payload, lambda: self._say_compiling(False))
         with keeper.installed(), self._compiler_watched(keeper.build):
             self._import_source()
-        return self._done(command)
+        return self.done(command)
 
     def _import_source(self) -> Any:
         spec = importlib.util.spec_from_file_location(MODULE, self._path)
@@ -205,40 +244,58 @@ class Candidate:
         return module
 
     def _construct(self, command: Command) -> Reply:
-        arguments = [_move(value, self._job) for value in self._job.init_inputs]
+        arguments = [self.place(value) for value in command.payload]
         with torch.no_grad(), self._compiler_watched():
             torch.manual_seed(self._job.seed)
-            model = self._module(*arguments)
+            model = self._class(*arguments)
             torch.manual_seed(self._job.seed)
             model = model.to(device=self._job.device, dtype=self._job.dtype)
-            self._model = torch.compile(model) if self._job.compiled else model
-            self._settle()
-        return self._done(command)
+            self.own.model = torch.compile(model) if self._job.compiled else model
+            self.settle()
+        return self.done(command)
+
+    def place(self, value: Any) -> Any:
+        """Return an argument on the device, floating tensors in the evaluation's precision."""
+        if isinstance(value, torch.Tensor):
+            dtype = self._job.dtype if value.is_floating_point() else None
+            return value.detach().to(device=self._job.device, dtype=dtype)
+        return value
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
-        tensors = self._shared(command)
-        self._arguments = list(binding.arguments)
-        for place, tensor in zip(binding.tensors, tensors, strict=True):
-            self._arguments[place] = tensor
-        self._input_memory = [(t.data_ptr(), spec.nbytes) for t, spec in zip(tensors, binding.buffers, strict=True)]
-        return self._done(command)
+        own = self.instance(command)
+        self.unbind(own.inputs)
+        own.inputs = self._opened(command)
+        own.arguments = list(binding.arguments)
+        for place, opened in zip(binding.tensors, own.inputs, strict=True):
+            own.arguments[place] = opened.tensor
+        own.input_memory = [
+            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
+        ]
+        return self.done(command)
 
     def _bind_outputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
-        self._structure = binding.structure
-        if self._on_gpu:
+        own = self.instance(command)
+        own.structure = binding.structure
+        if self.on_gpu:
             # What forward allocates next may lie where this has been: what it does not write then shows.
             for spec in binding.buffers:
                 torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device="cuda")
         else:
-            self._outputs = self._shared(command)
-        return self._done(command)
+            self.unbind(own.outputs)
+            own.outputs = self._opened(command)
+        return self.done(command)
 
-    def _shared(self, command: Command) -> list[torch.Tensor]:
-        specs = command.payload.buffers
-        descriptors = command.descriptors or (None,) * len(specs)
-        return [open_buffer(spec, fd) for spec, fd in zip(specs, descriptors, strict=True)]
+    def _opened(self, command: Command) -> list[OpenedBuffer]:
+        specs: tuple[BufferSpec, ...] = command.payload.buffers
+        return [OpenedBuffer(spec, fd) for spec, fd in zip(specs, command.descriptors, strict=True)]
+
+    def unbind(self, buffers: list[OpenedBuffer]) -> None:
+        """Unmap buffers; work on them is waited for."""
+        self.settle()
+        for buffer in buffers:
+            buffer.close()
 
     def _rehearse(self, command: Command) -> Reply:
         """Call forward once with Triton's launches turned into compilation; only its compilers' word counts."""
@@ -246,45 +303,46 @@ class Candidate:
         compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing()
         try:
             with compiling, torch.no_grad():
-                self._model(*self._arguments)
-                self._settle()
+                self.own.model(*self.own.arguments)
+                self.settle()
         except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised; the real call will tell
             if _tag(error) is Tag.COMPILE:
                 traceback.print_exc()
                 return self._raised(command, error)
         finally:
             self._flags[flags.COMPILING] = 0
-        return self._done(command)
+        return self.done(command)
 
     def _run(self, command: Command) -> Reply:
+        own = self.instance(command)
         set_seed(command.seed)
         with torch.no_grad(), self._compiler_watched():
-            output = self._model(*self._arguments)
-            self._settle()
-            reply = self._deliver(command, output)
-            self._settle()
+            output = own.model(*own.arguments)
+            self.settle()
+            reply = self.deliver(command, output)
+            self.settle()
         return reply
 
     def _time(self, command: Command) -> Reply:
         number, page, forward = command.sequence, self._flags, self._forward(command)
         set_seed(command.seed)
-        self._settle()
+        self.settle()
         with torch.no_grad():
             page[flags.READY] = number
-            flags.wait(page, flags.GO, number, nap=not self._on_gpu)
-            reply = self._deliver(command, forward())
-            self._settle()
+            flags.wait(page, flags.GO, number, nap=not self.on_gpu)
+            reply = self.deliver(command, forward())
+            self.settle()
         page[flags.DONE] = number
         return reply
 
     def _run_ahead(self, command: Command) -> Reply:
         number, forward = command.sequence, self._forward(command)
         set_seed(command.seed)
-        self._settle()
+        self.settle()
         stream = torch.cuda.current_stream().cuda_stream
         with torch.no_grad():
             self._semaphores.wait(stream, flags.GO, number)
-            reply = self._deliver(command, forward())
+            reply = self.deliver(command, forward())
             self._semaphores.write(stream, flags.DONE, number)
         return reply
 
@@ -293,11 +351,11 @@ class Candidate:
         [memory] = command.descriptors
         try:
             with torch.no_grad():
-                page = activities.encode(profile.kernels(lambda: self._model(*self._arguments)))
+                page = activities.encode(profile.kernels(lambda: self.own.model(*self.own.arguments)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
             page = activities.encode_failure(f"{_qualified(type(error))}: {error}")
         os.pwrite(memory, page, 0)
-        return self._done(command)
+        return self.done(command)
 
     def _forward(self, command: Command) -> Callable[[], Any]:
         """What a timed call runs: the model, or for a null all that a call costs but its forward.
@@ -305,68 +363,69 @@ class Candidate:
         Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
         turn. So a null launches an empty kernel, and where it is asked for a call does so too.
         """
-        model, arguments, last = self._model, self._arguments, self._last
+        model, arguments, last = self.own.model, self.own.arguments, self.own.last
         null = command.order in (Order.TIME_NULL, Order.AHEAD_NULL)
         forward = (lambda: last) if null else (lambda: model(*arguments))
-        if command.order is Order.AHEAD or not self._on_gpu:
+        if command.order is Order.AHEAD or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]
 
-    def _deliver(self, command: Command, output: Any) -> Reply:
+    def deliver(self, command: Command, output: Any) -> Reply:
         """Hand outputs of the reference's form over; describe any others."""
+        own = self.instance(command)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
-        if structure != self._structure:
+        own.last, own.delivered = output, []
+        to = [opened.tensor for opened in own.outputs]
+        if structure != own.structure or any(
+            (leaf.shape, leaf.dtype, leaf.device) != (shared.shape, shared.dtype, shared.device)
+            for leaf, shared in zip(leaves, to, strict=False)
+        ):
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        fits = all(
-            leaf.shape == to.shape and leaf.dtype == to.dtype and leaf.device == to.device
-            for leaf, to in zip(leaves, self._outputs, strict=False)
-        )
-        if not fits:
-            return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        self._last, self._delivered = output, []
-        places = tuple(self._place(i, leaf) for i, leaf in enumerate(leaves))
+        self.exports.begin()
+        places = tuple(self._place(own, i, leaf) for i, leaf in enumerate(leaves))
         return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
 
-    def _place(self, i: int, leaf: torch.Tensor) -> Place:
-        """Where an output lies. What the judge could not read there is copied, at the kernel's cost."""
+    def _place(self, own: Instance, i: int, leaf: torch.Tensor) -> Place:
+        """Return where an output lies. What the judge could not read there is copied, at the kernel's cost."""
         if leaf.device.type != self._job.device or leaf.numel() == 0 or leaf.dim() > MAX_DIMS:
             return Place()
         if TensorSpec.of(leaf).dtype is None:
             return Place()
         leaf = leaf.detach().resolve_conj().resolve_neg()
         apart = is_apart(leaf.shape, leaf.stride())
-        for index, (begin, nbytes) in enumerate(self._input_memory):
+        for index, (begin, nbytes) in enumerate(own.input_memory):
             offset = leaf.data_ptr() - begin
             if 0 <= offset < nbytes and apart:
                 return Place(Where.INPUT, index, offset=offset, stride=leaf.stride())
-        if not self._on_gpu:
-            self._outputs[i].copy_(leaf)
+        if not self.on_gpu:
+            own.outputs[i].tensor.copy_(leaf)
             return Place(Where.SHARED)
         place = None
         if apart:
             with contextlib.suppress(CudaCallError):
-                place = self._exports.place(leaf)
+                place = self.exports.place(leaf)
         if place is None:
             leaf = leaf.clone(memory_format=torch.contiguous_format)
-            place = self._exports.place(leaf)
-        self._delivered.append(leaf)
+            place = self.exports.place(leaf)
+        own.delivered.append(leaf)
         return place
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for the device, and raise what it has to say about launches that nobody checked."""
-        if self._on_gpu:
+        if self.on_gpu:
             if code := cudart().cudaGetLastError():
                 raise UncheckedLaunchError(code)
             torch.cuda.synchronize()
 
-    def _done(self, command: Command) -> Reply:
+    def done(self, command: Command) -> Reply:
+        """Return the reply to an order that has nothing to tell."""
         return Reply(Answer.DONE, command.sequence)
 
     def _raised(self, command: Command, error: BaseException) -> Reply:
         tag, code = _tag(error), _cuda_code(error)
-        if code == 0 and self._on_gpu and tag in (Tag.OTHER, Tag.CUDA):
+        if code == 0 and self.on_gpu and tag in (Tag.OTHER, Tag.CUDA):
             code = _context_code()
         if code == _OUT_OF_MEMORY:
             tag = Tag.GPU_MEMORY
@@ -425,13 +484,6 @@ class UncheckedLaunchError(RuntimeError):
         self.error_code = code
 
 
-def _move(value: Any, job: Job) -> Any:
-    """A constructor's argument on the device, floating tensors in the evaluation's precision."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device=job.device, dtype=job.dtype if value.is_floating_point() else None)
-    return value
-
-
 def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -465,6 +517,19 @@ def _context_code() -> int:
     except OSError:  # there is no driver
         return 0
     return 0
+
+
+def _have_cupy_use_torch(cupy: Any) -> None:
+    """Have CuPy take its memory from torch, whose memory the judge can map: its own would have to be copied."""
+
+    def allocate(nbytes: int, device: int) -> int:
+        return torch.cuda.caching_allocator_alloc(nbytes, device, cupy.cuda.get_current_stream().ptr)
+
+    def free(pointer: int, device: int) -> None:  # noqa: ARG001
+        torch.cuda.caching_allocator_delete(pointer)
+
+    with contextlib.suppress(AttributeError):  # something else of that name
+        cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)
 
 
 @contextlib.contextmanager

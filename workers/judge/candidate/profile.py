@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from workers.judge.channel.activities import MAX_NAME_BYTES
-from workers.judge.channel.buffers import cudart
+from workers.judge.channel.gpu_memory import cudart
 
 # From cupti_activity.h. The three structures begin alike in every CUPTI from 11 to 13, newer fields come last.
 _MEMCPY, _MEMSET, _CONCURRENT_KERNEL = 1, 2, 10

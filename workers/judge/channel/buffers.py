@@ -1,90 +1,33 @@
-"""Buffers that judge and candidate share, each an allocation of its own.
+"""Buffers that the judge shares with a sealed process, each an allocation of its own, each named by a descriptor.
 
-On a CPU a memfd; on a GPU ``cudaMalloc`` and a CUDA IPC handle (a handle exposes the whole allocation, so
-nothing else may live in it; torch's caching allocator would put several tensors into one).
+On a CPU a buffer is a memfd, on a GPU an allocation of CUDA's virtual memory management
+(:mod:`workers.judge.channel.gpu_memory`). A descriptor opens that one allocation and nothing else.
 
-A GPU's outputs are not copied to the judge: the candidate exports the allocation that they lie in
-(:class:`Exports`), and the judge opens that and copies them out itself (:class:`Imports`). A candidate that wrote
-into memory of the judge's could leave a copy out that an honest one is timed with. The memory stays readable
-when the candidate frees it, fails or dies, until the judge closes it.
+The judge shares the inputs. Outputs on a GPU stay where the process has them: it exports the allocations that they
+lie in (:class:`Exports`), and the judge maps those and copies the outputs itself (:class:`Imports`). A candidate that
+wrote into the judge's memory could leave out a copy that an honest one is timed with. What the judge has mapped stays
+readable when the process frees it, fails or dies.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from workers.judge.channel import gpu_memory
 from workers.judge.channel.flags import memory
-from workers.judge.channel.protocol import BufferSpec, Place, TensorSpec, Where
+from workers.judge.channel.gpu_memory import CudaCallError, Mapping
+from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Place, ProtocolError, TensorSpec, Where
 
-_PEER_ACCESS: Final = 1  # cudaIpcMemLazyEnablePeerAccess
-_BUFFER_ID: Final = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
-#: Foreign allocations that are kept open at once.
-_MOST_OPEN: Final = 64
-
-
-class CudaCallError(RuntimeError):
-    """A call into the CUDA runtime failed; ``error_code`` is its code."""
-
-    def __init__(self, call: str, code: int) -> None:
-        super().__init__(f"{call} failed with CUDA error {code}")
-        self.error_code = code
-
-
-class _IpcHandle(ctypes.Structure):
-    _fields_ = (("reserved", ctypes.c_char * 64),)
-
-
-@cache
-def cudart() -> Any:
-    """The CUDA runtime that torch has loaded: another copy would keep error states of its own."""
-    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
-        for line in maps:
-            path = line.split(maxsplit=5)[-1].strip()
-            if "/libcudart.so" in path:
-                return ctypes.CDLL(path)
-    raise RuntimeError("torch has not loaded libcudart; is this a CUDA build of torch?")
-
-
-def call(name: str, *arguments: Any) -> None:
-    """Call into the CUDA runtime.
-
-    Raises:
-        CudaCallError: it answered an error, which is not left behind for others to find.
-    """
-    code = getattr(cudart(), name)(*arguments)
-    if code:
-        cudart().cudaGetLastError()
-        raise CudaCallError(name, code)
-
-
-def driver(name: str, *arguments: Any) -> None:
-    """Call into the CUDA driver.
-
-    Raises:
-        CudaCallError: it answered an error.
-    """
-    code = getattr(_libcuda(), name)(*arguments)
-    if code:
-        raise CudaCallError(name, code)
-
-
-@cache
-def _libcuda() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _allocation(pointer: int) -> tuple[int, int]:
-    """Beginning and size of the allocation that an address lies in."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
-    return base.value, size.value
+#: Runs that a process announces before it starts over, and how many the judge takes; one call has 32 at most.
+_MANY_RUNS: Final = 16
+_MOST_RUNS: Final = 64
 
 
 class _DeviceMemory:
@@ -107,7 +50,7 @@ class SharedTensor:
         tensor: the tensor, uninitialised.
         flat: the bytes that it lies in.
         spec: what the other side needs to open it.
-        descriptor: the memory's descriptor to send beside the spec; None on a GPU.
+        descriptor: the memory's descriptor, to send beside the spec; None once it is closed.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
@@ -120,19 +63,15 @@ class SharedTensor:
         """
         model = torch.empty_like(like, device="meta", memory_format=torch.preserve_format)
         nbytes = max(model.numel() * model.element_size(), 1)
-        self.descriptor: int | None = None
-        handle: bytes | None = None
+        self._mapping: Mapping | None = None
+        self.descriptor: int | None
         if like.is_cuda:
-            # The runtime gives IPC handles for whole 2 MiB pages; a smaller allocation may share its page
-            # with a neighbour that would be exposed with it.
-            pointer = ctypes.c_void_p()
-            call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(-(-nbytes // (2 << 20)) * (2 << 20)))
-            handle = _handle_of(pointer.value or 0)
-            flat = torch.as_tensor(_DeviceMemory(pointer.value or 0, nbytes), device=like.device)
+            self._mapping, self.descriptor = gpu_memory.allocate(nbytes)
+            flat = _view_of(self._mapping, nbytes)
         else:
             self.descriptor = memory("kqueue-buffer", nbytes)
             flat = _map(self.descriptor, nbytes)
-        self.spec = BufferSpec(nbytes, like.dtype, tuple(like.shape), model.stride(), handle)
+        self.spec = BufferSpec(nbytes, like.dtype, tuple(like.shape), model.stride(), like.device.type)
         self.flat = flat
         self.tensor = _view(flat, self.spec)
 
@@ -146,47 +85,111 @@ class SharedTensor:
             os.close(self.descriptor)
             self.descriptor = None
 
+    def free(self) -> None:
+        """Give the memory back. Nothing may use the tensor any more, nor work on it be under way."""
+        self.close()
+        if self._mapping is not None:
+            self._mapping.close()
+
+
+def _is_alive(run: tuple[tuple[int, int], ...]) -> bool:
+    """Return whether allocations, given by address and serial number, are still where they were."""
+    try:
+        return all(gpu_memory.serial_of(base) == serial for base, serial in run)
+    except CudaCallError:
+        return False
+
 
 def form_of(tensor: torch.Tensor) -> BufferSpec:
-    """A tensor's form, for the side that brings the memory itself."""
-    return BufferSpec(tensor.nbytes, tensor.dtype, tuple(tensor.shape), tensor.stride(), None)
+    """Return a tensor's form, for the side that brings the memory itself."""
+    return BufferSpec(tensor.nbytes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
 
 
-def open_buffer(spec: BufferSpec, descriptor: int | None) -> torch.Tensor:
-    """Open a buffer that the other side allocated, as the tensor that lives in it."""
-    if spec.handle is not None:
-        flat = torch.as_tensor(_DeviceMemory(_address_of(spec.handle), spec.nbytes), device="cuda")
-    else:
-        assert descriptor is not None
-        flat = _map(descriptor, spec.nbytes)
-    return _view(flat, spec)
+class OpenedBuffer:
+    """A tensor in a buffer that the other side allocated.
+
+    Attributes:
+        tensor: the tensor.
+    """
+
+    def __init__(self, spec: BufferSpec, descriptor: int) -> None:
+        """Map the buffer; the descriptor is closed."""
+        self._mapping: Mapping | None = None
+        if spec.device == "cpu":
+            flat = _map(descriptor, spec.nbytes)
+            os.close(descriptor)
+        else:
+            self._mapping = gpu_memory.open_descriptor(descriptor, spec.nbytes)
+            flat = _view_of(self._mapping, spec.nbytes)
+        self.tensor = _view(flat, spec)
+
+    def close(self) -> None:
+        """Unmap it. Nothing may use the tensor any more, nor work on it be under way."""
+        if self._mapping is not None:
+            self._mapping.close()
 
 
 class Exports:
-    """Handles of this process's own allocations; asking for one takes longer than remembering it."""
+    """The GPU allocations that this process has told the judge of."""
 
     def __init__(self) -> None:
-        self._handles: dict[tuple[int, int], bytes] = {}
+        self._runs: dict[tuple[tuple[int, int], ...], int] = {}
+        #: Records that must reach the judge before a reply that refers to them.
+        self._pending: list[Export] = []
+
+    def begin(self) -> None:
+        """Begin with the outputs of a call: start over where there are many runs, or where memory was given back.
+
+        The judge holds on to what it was told of; a run that is numbered 0 again tells it to let go of the others.
+        """
+        if len(self._runs) >= _MANY_RUNS or not all(map(_is_alive, self._runs)):
+            self.forget()
+
+    def forget(self) -> None:
+        """Announce everything anew from now on."""
+        self._runs.clear()
 
     def place(self, tensor: torch.Tensor) -> Place:
-        """Where a tensor on the GPU lies.
+        """Return where a tensor on the GPU lies; what the judge does not know of is announced by :meth:`pending`.
 
         Raises:
-            CudaCallError: its memory cannot be shared: it does not come from ``cudaMalloc``.
+            CudaCallError: its memory cannot be shared: it comes from ``cudaMalloc``, for instance.
         """
-        base, _ = _allocation(tensor.data_ptr())
-        serial = ctypes.c_uint64()
-        driver("cuPointerGetAttribute", ctypes.byref(serial), _BUFFER_ID, ctypes.c_uint64(base))
-        key = (base, serial.value)
-        if key not in self._handles:
-            self._handles[key] = _handle_of(base)
-        return Place(
-            Where.EXPORTED,
-            handle=self._handles[key],
-            serial=serial.value,
-            offset=tensor.data_ptr() - base,
-            stride=tensor.stride(),
-        )
+        begin = tensor.data_ptr()
+        extent = 1 + sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        end = begin + extent * tensor.element_size()
+        allocations: list[tuple[int, int]] = []
+        at = begin
+        while at < end:
+            base, size = gpu_memory.range_of(at)
+            allocations.append((base, size))
+            at = base + size
+        key = tuple((base, gpu_memory.serial_of(base)) for base, _ in allocations)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._announce(allocations)
+            self._runs[key] = run
+        return Place(Where.EXPORTED, run=run, offset=begin - allocations[0][0], stride=tensor.stride())
+
+    def pending(self) -> list[Export]:
+        """Return what must be sent before the next reply. The caller closes the descriptors."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def _announce(self, allocations: list[tuple[int, int]]) -> int:
+        number, records = len(self._runs), list[Export]()
+        for first in range(0, len(allocations), MAX_EXPORTED):
+            part = allocations[first : first + MAX_EXPORTED]
+            descriptors: list[int] = []
+            try:
+                descriptors.extend(gpu_memory.export(base) for base, _ in part)
+            except CudaCallError:
+                for descriptor in (*descriptors, *(d for record in records for d in record.descriptors)):
+                    os.close(descriptor)
+                raise
+            records.append(Export(number, len(allocations), tuple(size for _, size in part), tuple(descriptors)))
+        self._pending += records
+        return number
 
 
 class PlaceError(ValueError):
@@ -194,40 +197,68 @@ class PlaceError(ValueError):
 
 
 class Imports:
-    """Allocations of the other side, opened to read outputs from them."""
+    """Memory of a sealed process that the judge has mapped, to read outputs from it."""
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[bytes, int], torch.Tensor] = {}
+        self._handles: dict[int, list[ctypes.c_uint64]] = {}
+        self._sizes: dict[int, list[int]] = {}
+        self._mapped: dict[int, tuple[Mapping, torch.Tensor]] = {}
 
-    def view(self, place: Place, spec: TensorSpec) -> torch.Tensor:
-        """The tensor at a place of the other side's.
+    def add(self, export: Export) -> None:
+        """Take a part of a run; its descriptors are closed.
 
         Raises:
-            PlaceError: there is no such allocation, or the tensor would not lie within it.
+            ProtocolError: the run cannot be what is announced.
         """
-        key = (place.handle, place.serial)
-        if key not in self._opened:
-            self._opened[key] = self._open(place.handle)
-        return view_within(self._opened[key], place, spec)
-
-    def make_room(self, many: int) -> None:
-        """See to it that ``many`` more can be opened. Views that were taken before are gone then."""
-        if len(self._opened) + many > _MOST_OPEN:
+        if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
             self.close()
+        handles = self._handles.setdefault(export.run, [])
+        sizes = self._sizes.setdefault(export.run, [])
+        try:
+            if (
+                len(self._handles) + len(self._mapped) > _MOST_RUNS
+                or len(handles) + len(export.descriptors) > export.total
+            ):
+                raise ProtocolError("more memory was announced than there can be")
+            for descriptor, size in zip(export.descriptors, export.sizes, strict=True):
+                handles.append(gpu_memory.import_handle(descriptor))
+                sizes.append(size)
+        except CudaCallError as error:
+            raise ProtocolError(f"memory was announced that cannot be opened: {error}") from None
+        finally:
+            for descriptor in export.descriptors:
+                os.close(descriptor)
+
+    def view(self, place: Place, spec: TensorSpec) -> torch.Tensor:
+        """Return the tensor at a place of the other side's.
+
+        Raises:
+            PlaceError: there is no such memory, or the tensor would not lie within it.
+        """
+        if place.run not in self._mapped:
+            self._mapped[place.run] = self._map(place.run)
+        return view_within(self._mapped[place.run][1], place, spec)
 
     def close(self) -> None:
-        """Close all; what is still being read from them is waited for."""
-        torch.cuda.synchronize()
-        for flat in self._opened.values():
-            call("cudaIpcCloseMemHandle", ctypes.c_void_p(flat.data_ptr()))
-        self._opened.clear()
+        """Let go of all; what is still being read from it is waited for. Views that were taken are gone then."""
+        if self._mapped:
+            torch.cuda.synchronize()
+        for mapping, _ in self._mapped.values():
+            mapping.close()
+        for handle in itertools.chain.from_iterable(self._handles.values()):
+            gpu_memory.release(handle)
+        for known in (self._mapped, self._handles, self._sizes):
+            known.clear()
 
-    def _open(self, handle: bytes) -> torch.Tensor:
+    def _map(self, run: int) -> tuple[Mapping, torch.Tensor]:
+        handles = self._handles.pop(run, None)
+        if not handles:
+            raise PlaceError("an output in memory that was not announced")
         try:
-            base, size = _allocation(_address_of(handle))
+            mapping = Mapping(handles, self._sizes.pop(run), writable=False)
         except CudaCallError as error:
-            raise PlaceError(f"the memory of an output cannot be opened: {error}") from None
-        return torch.as_tensor(_DeviceMemory(base, size), device="cuda")
+            raise PlaceError(f"the memory of an output cannot be mapped: {error}") from None
+        return mapping, _view_of(mapping, mapping.nbytes)
 
 
 def view_within(flat: torch.Tensor, place: Place, spec: TensorSpec) -> torch.Tensor:
@@ -258,18 +289,8 @@ def is_apart(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def _handle_of(base: int) -> bytes:
-    """What opens one of this process's allocations in another."""
-    handle = _IpcHandle()
-    call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(base))
-    return bytes(handle)
-
-
-def _address_of(handle: bytes) -> int:
-    """Where another process's allocation begins in this one, now that it is open here."""
-    pointer = ctypes.c_void_p()
-    call("cudaIpcOpenMemHandle", ctypes.byref(pointer), _IpcHandle.from_buffer_copy(handle), _PEER_ACCESS)
-    return pointer.value or 0
+def _view_of(mapping: Mapping, nbytes: int) -> torch.Tensor:
+    return torch.as_tensor(_DeviceMemory(mapping.pointer, nbytes), device="cuda")
 
 
 def _map(descriptor: int, nbytes: int) -> torch.Tensor:

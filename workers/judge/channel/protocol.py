@@ -1,12 +1,12 @@
-"""Messages between judge and candidate over a ``SOCK_SEQPACKET`` socket.
+"""Messages between the judge and a sealed process, over a ``SOCK_SEQPACKET`` socket.
 
-Commands go to the candidate: a fixed header, and file descriptors beside it. Where a command needs more
-(the job, the buffers) it travels as a pickle in a memfd; only the candidate ever opens one, and only the
-judge writes one.
+The judge sends commands: a fixed header, and file descriptors beside it. A larger payload (the job, the buffers)
+travels as a pickle in a memfd; only the judge writes one, and only the sealed process opens one.
 
-Replies come from the candidate: one fixed-size record, in which every length is checked against its bound
-here, on the judge's side, before it is used. Where an output lies is only a claim until the judge has opened
-that memory itself (:mod:`workers.judge.channel.buffers`).
+The sealed process, a candidate or a reference, sends two kinds of records. A reply has a fixed size. An export
+announces memory of the process, with the descriptors that open it. The judge checks every number and length against
+its bound before it uses it; where an output lies is a claim until the judge has opened that memory itself
+(:mod:`workers.judge.channel.buffers`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import pickle
 import socket
 import struct
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -31,10 +33,16 @@ MAX_DIMS: Final = 8
 MAX_STRUCTURE_BYTES: Final = 1024
 
 _MAGIC: Final = 0x6B71_0001
-_COMMAND = struct.Struct("=IIQq")
-_REPLY_HEAD = struct.Struct(f"=IIQqq{MAX_STRUCTURE_BYTES}s128s2048sI")
-_TENSOR = struct.Struct("=BBH8qBB64sQq8q")
+_EXPORT_MAGIC: Final = 0x6B71_0002
+_COMMAND = struct.Struct("=IIQq??")
+_REPLY_HEAD = struct.Struct(f"=IIQqqQB{MAX_STRUCTURE_BYTES}s128s2048sI")
+_TENSOR = struct.Struct("=BBH8qBBQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
+#: Magic, the run's number, its allocations in all and in this record; their sizes follow.
+_EXPORT_HEAD = struct.Struct("=IQII")
+#: The most allocations that one record announces (a packet carries at most 253 descriptors), and that a run has.
+MAX_EXPORTED: Final = 240
+MAX_RUN: Final = 1 << 14
 
 #: Dtypes by their number in a message; 255 is any other.
 DTYPES: Final[tuple[torch.dtype, ...]] = (
@@ -95,6 +103,19 @@ class Order(IntEnum):
     BUILD = 13
     """In a builder: import the source, and keep the libraries that it has compiled. Carries the architectures of
     GPUs to compile for; empty where there is none."""
+    INITIAL = 15
+    """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
+    DRAW = 16
+    """In a reference: call ``get_inputs()`` under the seed, on the device if the payload says so. The reply describes
+    the tensors; the other arguments stand on the sheet. The tensors are copied to the shared inputs, if those fit."""
+    TAKE = 17
+    """In a reference: copy the tensors that were drawn last to the shared inputs."""
+    DELIVER = 18
+    """In a reference: deliver the outputs of the last call, which did not fit when they were made."""
+    WIDEN = 19
+    """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
+    REST = 20
+    """In a reference: give memory back that is not in use; it may serve another evaluation later."""
 
 
 class Answer(IntEnum):
@@ -118,6 +139,8 @@ class Tag(IntEnum):
     RESOURCES = 5
     CUDA = 6
     EXIT = 7
+    PROBLEM = 8
+    """The problem does not have the form that a problem must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +170,7 @@ class Where(IntEnum):
     INPUT = 2
     """It is a view of a shared input."""
     EXPORTED = 3
-    """It lies in an allocation of the candidate's, which a CUDA IPC handle opens."""
+    """It lies in a run of allocations that the process has announced (:class:`Export`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +180,14 @@ class Place:
     Attributes:
         where: in whose memory.
         index: the shared input's number, for ``INPUT``.
-        handle: CUDA IPC handle of the allocation, for ``EXPORTED``.
-        serial: tells allocations of one process apart that have had the same address.
-        offset: bytes from the allocation's (or the input tensor's) beginning.
+        run: the number of the run of allocations, for ``EXPORTED``.
+        offset: bytes from the run's (or the input tensor's) beginning.
         stride: in elements.
     """
 
     where: Where = Where.NOWHERE
     index: int = 0
-    handle: bytes = b""
-    serial: int = 0
+    run: int = 0
     offset: int = 0
     stride: tuple[int, ...] = ()
 
@@ -183,8 +204,10 @@ class Reply:
         structure: the output's arrangement, such as ``(T,T)``; see :func:`describe`.
         exception: qualified name of the exception's type.
         message: its text. For people only: nothing is decided by it.
-        tensors: the outputs' specs.
+        tensors: the outputs' specs; after ``DRAW`` the inputs'.
         places: where they lie, in the same order.
+        drew: whether the call drew random numbers; only a reference says so.
+        written_bytes: bytes of the outputs that are neither inputs nor weights; only a reference says so.
     """
 
     answer: Answer
@@ -196,6 +219,8 @@ class Reply:
     message: str = ""
     tensors: tuple[TensorSpec, ...] = field(default=())
     places: tuple[Place, ...] = field(default=())
+    drew: bool = False
+    written_bytes: int = 0
 
     def pack(self) -> bytes:
         """The record as it travels."""
@@ -205,6 +230,8 @@ class Reply:
             self.sequence,
             self.tag,
             self.code,
+            self.written_bytes,
+            self.drew,
             _fit(self.structure, MAX_STRUCTURE_BYTES),
             _fit(self.exception, 128),
             _fit(self.message, 2048),
@@ -223,8 +250,10 @@ class Reply:
         """
         if len(data) != _REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {_REPLY_BYTES}")
-        magic, answer, sequence, tag, code, structure, exception, message, count = _REPLY_HEAD.unpack_from(data)
-        if magic != _MAGIC or count > MAX_TENSORS:
+        magic, answer, sequence, tag, code, written, drew, structure, exception, message, count = (
+            _REPLY_HEAD.unpack_from(data)
+        )
+        if magic != _MAGIC or count > MAX_TENSORS or drew > 1:
             raise ProtocolError("a reply with a wrong head")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
@@ -238,6 +267,8 @@ class Reply:
                 _text(message),
                 tuple(spec for spec, _ in tensors),
                 tuple(place for _, place in tensors),
+                bool(drew),
+                written,
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None
@@ -263,8 +294,7 @@ def _pack_tensor(spec: TensorSpec, place: Place) -> bytes:
         *shape,
         place.where,
         place.index,
-        place.handle,
-        place.serial,
+        place.run,
         place.offset,
         *stride,
     )
@@ -272,7 +302,7 @@ def _pack_tensor(spec: TensorSpec, place: Place) -> bytes:
 
 def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
     dtype, device, ndim, *more = _TENSOR.unpack_from(data, offset)
-    shape, (where, index, handle, serial, begin), stride = more[:8], more[8:13], more[13:]
+    shape, (where, index, run, begin), stride = more[:8], more[8:12], more[12:]
     if dtype >= len(DTYPES) and dtype != _OTHER:
         raise ProtocolError("a reply with an unknown dtype")
     spec = TensorSpec(
@@ -280,7 +310,43 @@ def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
         tuple(shape[: min(ndim, MAX_DIMS)]) + (0,) * max(0, min(ndim, 64) - MAX_DIMS),
         _DEVICES[device] if device < len(_DEVICES) else "other",
     )
-    return spec, Place(Where(where), index, handle, serial, begin, tuple(stride[: min(ndim, MAX_DIMS)]))
+    return spec, Place(Where(where), index, run, begin, tuple(stride[: min(ndim, MAX_DIMS)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Memory that the process announces: a run of GPU allocations, at addresses one behind the other, or part of one.
+
+    Attributes:
+        run: the run's number.
+        total: how many allocations the whole run has.
+        sizes: of the allocations in this record, in bytes.
+        descriptors: what opens them. The receiver closes them.
+    """
+
+    run: int
+    total: int
+    sizes: tuple[int, ...]
+    descriptors: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        """Return the record as it travels; the descriptors travel beside it."""
+        head = _EXPORT_HEAD.pack(_EXPORT_MAGIC, self.run, self.total, len(self.sizes))
+        return head + struct.pack(f"={len(self.sizes)}Q", *self.sizes)
+
+    @classmethod
+    def unpack(cls, data: bytes, descriptors: list[int]) -> Export:
+        """Read a record that cannot be trusted.
+
+        Raises:
+            ProtocolError: it is not one.
+        """
+        magic, run, total, count = _EXPORT_HEAD.unpack_from(data)
+        if magic != _EXPORT_MAGIC or not 0 < count <= min(total, MAX_EXPORTED) or total > MAX_RUN:
+            raise ProtocolError("an export with a wrong head")
+        if len(data) != _EXPORT_HEAD.size + 8 * count or len(descriptors) != count:
+            raise ProtocolError("an export that does not hold what it announces")
+        return cls(run, total, struct.unpack_from(f"={count}Q", data, _EXPORT_HEAD.size), tuple(descriptors))
 
 
 def describe(value: Any) -> tuple[str, list[Any]]:
@@ -314,15 +380,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a candidate must know to load and construct a model.
+    """What a sealed process must know to load a source and construct its model.
 
     Attributes:
         source: the module's source.
-        entry: the class to construct: ``ModelNew``, or ``Model`` where the reference itself is timed.
+        entry: the class to construct: ``ModelNew``, or ``Model`` in a reference.
         device: ``cpu`` or ``cuda``.
         dtype: the floating dtype of weights and inputs.
         seed: set before construction.
-        init_inputs: the constructor's arguments.
         memory_fraction: the share of the GPU's memory that torch may take.
         compiled: run the model under ``torch.compile``.
         built: where libraries lie that were compiled before; empty where none were.
@@ -333,7 +398,6 @@ class Job:
     device: str
     dtype: torch.dtype
     seed: int
-    init_inputs: list[Any]
     memory_fraction: float
     compiled: bool = False
     built: str = ""
@@ -343,18 +407,19 @@ class Job:
 class BufferSpec:
     """A shared buffer and the tensor that lives in it.
 
+    The memory's descriptor travels beside the message. Outputs on a GPU are not shared: of them only the form counts.
+
     Attributes:
-        nbytes: size of the allocation.
+        nbytes: size of the tensor's memory.
         dtype, shape, stride: of the tensor.
-        handle: CUDA IPC handle (64 bytes) on a GPU; None on a CPU, where the memory is a descriptor that
-            travels beside the message, and for outputs on a GPU, which are not shared: only their form counts.
+        device: ``cpu`` or ``cuda``.
     """
 
     nbytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    handle: bytes | None
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,13 +441,14 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An order as the candidate receives it."""
+    """An order as the sealed process receives it; ``wide`` means its model in float64."""
 
     order: Order
     sequence: int
     seed: int
     payload: Any
     descriptors: tuple[int, ...]
+    wide: bool = False
 
 
 def send_command(
@@ -393,6 +459,7 @@ def send_command(
     seed: int = 0,
     payload: Any = None,
     fds: tuple[int, ...] = (),
+    wide: bool = False,
 ) -> None:
     """Send an order, ``payload`` as a pickle in a memfd of its own, ``fds`` beside it.
 
@@ -407,9 +474,9 @@ def send_command(
             pickle.dump(payload, stream, protocol=pickle.HIGHEST_PROTOCOL)
         attached.insert(0, memory)
     try:
-        head = _COMMAND.pack(_MAGIC, order, sequence, seed if seed < 2**63 else seed - 2**64)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", attached))] if attached else []
-        channel.sendmsg([head + bytes([payload is not None])], ancillary)
+        signed = seed if seed < 2**63 else seed - 2**64
+        head = _COMMAND.pack(_MAGIC, order, sequence, signed, payload is not None, wide)
+        send_with_fds(channel, head, attached)
     finally:
         if memory >= 0:
             os.close(memory)
@@ -417,17 +484,23 @@ def send_command(
 
 def receive_command(channel: socket.socket) -> Command | None:
     """Wait for an order; None when the judge has gone. Runs in the candidate."""
-    data, fds = receive_with_fds(channel, _COMMAND.size + 1)
+    data, fds = receive_with_fds(channel, _COMMAND.size)
     if not data:
         return None
-    _, order, sequence, seed = _COMMAND.unpack_from(data)
+    _, order, sequence, seed, has_payload, wide = _COMMAND.unpack_from(data)
     payload = None
-    if data[-1]:
+    if has_payload:
         memory = fds.pop(0)
         os.lseek(memory, 0, os.SEEK_SET)
         with os.fdopen(memory, "rb") as stream:
             payload = pickle.load(stream)  # noqa: S301 -- written by the judge, for the candidate alone
-    return Command(Order(order), sequence, seed, payload, tuple(fds))
+    return Command(Order(order), sequence, seed, payload, tuple(fds), wide)
+
+
+def send_with_fds(channel: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one packet and descriptors beside it."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    channel.sendmsg([data], ancillary)
 
 
 def receive_with_fds(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
@@ -440,15 +513,23 @@ def receive_with_fds(channel: socket.socket, size: int) -> tuple[bytes, list[int
     return data, list(fds)
 
 
-def receive_reply(channel: socket.socket) -> Reply | None:
-    """Wait for a reply; None when the candidate has gone.
+def receive_record(channel: socket.socket) -> Reply | Export | None:
+    """Wait for a reply or an export; None when the other side has gone.
 
     Raises:
-        ProtocolError: the candidate sent something else.
+        ProtocolError: it sent something else.
     """
     # One byte more than a reply, so that a longer packet is seen as such instead of being cut to fit.
     try:
-        data, _, _, _ = channel.recvmsg(_REPLY_BYTES + 1)
+        data, fds = receive_with_fds(channel, _REPLY_BYTES + 1)
     except ConnectionResetError:
         return None
-    return Reply.unpack(data) if data else None
+    try:
+        if len(data) >= _EXPORT_HEAD.size and int.from_bytes(data[:4], sys.byteorder) == _EXPORT_MAGIC:
+            export = Export.unpack(data, fds)
+            fds = []
+            return export
+        return Reply.unpack(data) if data else None
+    finally:
+        for descriptor in fds:  # nobody asked for them
+            os.close(descriptor)

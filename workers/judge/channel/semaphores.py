@@ -10,7 +10,7 @@ import ctypes
 import mmap
 from typing import Any
 
-from workers.judge.channel.buffers import call, driver
+from workers.judge.channel.gpu_memory import call, driver
 
 _MAPPED = 2  # cudaHostRegisterMapped
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ

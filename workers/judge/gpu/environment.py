@@ -11,14 +11,14 @@ from typing import Any, Self
 import torch
 
 from workers.judge.gpu.devices import opened
-from workers.slot import Slot
+from workers.judge.place import Place
 
 
-def facts(slot: Slot) -> dict[str, Any]:
-    """The slot's device, driver and software, as the table ``environments`` holds them."""
-    device: dict[str, Any] = _gpu(slot.device) if slot.on_gpu else {"device": _cpu(), "driver": None}
+def facts(place: Place) -> dict[str, Any]:
+    """The device, driver and software, as the table ``environments`` holds them."""
+    device: dict[str, Any] = _gpu(place.device) if place.on_gpu else {"device": _cpu(), "driver": None}
     return device | {
-        "cuda": torch.version.cuda if slot.on_gpu else None,
+        "cuda": torch.version.cuda if place.on_gpu else None,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": platform.python_version(),
@@ -28,15 +28,15 @@ def facts(slot: Slot) -> dict[str, Any]:
 
 
 class Watch:
-    """Looks at a GPU's clocks while calls are timed on it. On a CPU slot it sees nothing."""
+    """Looks at a GPU's clocks while calls are timed on it. On a CPU it sees nothing."""
 
     #: Reasons that say that the hardware protects itself: heat, power supply, an external brake.
     _PROTECTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
     #: A lower SM clock than this share of the highest seen is another device, for a while.
     _SLOW = 0.9
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._nvml = contextlib.ExitStack()
         self._handle: Any = None
         self._fastest = 0.0
@@ -44,10 +44,10 @@ class Watch:
         self._slow = 0
 
     def __enter__(self) -> Self:
-        if self._slot.on_gpu:
+        if self._place.on_gpu:
             import pynvml
 
-            self._handle = self._nvml.enter_context(opened(self._slot.device))
+            self._handle = self._nvml.enter_context(opened(self._place.device))
             for name in self._PROTECTS:
                 self._slow |= getattr(pynvml, f"nvmlClocksEventReason{name}")
         return self

@@ -16,9 +16,10 @@ from typing import Final
 
 #: Uids of the processes that compile lie this far above the candidates'.
 BUILDER_OFFSET: Final = 1024
-#: Uids of the processes that time the reference lie this far above the candidates': a candidate must not
-#: be able to touch the one that its time is compared with.
+#: Uids of references lie this far above the candidates', and those of references under ``torch.compile``: no candidate
+#: may touch the process that answers for it or that its time is compared with.
 REFERENCE_OFFSET: Final = 2048
+COMPILED_OFFSET: Final = 3072
 #: Uids that only ever kill what a candidate left lie this far above the candidate's.
 KILLER_OFFSET: Final = 4096
 

@@ -1,17 +1,11 @@
-"""The fork server: parent of all candidates of a slot, preloaded, with nothing worth stealing.
+"""The fork server: the trusted parent of a slot's sealed processes, preloaded, with nothing worth stealing.
 
-Forked once by the slot's worker process (:mod:`workers.start`), before that has read any secret and after it
-has imported torch and Triton. It never touches CUDA, and forks a candidate whenever the judge asks. It
-watches what it forked and is the one place where a candidate is ended: at a phase's deadline, beyond its
-memory, output or files, when the judge says so, and when the judge is gone. It then sweeps whatever the candidate
-left behind, and reports.
+The slot's worker process forks it (:mod:`workers.start`) before it has read any secret and after it has imported torch
+and Triton. It never touches CUDA. It forks a sealed process whenever the judge asks, watches it, and is the one place
+where one is ended: at a phase's deadline; beyond its memory, output or files; when the judge says so; when the judge is
+gone. It then sweeps whatever the process left behind, and reports. It also keeps a reference for the next judge.
 
-Requests arrive on its socket, each a JSON object with three descriptors beside it: the
-candidate's end of the channel, this side's end of a control socket, and the page of flags. On the control
-socket the judge sends ``{"compile": seconds}`` (what compilers may take in all), ``{"phase": name,
-"seconds": n}``, ``{"running": bool}`` (whose turn it is), ``{"stop": true}`` or ``{"closed": true}`` (the
-channel has ended); the one message that comes back is a :class:`workers.judge.keeper.report.Report`. All of them
-are written and read by trusted code.
+The words that it takes and gives are in :mod:`workers.judge.keeper.control`.
 """
 
 from __future__ import annotations
@@ -31,20 +25,22 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 
-from workers.judge.candidate import harness
+from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
-from workers.judge.channel.protocol import receive_with_fds
+from workers.judge.channel.protocol import receive_with_fds, send_with_fds
 from workers.judge.host import linux
-from workers.judge.host.uids import BUILDER_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
-from workers.judge.keeper.report import Report
+from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
+from workers.judge.keeper import control
+from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
 from workers.judge.sandbox import ground, seal, shelf
 from workers.judge.sandbox.cgroups import Group
+from workers.judge.sandbox.seal import Role
 
 #: What is kept of a candidate's output, in bytes.
 _TAIL: Final = 16 << 10
@@ -55,6 +51,9 @@ _WATCH_FILES: Final = 0.5
 _WATCH_FILES_SHARE: Final = 20
 #: The most files of a candidate, which also bounds how long a look takes. A compiler's cache has hundreds.
 _FILES: Final = 20_000
+#: How long a reference is kept that nobody takes, and between looks at it, in seconds.
+_KEEP: Final = 60.0
+_IDLE: Final = 0.5
 #: What a candidate says of itself once it is sealed.
 _SEALED: Final = b"sealed"
 #: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
@@ -124,13 +123,16 @@ class _Candidate:
     def compiling(self) -> bool:
         return self.flags[flags.COMPILING] != 0
 
-    def heed(self, message: dict[str, Any]) -> None:
+    def heed(self, word: Compilers | Enter | Turn) -> None:
         """Take the judge's word on phase, budget and whose turn it is."""
         self.budget.spend(self.compiling)
-        self.phase = message.get("phase", self.phase)
-        self.budget.phase = message.get("seconds", self.budget.phase)
-        self.budget.compile = message.get("compile", self.budget.compile)
-        self.budget.running = message.get("running", self.budget.running)
+        match word:
+            case Compilers(seconds):
+                self.budget.compile = seconds
+            case Enter(phase, seconds):
+                self.phase, self.budget.phase = phase, seconds
+            case Turn(running):
+                self.budget.running = running
 
     def overdue(self) -> str | None:
         """The phase whose deadline has passed."""
@@ -183,6 +185,21 @@ class _Candidate:
         return self.group is not None and self.group.out_of_memory()
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A reference that waits for its next judge.
+
+    Attributes:
+        word: what its last judge said.
+        descriptors: the judge's ends of its channel and control socket, its page of flags.
+        until: when it ends unless it is taken, by the monotonic clock.
+    """
+
+    word: Keep
+    descriptors: list[int]
+    until: float
+
+
 class ForkServer:
     """The loop. One instance lives in the process, until its parent closes the request socket."""
 
@@ -191,6 +208,7 @@ class ForkServer:
         self._ground = base
         self._selector = selectors.DefaultSelector()
         self._candidates: dict[int, _Candidate] = {}
+        self._kept: _Kept | None = None
         self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
         self._wake, writer = socket.socketpair()
@@ -209,7 +227,7 @@ class ForkServer:
                 key.data()
             self._watch()
         for candidate in list(self._candidates.values()):
-            self._end(candidate, "stopped")
+            self._end(candidate, End.STOPPED)
 
     def _register(self, source: Any, callback: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, callback)
@@ -217,6 +235,8 @@ class ForkServer:
     def _timeout(self) -> float | None:
         if not self._candidates:
             return None
+        if self._kept is not None and len(self._candidates) == 1:
+            return _IDLE
         lefts = [c.budget.left(c.compiling) for c in self._candidates.values()]
         return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
 
@@ -227,15 +247,17 @@ class ForkServer:
         for candidate in list(self._candidates.values()):
             if (phase := candidate.overdue()) is not None:
                 candidate.phase = phase
-                self._end(candidate, "deadline")
+                self._end(candidate, End.DEADLINE)
             elif look and (
                 candidate.memory(orphans) > candidate.profile.host_memory_bytes or candidate.out_of_memory()
             ):
-                self._end(candidate, "memory")
+                self._end(candidate, End.MEMORY)
             elif look and candidate.overfull():
-                self._end(candidate, "scratch")
+                self._end(candidate, End.SCRATCH)
         if look:
             self._looked = now
+        if self._kept is not None and now > self._kept.until:
+            self._end_kept()
 
     def _on_request(self) -> None:
         data, fds = receive_with_fds(self._requests, 65536)
@@ -243,15 +265,57 @@ class ForkServer:
             self._selector.unregister(self._requests)
             self._requests.close()
             return
-        channel, control, page = fds
-        self._spawn(seal.Profile(**json.loads(data)), channel, socket.socket(fileno=control), page)
+        match control.unpack(data, (Spawn, Keep, Take)):
+            case Spawn(profile):
+                channel, control_end, page = fds
+                self._spawn(profile, channel, socket.socket(fileno=control_end), page)
+            case Keep() as word:
+                self._end_kept()
+                self._kept = _Kept(word, fds, time.monotonic() + _KEEP)
+                if self._find_kept() is None:
+                    self._end_kept()
+            case Take(key):
+                with socket.socket(fileno=fds[0]) as answer:
+                    self._hand_over(key, answer)
+
+    def _find_kept(self) -> _Candidate | None:
+        """Return the process that is kept, if it still runs."""
+        if self._kept is None:
+            return None
+        scratch = self._kept.word.scratch
+        return next((c for c in self._candidates.values() if c.profile.scratch == scratch), None)
+
+    def _hand_over(self, key: str, answer: socket.socket) -> None:
+        """Give the reference that is kept under a key to a judge; end the one that is kept under another."""
+        kept, process = self._kept, self._find_kept()
+        if kept is None or process is None or kept.word.key != key or _has_ended(process.pid):
+            self._end_kept()
+            return
+        try:
+            send_with_fds(answer, control.pack(kept.word), kept.descriptors)
+        except OSError:  # the judge is gone
+            self._end_kept()
+            return
+        self._forget_kept()
+
+    def _end_kept(self) -> None:
+        process = self._find_kept()
+        self._forget_kept()
+        if process is not None:
+            self._end(process, End.STOPPED)
+
+    def _forget_kept(self) -> None:
+        if self._kept is not None:
+            for descriptor in self._kept.descriptors:
+                os.close(descriptor)
+            self._kept = None
 
     def _on_wake(self) -> None:
         self._wake.recv(4096)
         self._removals = [removal for removal in self._removals if removal.poll() is None]
         for candidate in list(self._candidates.values()):
             if _has_ended(candidate.pid):
-                self._conclude(candidate, "exited")
+                self._conclude(candidate, End.EXITED)
 
     def _on_control(self, candidate: _Candidate) -> None:
         if candidate.pid not in self._candidates:
@@ -260,20 +324,20 @@ class ForkServer:
             data = candidate.control.recv(65536)
         except ConnectionResetError:
             data = b""
-        message: dict[str, Any] = json.loads(data) if data else {"stop": True}
-        if message.get("closed"):
-            # Its end of the channel is closed: it is dying, or wants to be taken for it. The dead give a GPU back
-            # last, which takes seconds where many do.
-            begun = time.monotonic()
-            while not _has_ended(candidate.pid) and time.monotonic() < begun + (
-                _REAP if linux.is_exiting(candidate.pid) else _DYING
-            ):
-                time.sleep(0.001)
-            self._end(candidate, "closed")
-        elif "stop" in message:
-            self._end(candidate, "stopped")
-        else:
-            candidate.heed(message)
+        match control.unpack(data, (Compilers, Enter, Turn, Stop, Closed)) if data else Stop():
+            case Closed():
+                # It is dying, or wants to be taken for it. The dead give a GPU back last, which takes seconds where
+                # many do.
+                begun = time.monotonic()
+                while not _has_ended(candidate.pid) and time.monotonic() < begun + (
+                    _REAP if linux.is_exiting(candidate.pid) else _DYING
+                ):
+                    time.sleep(0.001)
+                self._end(candidate, End.CLOSED)
+            case Stop():
+                self._end(candidate, End.STOPPED)
+            case word:
+                candidate.heed(word)
 
     def _on_output(self, candidate: _Candidate) -> None:
         if candidate.pid not in self._candidates:
@@ -281,9 +345,9 @@ class ForkServer:
         if not candidate.read_output():
             self._selector.unregister(candidate.output)
         elif candidate.written > candidate.profile.output_bytes:
-            self._end(candidate, "output")
+            self._end(candidate, End.OUTPUT)
 
-    def _spawn(self, profile: seal.Profile, channel: int, control: socket.socket, page: int) -> None:
+    def _spawn(self, profile: seal.Profile, channel: int, control_end: socket.socket, page: int) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
@@ -299,14 +363,14 @@ class ForkServer:
             # No space, no process to be had: the host's trouble. The judge hears of it and nothing was run.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
-            _send(control, Report("unsealed", "load", None, 0, 0, 0, str(error)))
+            _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
             _become_candidate(profile, self._ground.means, group, parent, channel, page, writer, sealing)
         view: Any = flags.attach(page)
         # Else the next candidate to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
-        candidate = _Candidate(pid, profile, group, control, view, reader)
+        candidate = _Candidate(pid, profile, group, control_end, view, reader)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._candidates[pid] = candidate
@@ -316,15 +380,15 @@ class ForkServer:
             word += more
         os.close(sealed)
         candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
-        self._register(control, lambda: self._on_control(candidate))
+        self._register(control_end, lambda: self._on_control(candidate))
         self._register(reader, lambda: self._on_output(candidate))
         if candidate.unsealed:
-            self._end(candidate, "unsealed")
+            self._end(candidate, End.UNSEALED)
 
-    def _end(self, candidate: _Candidate, reason: str) -> None:
+    def _end(self, candidate: _Candidate, reason: End) -> None:
         """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
         if _has_ended(candidate.pid):
-            self._conclude(candidate, "exited")
+            self._conclude(candidate, End.EXITED)
             return
         os.kill(candidate.pid, signal.SIGKILL)
         begun = time.monotonic()
@@ -333,20 +397,20 @@ class ForkServer:
                 # One that is traced by its own offspring ends for us only when the tracer does.
                 self._kill_all_of(candidate)
             if time.monotonic() > begun + _REAP:
-                reason = "stuck"
+                reason = End.STUCK
                 break
             time.sleep(0.0005)
         self._conclude(candidate, reason)
 
-    def _conclude(self, candidate: _Candidate, reason: str) -> None:
+    def _conclude(self, candidate: _Candidate, reason: End) -> None:
         """Sweep what an ended candidate left, report, and forget it."""
         leftovers = candidate.own(self._orphans())
         self._kill_all_of(candidate)
-        status = None if reason == "stuck" else os.waitpid(candidate.pid, 0)[1]
-        if reason in {"closed", "deadline"} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
-            reason = "exited"  # it was on its way out, by itself, before it was killed
-        if reason == "exited" and candidate.out_of_memory():
-            reason = "memory"
+        status = None if reason is End.STUCK else os.waitpid(candidate.pid, 0)[1]
+        if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
+            reason = End.EXITED  # it was on its way out, by itself, before it was killed
+        if reason is End.EXITED and candidate.out_of_memory():
+            reason = End.MEMORY
         del self._candidates[candidate.pid]
         self._sweep(candidate)
         # What a survivor might still write is not waited for.
@@ -359,11 +423,11 @@ class ForkServer:
         os.close(candidate.output)
         candidate.weigh()
         profile = candidate.profile
-        if profile.builder and profile.built is not None and status is not None:
+        if profile.role is Role.BUILDER and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid
             shelf.take(Path(profile.scratch), Path(profile.built), owner, profile.file_bytes)
         report = Report(
-            reason="unsealed" if candidate.unsealed else reason,
+            reason=End.UNSEALED if candidate.unsealed else reason,
             phase=candidate.phase,
             status=status,
             leftovers=len(leftovers),
@@ -414,10 +478,10 @@ class ForkServer:
             candidate.group.remove()
 
 
-def _send(control: socket.socket, report: Report) -> None:
+def _send(control_end: socket.socket, report: Report) -> None:
     with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
-        control.send(json.dumps(asdict(report)).encode())
-    control.close()
+        control_end.send(control.pack(report))
+    control_end.close()
 
 
 def _files(directory: str) -> tuple[int, int]:
@@ -475,14 +539,14 @@ def _make_scratch(profile: seal.Profile) -> None:
         Path(path).mkdir(mode=0o700)
         if profile.uid is not None:
             os.chown(path, profile.uid, profile.uid, follow_symlinks=False)
-    if profile.built is not None and not profile.builder:
+    if profile.built is not None and profile.role is not Role.BUILDER:
         shelf.make(Path(profile.built))
 
 
 def _directories(profile: seal.Profile) -> list[Path]:
     """What :func:`_make_scratch` has made for it."""
     made = [Path(profile.scratch)]
-    if profile.built is not None and not profile.builder:
+    if profile.built is not None and profile.role is not Role.BUILDER:
         made.append(Path(profile.built))
     return made
 
@@ -514,8 +578,9 @@ def _become_candidate(
             raise
         os.write(sealing, _SEALED)
         os.close(sealing)
-        linux.set_name("kq-builder" if profile.builder else "kq-candidate")
-        harness.serve(socket.socket(fileno=channel), flags.attach(page))
+        linux.set_name(f"kq-{profile.role}")
+        kind = reference.ReferenceHarness if profile.role is Role.REFERENCE else harness.Harness
+        harness.serve(socket.socket(fileno=channel), flags.attach(page), kind)
         status = 0
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
         traceback.print_exc()
@@ -545,7 +610,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     # Entering a namespace may have cleared it.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if uid is not None and base.measures["own_uid"] is True:
-        for leftover in (uid, uid + BUILDER_OFFSET, uid + REFERENCE_OFFSET):
+        for leftover in (uid, uid + BUILDER_OFFSET, uid + REFERENCE_OFFSET, uid + COMPILED_OFFSET):
             _kill_uid(leftover)
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from workers.judge.channel.protocol import receive_with_fds, send_with_fds
+from workers.judge.keeper import control
+from workers.judge.keeper.control import Keep, Spawn, Take
+from workers.judge.place import Place
 from workers.judge.sandbox import level
 from workers.judge.sandbox.seal import Profile
-from workers.slot import Slot
 
 #: What of the worker's environment a fork server, and so every candidate, may see.
 _PASSED: Final = (
@@ -45,6 +47,8 @@ _PASSED: Final = (
 _SET: Final = {
     # Lets torch ask NVML instead of CUDA whether there is a GPU: a parent that touched CUDA cannot fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Memory that torch maps itself can be shared by descriptor (workers.judge.channel.gpu_memory).
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     # A pool of compiler processes would outlive the forward that started it.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     # A uid of its own is in no list of users, and torch's compiler asks for the user's name.
@@ -54,6 +58,8 @@ _SET: Final = {
 }
 _START_S: Final = 120.0
 _STOP_S: Final = 5.0
+#: How long the fork server may take to end the reference that it keeps, in seconds.
+_TAKE_S: Final = 30.0
 
 
 class ForkServerError(RuntimeError):
@@ -63,15 +69,15 @@ class ForkServerError(RuntimeError):
 class ForkServer:
     """The worker's parent's handle on its slot's fork server; inherited by the judges that it forks."""
 
-    def __init__(self, slot: Slot, pid: int, requests: socket.socket) -> None:
+    def __init__(self, place: Place, pid: int, requests: socket.socket) -> None:
         """Hold on to a fork server that this process has just started.
 
         Args:
-            slot: whose it is.
+            place: whose it is.
             pid: its process, a child of this one.
             requests: this side of the socket that it serves.
         """
-        self.slot = slot
+        self.place = place
         self.pid = pid
         self.isolation: dict[str, Any] = {}
         self._requests = requests
@@ -92,7 +98,7 @@ class ForkServer:
         if not data:
             raise ForkServerError("the fork server did not start; its last words stand in the worker's log")
         self.isolation = json.loads(data)
-        if self.slot.uid is not None and self.isolation["own_uid"] is not True:
+        if self.place.uid is not None and self.isolation["own_uid"] is not True:
             self.stop()
             raise ForkServerError(
                 f"candidates would run as root: {self.isolation['own_uid']}: install kqueue elsewhere, allow mounting,"
@@ -125,19 +131,75 @@ class ForkServer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def spawn(self, profile: Profile, channel: int, control: int, page: int) -> None:
-        """Have a candidate forked. The three descriptors are the candidate's; close them afterwards.
+    def spawn(self, profile: Profile, channel: int, control_end: int, page: int) -> None:
+        """Have a sealed process forked. The three descriptors are its; close them afterwards.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
-        fds = array.array("i", [channel, control, page])
+        self._ask(Spawn(profile), [channel, control_end, page])
+
+    def keep(self, word: Keep, descriptors: Sequence[int]) -> None:
+        """Have a reference kept for a later judge; close the descriptors afterwards.
+
+        Raises:
+            ForkServerError: the fork server is gone.
+        """
+        self._ask(word, descriptors)
+
+    def take(self, key: str) -> tuple[Keep, list[int]] | None:
+        """Return the reference that is kept under a key, and its descriptors; None where there is none.
+
+        One that is kept under another key has ended when this returns.
+
+        Raises:
+            ForkServerError: the fork server is gone.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            self._ask(Take(key), [theirs.fileno()])
+            theirs.close()
+            ours.settimeout(_TAKE_S)
+            try:
+                data, descriptors = receive_with_fds(ours, 65536)
+            except TimeoutError:
+                self.kill()
+                raise ForkServerError("the fork server did not say whether it keeps a reference") from None
+        return (control.unpack(data, Keep), descriptors) if data else None
+
+    def _ask(self, word: control.Request, descriptors: Sequence[int]) -> None:
         try:
-            self._requests.sendmsg(
-                [json.dumps(asdict(profile)).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-            )
+            send_with_fds(self._requests, control.pack(word), descriptors)
         except OSError as error:
             raise ForkServerError(f"the fork server is gone: {error}") from error
+
+
+#: Becomes the fork server, in an interpreter of its own: socket, parent's pid, uid or 0.
+_PROGRAM: Final = """
+import socket, sys
+from workers.judge.candidate import harness
+from workers.judge.keeper import forkserver
+harness.preload()
+forkserver.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]) or None)
+"""
+
+
+def start(place: Place) -> ForkServer:
+    """Start a fork server in an interpreter of its own, as this process may hold anything; it is not waited for.
+
+    It dies with the thread that calls this.
+    """
+    prepare_scratch(place)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid()), str(place.uid or 0)],
+            env=clean_environment(os.environ),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    process.returncode = 0  # the handle reaps it
+    return ForkServer(place, process.pid, ours)
 
 
 #: The fork server that this process started, if it is a slot's worker.
@@ -151,8 +213,8 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in _PASSED if name in environment} | _SET | {"PATH": path}
 
 
-def prepare_scratch(slot: Slot) -> None:
+def prepare_scratch(place: Place) -> None:
     """Make the slot's directory, which candidates may traverse and no more."""
-    slot.scratch.mkdir(parents=True, exist_ok=True)
-    slot.scratch.parent.chmod(0o711)
-    slot.scratch.chmod(0o711)
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    place.scratch.parent.chmod(0o711)
+    place.scratch.chmod(0o711)

@@ -1,35 +1,37 @@
-"""The judge's handle on a candidate's process."""
+"""The judge's handle on a sealed process: a candidate, a reference or a builder."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
 import socket
 import time
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
+from workers.judge.channel.buffers import Imports
 from workers.judge.channel.protocol import (
     Answer,
+    Export,
     Order,
     ProtocolError,
     Reply,
     Tag,
-    receive_reply,
+    receive_record,
     send_command,
 )
 from workers.judge.channel.semaphores import Semaphores
+from workers.judge.ending import EvaluationEnded
+from workers.judge.keeper import control
+from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Stop, Turn
 from workers.judge.keeper.handle import ForkServer, ForkServerError
-from workers.judge.keeper.report import Report
 from workers.judge.sandbox.seal import Profile
-from workers.judge.trial.ending import EvaluationEnded
 
 #: Seconds beyond a deadline after which the fork server itself is taken to have failed.
 _GRACE_S: Final = 30.0
@@ -38,47 +40,101 @@ _GRACE_S: Final = 30.0
 _TOO_MUCH: Final = frozenset({1, 9, 701})
 _ILLEGAL_ADDRESS: Final = 700
 _REASONS: Final = {
-    "memory": Category.HOST_OUT_OF_MEMORY,
-    "output": Category.OUTPUT_LIMIT,
-    "scratch": Category.OUTPUT_LIMIT,
+    End.MEMORY: Category.HOST_OUT_OF_MEMORY,
+    End.OUTPUT: Category.OUTPUT_LIMIT,
+    End.SCRATCH: Category.OUTPUT_LIMIT,
 }
 
 
-class CandidateProcess:
-    """One candidate, from its fork to its report.
+class SealedProcess:
+    """One sealed process, from its fork to its report.
 
-    Every order either returns the candidate's reply or raises :class:`EvaluationEnded` with what became of
-    it. ``ended`` is the fork server's report once the process is gone.
+    Every order either returns the process's reply or raises :class:`EvaluationEnded` with what became of it.
+
+    Attributes:
+        ended: the fork server's report, once the process is gone.
+        flags: the page of flags.
+        imports: what the process has shared of its own memory.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
-        """Have the candidate forked; it waits for orders.
+        """Have the process forked; it waits for orders.
 
         Args:
             forkserver: the slot's.
-            profile: its bounds.
+            profile: its role and bounds.
             compile_s: what compilers may take in all its phases together, in seconds.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
-        self.ended: Report | None = None
-        self._forkserver = forkserver
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control_end, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         page = flags.create()
         try:
             forkserver.spawn(profile, theirs.fileno(), control.fileno(), page)
-            self.flags = flags.attach(page)
         finally:
             theirs.close()
             control.close()
-            os.close(page)
+        self._hold(forkserver, profile.scratch, ours, control_end, page, compile_s)
+
+    def _hold(
+        self,
+        forkserver: ForkServer,
+        scratch: str,
+        channel: socket.socket,
+        control_end: socket.socket,
+        page: int,
+        compile_s: float,
+    ) -> None:
+        self.ended: Report | None = None
+        self.imports = Imports()
+        self.flags = flags.attach(page)
+        self._forkserver = forkserver
+        self._scratch = scratch
+        self._channel = channel
+        self._control = control_end
+        self._page = page
         self._sequence = itertools.count(1)
         self._phase = Phase.LOAD
         self._seconds = 0.0
         self._compile_s = compile_s
-        self._tell({"compile": compile_s})
+        self._tell(Compilers(compile_s))
+
+    @classmethod
+    def taken(cls, forkserver: ForkServer, scratch: str, descriptors: list[int], *, compile_s: float) -> Self:
+        """Go on with a process that another judge has left (:meth:`keep`).
+
+        Args:
+            forkserver: the slot's.
+            scratch: the process's directory.
+            descriptors: the judge's ends of its channel and control socket, and its page of flags.
+            compile_s: as for a new one.
+        """
+        process = cls.__new__(cls)
+        channel, control_end, page = descriptors
+        sockets = socket.socket(fileno=channel), socket.socket(fileno=control_end)
+        process._hold(forkserver, scratch, *sockets, page, compile_s)
+        for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
+            process.flags[flag] = 0  # numbers of calls begin anew
+        return process
+
+    def keep(self, key: str, memo: dict[str, Any]) -> None:
+        """Leave the process to a later judge. Nothing may be under way.
+
+        Raises:
+            ForkServerError: the fork server is gone.
+        """
+        self.imports.close()
+        descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
+        self._forkserver.keep(Keep(self._scratch, key, memo), descriptors)
+        self.close()
+
+    def close(self) -> None:
+        """Forget the descriptors. The fork server ends a process that nobody holds."""
+        self._channel.close()
+        self._control.close()
+        os.close(self._page)
 
     @cached_property
     def semaphores(self) -> Semaphores:
@@ -89,23 +145,28 @@ class CandidateProcess:
         """
         return Semaphores(self.flags)
 
+    @property
+    def phase(self) -> Phase:
+        """The phase that the process is in."""
+        return self._phase
+
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase. Its clock runs between :meth:`start_clock` and :meth:`stop_clock`."""
         self._phase, self._seconds = phase, seconds
-        self._tell({"phase": str(phase), "seconds": seconds})
+        self._tell(Enter(str(phase), seconds))
 
     def charge_compilers(self, seconds: float) -> None:
         """Take from what compilers may use: another process has compiled for this one."""
         self._compile_s = max(self._compile_s - seconds, 0.0)
-        self._tell({"compile": self._compile_s})
+        self._tell(Compilers(self._compile_s))
 
     def start_clock(self) -> None:
         """The candidate is at work: what overstays the phase's deadline is ended by the fork server."""
-        self._tell({"running": True})
+        self._tell(Turn(True))
 
     def stop_clock(self) -> None:
         """The judge is at work; the candidate waits."""
-        self._tell({"running": False})
+        self._tell(Turn(False))
 
     def order(self, order: Order, **arguments: Any) -> Reply:
         """Give an order, on the phase's clock, and wait for its reply."""
@@ -114,11 +175,13 @@ class CandidateProcess:
         self.stop_clock()
         return reply
 
-    def send(self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = ()) -> int:
-        """Give an order without waiting; returns its number."""
+    def send(
+        self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = (), wide: bool = False
+    ) -> int:
+        """Give an order without waiting; return its number."""
         sequence = next(self._sequence)
         try:
-            send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds)
+            send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds, wide=wide)
         except OSError:
             raise self.died() from None
         return sequence
@@ -138,7 +201,8 @@ class CandidateProcess:
         if self._channel not in ready:
             raise self.died()
         try:
-            reply = receive_reply(self._channel)
+            while isinstance(reply := receive_record(self._channel), Export):
+                self.imports.add(reply)
         except (ProtocolError, OSError) as error:
             self.stop()
             raise EvaluationEnded(
@@ -167,14 +231,14 @@ class CandidateProcess:
             ForkServerError: no report came.
         """
         if self.ended is None:
-            self._tell({"stop": True})
+            self._tell(Stop())
             self._await_report()
         assert self.ended is not None
         return self.ended
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, word: control.Word) -> None:
         with contextlib.suppress(OSError):  # it has ended; its report is waiting
-            self._control.send(json.dumps(message).encode())
+            self._control.send(control.pack(word))
 
     def _await_report(self) -> None:
         data = b""
@@ -188,40 +252,39 @@ class CandidateProcess:
         if not data:
             self._forkserver.kill()
             raise ForkServerError("the fork server did not report how a candidate ended")
-        self.ended = Report(**json.loads(data))
-        self._channel.close()
-        self._control.close()
+        self.ended = control.unpack(data, Report)
+        self.close()
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
         """What an exception in the candidate comes to, by its type's tag, CUDA's code and the phase."""
         facts = {"exception": reply.exception, "cuda_code": reply.code or None}
         message = f"{reply.exception}: {reply.message}"
-        return EvaluationEnded(_category(reply, self._phase), message, self._phase, **facts)
+        return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 
     def died(self) -> EvaluationEnded:
         """What the end of the process comes to, by the fork server's report."""
         if self.ended is None:
-            self._tell({"closed": True})
+            self._tell(Closed())
             self._await_report()
         ended = self.ended
         assert ended is not None
-        if ended.reason == "unsealed":
+        if ended.reason is End.UNSEALED:
             raise ForkServerError(f"a candidate could not be sealed: {ended.log}")
-        facts = {"reason": ended.reason, "status": ended.status, "peak_bytes": ended.peak_bytes}
-        if ended.reason == "deadline":
+        facts: dict[str, Any] = {"reason": ended.reason, "status": ended.status, "peak_bytes": ended.peak_bytes}
+        if ended.reason is End.DEADLINE:
             phase = Phase(ended.phase)
             category = Category.COMPILE_TIMEOUT if phase is Phase.COMPILE else Category.TIMEOUT
             return EvaluationEnded(category, f"the {phase} phase did not end within its deadline", phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
-            amounts = {"memory": ended.peak_bytes, "output": ended.output_bytes, "scratch": ended.scratch_bytes}
-            what = f"{amounts[ended.reason]} bytes" + (", or too many files" if ended.reason == "scratch" else "")
+            amounts = {End.MEMORY: ended.peak_bytes, End.OUTPUT: ended.output_bytes, End.SCRATCH: ended.scratch_bytes}
+            what = f"{amounts[ended.reason]} bytes" + (", or too many files" if ended.reason is End.SCRATCH else "")
             return EvaluationEnded(category, f"{ended.reason} limit exceeded: {what}", self._phase, **facts)
-        if ended.reason == "closed":
+        if ended.reason is End.CLOSED:
             return EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate closed the judge's channel", self._phase, **facts
             )
-        if ended.reason == "stuck" or ended.status is None:
+        if ended.reason is End.STUCK or ended.status is None:
             # It would be taken for what the next candidate left behind: the slot starts anew without it.
             self._forkserver.kill()
             raise ForkServerError("a candidate's process could not be ended: it hangs in the kernel or a driver")

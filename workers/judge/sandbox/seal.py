@@ -1,4 +1,4 @@
-"""What a candidate's process gives up between its fork and its first instruction."""
+"""The seal: all that a process gives up between its fork and its first foreign instruction."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import resource
 import signal
 import tempfile
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +22,23 @@ _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NI
 _OPEN_FILES: Final = 4096
 
 
+class Role(StrEnum):
+    """What a sealed process runs."""
+
+    CANDIDATE = "candidate"
+    """A kernel, once."""
+    REFERENCE = "reference"
+    """A problem: it draws inputs, answers them, and is timed as the baseline."""
+    BUILDER = "builder"
+    """A kernel's compilers, without a GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A candidate's bounds.
+    """The bounds of a sealed process.
 
     Attributes:
+        role: what it runs.
         uid: its uid and gid; None to keep the fleet's.
         scratch: its private directory: working directory, HOME, TMPDIR and all caches.
         processes: threads and processes at once, enforced where it has a uid or a cgroup of its own.
@@ -33,11 +46,11 @@ class Profile:
         host_memory_bytes: memory of its process tree, enforced by a cgroup or by the fork server.
         output_bytes: what it may write to stdout and stderr, enforced by the fork server.
         scratch_bytes: what all its files may take in ``scratch``, enforced by the fork server.
-        builder: it only compiles: no GPU is in its reach.
         built: the directory of libraries that a builder has compiled for it, which it reads; for a builder, where
             they go when it has ended (:mod:`workers.judge.sandbox.shelf`), and out of its reach. None for none.
     """
 
+    role: Role
     uid: int | None
     scratch: str
     processes: int
@@ -45,7 +58,6 @@ class Profile:
     host_memory_bytes: int
     output_bytes: int
     scratch_bytes: int
-    builder: bool = False
     built: str | None = None
 
 
@@ -93,7 +105,7 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     os.environ.update(private_directories(profile.scratch))
     tempfile.tempdir = None  # what was found before is out of reach now
     more: tuple[str, ...] = ()
-    if profile.builder:
+    if profile.role is Role.BUILDER:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         means = replace(means, reach=replace(means.reach, gpu_nodes=()))
     elif profile.built is not None:

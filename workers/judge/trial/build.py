@@ -19,10 +19,11 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Phase
 from workers.judge.channel.protocol import Job, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.keeper.control import End
 from workers.judge.keeper.handle import ForkServer, ForkServerError
-from workers.judge.keeper.process import CandidateProcess
+from workers.judge.keeper.process import SealedProcess
 from workers.judge.sandbox.seal import Profile
-from workers.judge.trial.ending import EvaluationEnded
 
 #: The backends whose sources torch's extension builder compiles.
 BACKENDS: Final = frozenset({Backend.CUDA, Backend.CPP})
@@ -50,7 +51,7 @@ class Build:
             ForkServerError: the fork server is gone.
         """
         assert profile.built is not None
-        self.process = CandidateProcess(forkserver, profile, deadlines.compile_s)
+        self.process = SealedProcess(forkserver, profile, deadlines.compile_s)
         self._deadlines = deadlines
         self._built = Path(profile.built)
         self._architectures = _architectures() if on_gpu else ""
@@ -58,7 +59,7 @@ class Build:
         self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
         # It learns nothing else of the evaluation.
-        bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0, init_inputs=[], memory_fraction=1.0)
+        bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0, memory_fraction=1.0)
         self._opening = self.process.send(Order.OPEN, payload=bare)
 
     @property
@@ -93,7 +94,7 @@ class Build:
                 raise
             skipped = ended.outcome.message
         report = self.process.stop()
-        if report.reason == "stuck":
+        if report.reason is End.STUCK:
             raise self.process.died()
         # Where a build was cut short, compilers of other threads may have been at work: they are swept, and no more.
         if report.leftovers and not skipped:

@@ -29,12 +29,12 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
-from workers.judge.channel.buffers import call
+from workers.judge.channel.gpu_memory import call
 from workers.judge.channel.protocol import Order
 from workers.judge.channel.semaphores import Semaphores
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Case
-from workers.judge.trial.session import Session, copy_out
+from workers.judge.ending import EvaluationEnded
+from workers.judge.trial.cases import Case
+from workers.judge.trial.exchange import Exchange, copy_out
 
 #: How long a candidate may take to enqueue a call before it is taken to wait for the GPU, in seconds: first try,
 #: and later ones. A busy host can hold up an honest one for a moment.
@@ -72,10 +72,10 @@ class GpuClock:
 
     basis: Final = "gpu_clock"
 
-    def __init__(self, session: Session, flusher: Flusher | None) -> None:
-        """Time the calls of a session, the L2 cache emptied before each where a flusher is given."""
-        self._session = session
-        self._process = session.process
+    def __init__(self, exchange: Exchange, flusher: Flusher | None) -> None:
+        """Time the calls of one process, the L2 cache emptied before each where a flusher is given."""
+        self._exchange = exchange
+        self._process = exchange.process
         self._flusher = flusher
         #: A page of the judge's own, on which its stream waits until all is enqueued.
         page = flags.create()
@@ -122,7 +122,7 @@ class GpuClock:
         self._holder.wait(stream, flags.GO, number)
         try:
             begin.record()
-            self._session.load(case)
+            self._exchange.load(case.inputs)
             if self._flusher is not None:
                 self._flusher()
             ready.record()
@@ -150,10 +150,10 @@ class GpuClock:
         """Have the candidate enqueue a call; None if it did not manage and was let go."""
         number = self._process.send(order, seed=case.seed)
         if self._process.answered(seconds):
-            return number, self._session.outputs(self._process.receive(number))
+            return number, self._exchange.outputs(self._process.receive(number))
         # On inputs as they must be, and untimed: its answer counts for nothing.
-        self._session.load(case)
-        self._session.settle()
+        self._exchange.load(case.inputs)
+        self._exchange.settle()
         self._process.flags[flags.GO] = number
         self._process.receive(number)
         return None
@@ -187,35 +187,35 @@ class CpuClock:
 
     basis: Final = "cpu_clock"
 
-    def __init__(self, session: Session, flusher: Flusher | None, *, on_gpu: bool) -> None:
+    def __init__(self, exchange: Exchange, flusher: Flusher | None, *, on_gpu: bool) -> None:
         """On a GPU the go-ahead is the judge's stream's to give, right after the inputs."""
-        self._session = session
-        self._process = session.process
+        self._exchange = exchange
+        self._process = exchange.process
         self._flusher = flusher
         self._on_gpu = on_gpu
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
         """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
-        page, process, session = self._process.flags, self._process, self._session
+        page, process, exchange = self._process.flags, self._process, self._exchange
         number = process.send(order, seed=case.seed)
         self._wait(flags.READY, number)
-        session.poison()
+        exchange.poison()
         begin = time.perf_counter_ns()
         if not self._on_gpu:
-            session.load(case)
+            exchange.load(case.inputs)
             ready = time.perf_counter_ns()
             page[flags.GO] = number
         else:
             # Flushed first: a wait for the flush would leave time to begin early on inputs that are there.
             if self._flusher is not None:
                 self._flusher()
-            session.load(case)
+            exchange.load(case.inputs)
             ready = time.perf_counter_ns()
             self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
         self._wait(flags.DONE, number)
-        views = session.outputs(process.receive(number))
+        views = exchange.outputs(process.receive(number))
         copy_out(views, into)
-        session.settle()
+        exchange.settle()
         end = time.perf_counter_ns()
         if page[flags.DONE] != number:
             raise EvaluationEnded(

@@ -12,7 +12,7 @@ one asks of every output tensor:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +21,8 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
 from workers.judge.channel.protocol import Reply, TensorSpec
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import CLOSE, DTYPES, GIVEN, Case
+from workers.judge.ending import EvaluationEnded
+from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,12 @@ def _grade(dtype: torch.dtype, settings: Settings) -> _Grade:
     return _GRADES[_basis(dtype, settings)]
 
 
-def check_form(reply: Reply, structure: str, expected: list[torch.Tensor]) -> None:
+def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
     """Say how outputs that a candidate could not deliver differ from the reference's.
 
     Raises:
         EvaluationEnded: always; the first difference in the order structure, shape, dtype, device.
     """
-    specs = [TensorSpec.of(tensor) for tensor in expected]
     got = list(reply.tensors)
     if reply.structure != structure or len(got) != len(specs):
         raise _wrong(

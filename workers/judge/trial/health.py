@@ -16,10 +16,10 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Phase
+from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import canary, facts
 from workers.judge.gpu.devices import opened
 from workers.judge.host import linux
-from workers.judge.trial.ending import EvaluationEnded
 
 _nvml: Any = _pynvml
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Measurement, Phase
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Case, Problem
+from workers.judge.ending import EvaluationEnded
+from workers.judge.trial.cases import Case
 
 #: What a time may lie below the floor before it is called impossible, as a share and in milliseconds: the
 #: bandwidth is a measurement, and so is the time.
@@ -15,11 +15,11 @@ _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
 
-def floor(problem: Problem, case: Case, bandwidth: float) -> dict[str, Any]:
+def floor(written: int, case: Case, bandwidth: float) -> dict[str, Any]:
     """What a kernel must move, and how long that takes at least.
 
     Args:
-        problem: tells how much of the outputs must be written.
+        written: bytes of the outputs that must be written.
         case: an answered one.
         bandwidth: what the device's memory moves, in bytes a second.
 
@@ -29,7 +29,6 @@ def floor(problem: Problem, case: Case, bandwidth: float) -> dict[str, Any]:
         both and ``floor_out_ms`` for the outputs alone.
     """
     read = sum(tensor.nbytes for tensor in case.inputs)
-    written = problem.written_bytes
     return {
         "bytes_in": read,
         "bytes_out": written,

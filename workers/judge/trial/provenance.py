@@ -15,7 +15,7 @@ from typing import Any, Final
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
 from workers.judge.channel.activities import REST
-from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.ending import EvaluationEnded
 
 #: Own kernels that take a smaller share of the time in kernels do not do the work.
 DECOY_BELOW: Final = 0.01

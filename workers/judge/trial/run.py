@@ -1,10 +1,10 @@
-"""One evaluation, from a claim to an outcome.
+"""One evaluation, from a request to an outcome.
 
-Order: what can be settled without a device; the problem is imported; the candidate is forked and opens the
-device while the judge makes inputs and runs the reference; only then does any of the kernel's code run, so
-that it cannot disturb the reference: import, construction, compilation, checks and timing.
-The device is used alone (the slot's lock) for the reference, the checks and the timing; everything else
-overlaps with the work of the device's other slots.
+Order: what can be settled without a device; the reference and the candidate are forked and open the device; the
+reference imports the problem, draws inputs and answers them; only then does any of the kernel's code run, so that it
+cannot disturb the reference: import, construction, compilation, checks and timing. The device is used alone (the
+place's lock) for the reference, the checks and the timing; everything else overlaps with the work of the device's
+other places.
 """
 
 from __future__ import annotations
@@ -19,32 +19,42 @@ from typing import Any, Final
 from uuid import uuid4
 
 import torch
-from sqlalchemy import Engine
 
 from kqueue.categories import Blame, Category
-from kqueue.config import load
-from kqueue.contract import Backend, Outcome, Phase, Policy
-from kqueue.errors import DatabaseUnavailable
-from kqueue.store import evaluations, gpus
-from kqueue.store.evaluations import Claim
+from kqueue.contract import Backend, Outcome, Phase, Policy, Request
 from workers.judge.channel.activities import Activity, NotRecorded
-from workers.judge.channel.buffers import CudaCallError
-from workers.judge.channel.protocol import Job
+from workers.judge.channel.gpu_memory import CudaCallError
+from workers.judge.channel.protocol import Job, Order
+from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.host.blackbox import BlackBox
-from workers.judge.host.uids import BUILDER_OFFSET, REFERENCE_OFFSET
+from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, REFERENCE_OFFSET
+from workers.judge.keeper.control import End, Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
-from workers.judge.keeper.process import CandidateProcess
-from workers.judge.keeper.report import Report
-from workers.judge.sandbox.seal import Profile
-from workers.judge.trial import build, clocks, compare, health, physics, provenance, static, timing, tools
-from workers.judge.trial.baseline import Baseline
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.place import Place
+from workers.judge.ports import Records
+from workers.judge.sandbox.seal import Profile, Role
+from workers.judge.trial import (
+    baseline as baselines,
+)
+from workers.judge.trial import (
+    build,
+    clocks,
+    compare,
+    health,
+    physics,
+    provenance,
+    static,
+    timing,
+    tools,
+    warm,
+)
 from workers.judge.trial.build import Build
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Case, Problem
-from workers.judge.trial.session import Session
+from workers.judge.trial.cases import DTYPES, Case
+from workers.judge.trial.exchange import Candidate, Exchange, await_opening
+from workers.judge.trial.reference import Reference
 from workers.judge.trial.steps import Steps
-from workers.slot import Slot
 
 #: A candidate's own nulls, as a share of its calls.
 _NULL_SHARE: Final = 0.2
@@ -61,6 +71,8 @@ _CASES_SHARE: Final = 0.2
 _HOST_BYTES: Final = 2 << 30
 #: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
 _SLACK_BYTES: Final = 2 << 30
+#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there.
+_REFERENCE_HOST: Final = 4
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: Categories that another run on the same input can overturn.
@@ -71,40 +83,53 @@ _ROOM_BYTES: Final = 64 << 20
 _MEMORY_SHARE: Final = 0.9
 
 
-def evaluate(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> Outcome:
-    """Judge a claimed evaluation.
+def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBox, forkserver: ForkServer) -> Outcome:
+    """Judge one request, in this process.
+
+    Args:
+        request: what to judge.
+        place: where.
+        records: where environments, baselines and doubts about a GPU are kept.
+        blackbox: told of each phase, for whoever must explain this process's death.
+        forkserver: the place's.
 
     Returns:
-        its outcome: the candidate's, the problem's, or ``gpu_unhealthy``.
+        the outcome: the candidate's, the problem's, or the fleet's (``gpu_unhealthy``, for instance).
 
     Raises:
         Exception: the judge itself failed; nothing is known of the kernel.
     """
-    return _Evaluation(claim, slot, blackbox, forkserver, engine).run()
+    return _Evaluation(request, place, records, blackbox, forkserver).run()
 
 
 class _Evaluation:
-    def __init__(self, claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> None:
-        self._claim = claim
-        self._request = claim.request
-        self._settings = claim.request.settings
-        self._deadlines = claim.request.settings.deadlines
-        self._slot = slot
+    def __init__(
+        self, request: Request, place: Place, records: Records, blackbox: BlackBox, forkserver: ForkServer
+    ) -> None:
+        self._request = request
+        self._settings = request.settings
+        self._deadlines = request.settings.deadlines
+        self._place = place
+        self._records = records
         self._blackbox = blackbox
         self._forkserver = forkserver
-        self._engine = engine
-        self._device = "cuda" if slot.on_gpu else "cpu"
-        self._processes: list[CandidateProcess] = []
+        self._device = "cuda" if place.on_gpu else "cpu"
+        #: All but the reference's.
+        self._processes: list[SealedProcess] = []
+        self._candidate: Candidate | None = None
         self._builder: Build | None = None
-        self._steps = Steps(blackbox, slot, self._deadlines)
+        self._reference: Reference
+        self._reference_begun = False
+        #: How many evaluations the reference has served, this one included.
+        self._reference_uses = 1
+        self._steps = Steps(blackbox, place, self._deadlines)
         self._evidence: dict[str, Any] = {}
-        self._problem: Problem
         self._environment_hash = ""
-        self._watch = environment.Watch(slot)
+        self._watch = environment.Watch(place)
         self._activities: list[Activity] | None = None
         self._memory: health.Memory | None = None
-        timed_on_gpu = slot.on_gpu and self._settings.timing.enabled
-        self._sharing = health.Sharing(slot.device if timed_on_gpu else None, load().gpu_shared)
+        timed_on_gpu = place.on_gpu and self._settings.timing.enabled
+        self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
         self._tested = False
 
     def run(self) -> Outcome:
@@ -126,16 +151,18 @@ class _Evaluation:
         return self._clean_up(outcome)
 
     def _memory_hog(self) -> Outcome | None:
-        """What comes of a kernel that holds more of the GPU's memory than it was given; None if it does not."""
+        """Return the outcome of a kernel that holds more of the GPU's memory than it was given; None if none does."""
         try:
-            for process in self._processes[1:]:
-                process.stop()
+            assert self._candidate is not None
+            for process in self._processes:
+                if process is not self._candidate.process:
+                    process.stop()
             before, total = torch.cuda.mem_get_info()
-            self._processes[0].stop()
+            self._candidate.process.stop()
             held = torch.cuda.mem_get_info()[0] - before
-        except (torch.AcceleratorError, CudaCallError, ForkServerError, IndexError):
+        except (torch.AcceleratorError, CudaCallError, ForkServerError, AssertionError):
             return None
-        allowed = int(total * _MEMORY_SHARE / self._slot.siblings)
+        allowed = int(total * self._memory_fraction)
         if held <= allowed + _SLACK_BYTES:
             return None
         return Outcome(
@@ -149,24 +176,20 @@ class _Evaluation:
         self._blackbox.enter(Phase.PREPARE)
         self._read_source()
         tools.require(self._request.backend)
-        self._environment_hash = evaluations.set_environment(
-            self._engine, self._claim.attempt_id, environment.facts(self._slot)
-        )
-        with self._steps.reference_alarm():
-            problem = self._problem = Problem(self._request.problem, self._settings, self._device)
-        if self._slot.on_gpu:
-            self._memory = health.Memory(self._slot.device)
+        self._environment_hash = self._records.environment(environment.facts(self._place))
+        if self._place.on_gpu:
+            self._memory = health.Memory(self._place.device)
+        memo = self._begin_reference()
         candidate = self._begin_candidate()
         timed = self._settings.timing.enabled
-        baseline = self._baseline() if timed else None
-        if baseline is not None:
-            baseline.begin()
-        with self._steps.timed("reference"), self._steps.reference_alarm():
-            problem.construct()
-            cases = problem.make_cases(self._memory_for(_CASES_SHARE))
+        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            reference = self._make_ready(memo)
+            reference.widen()
+            cases = reference.make_cases(self._memory_for(_CASES_SHARE))
             # Its first call loads and chooses kernels: while others may use the device.
-            problem.answer(cases[0])
-        with self._steps.alone("reference"), self._steps.reference_alarm():
+            reference.answer(cases[0])
+        baseline = self._baseline() if timed else None
+        with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
             cases, later, last = self._answer(cases)
         # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
         compare.check_values(cases[0].outputs, cases[0], self._settings)
@@ -174,11 +197,12 @@ class _Evaluation:
         if timed and self._flusher is not None:
             self._flusher()
         if baseline is not None:
-            baseline.get_going(cases[0])
+            baseline.get_going()
         self._build(candidate)
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
-            triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
-            candidate.construct(cases[0], rehearse=triton)
+            triton = self._place.on_gpu and self._request.backend is Backend.TRITON
+            candidate.form = reference.form
+            candidate.construct(reference.init_inputs, cases[0], rehearse=triton)
         stopwatch = series = None
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
@@ -200,7 +224,7 @@ class _Evaluation:
         self._stop(candidate)
         if stopwatch is not None:
             with self._steps.alone("verify"):
-                with self._steps.reference_alarm():
+                with self._steps.backstop(Phase.REFERENCE):
                     self._evidence["verified_calls"] = stopwatch.verify()
                 self._test_device()
                 self._tested = True
@@ -208,27 +232,28 @@ class _Evaluation:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
             provenance.enforce(found, self._settings.policies.decoys)
-        runtime = reference = None
+        runtime = known = None
         if baseline is not None and series is not None:
-            reference = baseline.baseline_for(series, cases[0])
-            null = timing.null_of(series, self._slot, reference)
-            runtime = timing.summarise(series, null, self._settings.timing, self._slot)
+            known = baseline.baseline_for(series)
+            null = timing.null_of(series, self._place, known)
+            runtime = timing.summarise(series, null, self._settings.timing, self._place)
             with self._telling_strangers() as sharing:
                 sharing.after_timing()
             if self._evidence["floor"]:
                 physics.enforce(self._evidence["floor"], runtime)
             if self._settings.timing.compiled_baseline:
-                self._evidence["compiled_baseline"] = baseline.compiled_baseline(series, cases[0])
+                self._evidence["compiled_baseline"] = baseline.compiled_baseline(series)
         return Outcome(
             category=Category.PASSED,
             message=f"right on {len(cases) + later} input sets",
             runtime=runtime,
-            baseline=reference,
+            baseline=known,
         )
 
     def _read_source(self) -> None:
-        """What can be said of the kernel by reading it."""
+        """Say what can be said of kernel and problem by reading them."""
         source, policy = self._request.kernel, self._settings.policies.findings
+        static.check_problem(self._request.problem)
         static.check(source)
         if policy is not Policy.ALLOW:
             findings = static.findings(source, self._request.backend)
@@ -237,35 +262,125 @@ class _Evaluation:
 
     @cached_property
     def _flusher(self) -> clocks.Flusher | None:
-        return clocks.Flusher() if self._slot.on_gpu else None
+        return clocks.Flusher() if self._place.on_gpu else None
 
-    def _profile(self, uid_offset: int, built: str | None, *, builder: bool = False) -> Profile:
-        limits, uid = self._settings.limits, self._slot.uid
+    @property
+    def _memory_fraction(self) -> float:
+        """The share of the GPU's memory that a sealed process may take."""
+        return _MEMORY_SHARE / self._place.siblings
+
+    def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:
+        limits, uid = self._settings.limits, self._place.uid
+        generous = _REFERENCE_HOST if role is Role.REFERENCE else 1
         return Profile(
+            role=role,
             uid=uid + uid_offset if uid is not None else None,
-            scratch=str(self._slot.scratch / uuid4().hex),
+            scratch=str(self._place.scratch / uuid4().hex),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
-            host_memory_bytes=limits.host_memory_bytes,
+            host_memory_bytes=generous * limits.host_memory_bytes,
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
-            builder=builder,
             built=built,
         )
 
-    def _begin_candidate(self) -> Session:
+    def _begin_reference(self) -> warm.Memo | None:
+        """Take over the reference that is kept for this problem, or have a new one forked.
+
+        Returns:
+            the memo of one that was taken over.
+        """
+        if self._place.keeps_references:
+            key = warm.key(self._request, self._device)
+            if (kept := self._forkserver.take(key)) is not None:
+                word, descriptors = kept
+                process = SealedProcess.taken(
+                    self._forkserver, word.scratch, descriptors, compile_s=self._deadlines.compile_s
+                )
+                self._hold_reference(process)
+                memo = warm.Memo.model_validate(word.memo)
+                self._reference_uses = memo.uses + 1
+                return memo
+        self._fork_reference()
+        return None
+
+    def _fork_reference(self) -> None:
+        profile = self._profile(Role.REFERENCE, REFERENCE_OFFSET)
+        self._hold_reference(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
+        self._reference_uses = 1
+        self._reference.begin(self._memory_fraction)
+
+    def _hold_reference(self, process: SealedProcess) -> None:
+        self._reference = Reference(process, self._request.problem, self._settings, self._device)
+        self._reference_begun = True
+
+    def _make_ready(self, memo: warm.Memo | None) -> Reference:
+        """Have the reference's model constructed; replace a reference that is not what it was."""
+        told: dict[str, Any] = {"kept": memo is not None, "uses": self._reference_uses}
+        self._evidence["reference"] = told
+        if memo is not None:
+            try:
+                self._reference.construct()
+                case = self._reference.again(memo.drawn, memo.seed)
+                self._reference.answer(case)
+                if self._reference.digest(case) == memo.digest:
+                    return self._reference
+                told["replaced"] = "its answer to an earlier input has changed"
+            except EvaluationEnded as ended:
+                told["replaced"] = ended.outcome.message
+            self._reference.process.stop()
+            self._fork_reference()
+        self._reference.load()
+        self._reference.construct()
+        return self._reference
+
+    def _begin_candidate(self) -> Candidate:
         """Fork the candidate, and where its source is compiled when it is imported, the process that does that."""
         kernel = self._request.kernel
         if self._request.backend not in build.BACKENDS:
-            return self._begin(kernel, static.ENTRY)
-        built = str(self._slot.scratch / uuid4().hex)
-        candidate = self._begin(kernel, static.ENTRY, built=built)
-        profile = self._profile(BUILDER_OFFSET, built, builder=True)
-        self._builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._slot.on_gpu)
+            return self._begin_kernel(None)
+        built = str(self._place.scratch / uuid4().hex)
+        candidate = self._begin_kernel(built)
+        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
+        self._builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._place.on_gpu)
         self._processes.append(self._builder.process)
         return candidate
 
-    def _build(self, candidate: Session) -> None:
+    def _begin_kernel(self, built: str | None) -> Candidate:
+        """Fork the candidate and have it get ready, without waiting."""
+        process = self._fork(self._profile(Role.CANDIDATE, built=built))
+        self._candidate = Candidate(process, self._reference.form, self._settings, self._device)
+        self._candidate.begin(self._job(self._request.kernel, static.ENTRY, built=built or ""))
+        return self._candidate
+
+    def _begin_compiled(self) -> Exchange:
+        """Fork a process that runs the reference under ``torch.compile``, and wait until it can be timed."""
+        process = self._fork(self._profile(Role.REFERENCE, COMPILED_OFFSET))
+        reference = self._reference
+        exchange = Exchange(process, reference.form, self._device)
+        opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
+        await_opening(process, opening)
+        baselines.begin_compiled(exchange, reference, reference.fresh(), self._steps)
+        return exchange
+
+    def _fork(self, profile: Profile) -> SealedProcess:
+        process = SealedProcess(self._forkserver, profile, self._deadlines.compile_s)
+        self._processes.append(process)
+        return process
+
+    def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
+        return Job(
+            source=source,
+            entry=entry,
+            device=self._device,
+            dtype=DTYPES[self._settings.precision],
+            seed=self._settings.seed,
+            memory_fraction=self._memory_fraction,
+            compiled=compiled,
+            built=built,
+        )
+
+    def _build(self, candidate: Candidate) -> None:
         """Have compiled what the candidate is going to import."""
         if self._builder is None:
             return
@@ -273,29 +388,6 @@ class _Evaluation:
             found = self._evidence["build"] = self._builder.run()
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
-
-    def _begin(
-        self, source: str, entry: str, uid_offset: int = 0, *, compiled: bool = False, built: str | None = None
-    ) -> Session:
-        """Fork a process for ``source`` and have it get ready, without waiting."""
-        profile = self._profile(uid_offset, built)
-        process = CandidateProcess(self._forkserver, profile, self._deadlines.compile_s)
-        self._processes.append(process)
-        session = Session(process, self._problem)
-        session.begin(
-            Job(
-                source=source,
-                entry=entry,
-                device=self._device,
-                dtype=self._problem.dtype,
-                seed=self._settings.seed,
-                init_inputs=self._problem.init_inputs,
-                memory_fraction=_MEMORY_SHARE / self._slot.siblings,
-                compiled=compiled,
-                built=built or "",
-            )
-        )
-        return session
 
     def _answer(self, cases: list[Case]) -> tuple[list[Case], int, Case | None]:
         """Have the reference answer the cases to check, and one for after the timing.
@@ -308,28 +400,28 @@ class _Evaluation:
         """
         if len(cases) < self._settings.checks:
             return cases, self._settings.checks - 1, None
-        answered = [cases[0], *(case for case in cases[1:] if self._problem.answer(case))]
+        answered = [cases[0], *(case for case in cases[1:] if self._reference.answer(case))]
         if not self._settings.timing.enabled:
             return answered, 0, None
-        last = self._problem.fresh()
-        self._problem.answer(last)
+        last = self._reference.fresh()
+        self._reference.answer(last)
         return answered, 0, last
 
     def _proofs(self, case: Case) -> int:
         """How many timed calls are verified: as the reference's speed and memory for their values allow."""
-        by_time = max(int(_PROOFS_S / self._problem.forward_s), _SLOW_PROOFS)
-        by_deadline = int(self._steps.reference_left / 2 / self._problem.forward_s)
-        by_memory = int(self._memory_for(_PROOFS_SHARE) // max(_size(case), 1))
-        most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
+        by_time = max(int(_PROOFS_S / self._reference.forward_s), _SLOW_PROOFS)
+        by_deadline = int(self._reference.left_s / 2 / self._reference.forward_s)
+        by_memory = int(self._memory_for(_PROOFS_SHARE) // max(case.nbytes, 1))
+        most = _MOST_PROOFS if self._place.on_gpu else _SLOW_PROOFS
         return max(_FEWEST_PROOFS, min(most, by_time, by_deadline, by_memory))
 
     def _memory_for(self, share: float) -> float:
         """Bytes of the device that this evaluation may spend on something."""
-        if not self._slot.on_gpu:
+        if not self._place.on_gpu:
             return _HOST_BYTES
-        return share * torch.cuda.get_device_properties(0).total_memory / self._slot.siblings
+        return share * torch.cuda.get_device_properties(0).total_memory / self._place.siblings
 
-    def _check(self, candidate: Session, cases: list[Case], later: int) -> dict[str, Any]:
+    def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
             candidate.prepare_calls(cases[0])
@@ -343,18 +435,18 @@ class _Evaluation:
         return {
             "checks": len(cases) + later,
             "comparison": compare.merge_errors(figures),
-            "reference_is_constant": self._problem.reference_is_constant,
+            "reference_is_constant": self._reference.is_constant,
         }
 
     def _answered(self) -> Case:
         """One more case with its answer."""
-        with self._steps.reference_alarm():
-            case = self._problem.fresh()
-            self._problem.answer(case)
+        with self._steps.backstop(Phase.REFERENCE):
+            case = self._reference.fresh()
+            self._reference.answer(case)
         self._blackbox.enter(Phase.CHECK)
         return case
 
-    def _check_again(self, candidate: Session, case: Case | None) -> None:
+    def _check_again(self, candidate: Candidate, case: Case | None) -> None:
         """One more checked call, on an input that it has not seen, when timing is over."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
         try:
@@ -362,7 +454,7 @@ class _Evaluation:
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right before it was timed, wrong after") from None
 
-    def _check_case(self, candidate: Session, case: Case) -> dict[str, Any]:
+    def _check_case(self, candidate: Candidate, case: Case) -> dict[str, Any]:
         try:
             return candidate.run(case)
         except EvaluationEnded as ended:
@@ -375,9 +467,9 @@ class _Evaluation:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
 
-    def _look_at_provenance(self, candidate: Session, case: Case) -> None:
+    def _look_at_provenance(self, candidate: Candidate, case: Case) -> None:
         """Ask the candidate whose kernels do its work. It is only asked when all else is known."""
-        if not self._slot.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
+        if not self._place.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
             return
         with self._steps.timed("provenance"):
             try:
@@ -389,38 +481,43 @@ class _Evaluation:
                 if self._settings.policies.decoys is Policy.REJECT:
                     raise  # one that dies rather than be looked at
 
-    def _stopwatch(self, session: Session, proofs: int) -> timing.Stopwatch:
+    def _stopwatch(self, exchange: Exchange, proofs: int) -> timing.Stopwatch:
         seconds = self._deadlines.time_s
-        session.process.enter(Phase.TIME, seconds)
-        return timing.Stopwatch(session, self._problem, self._slot, seconds, self._flusher, self._watch, proofs)
+        exchange.process.enter(Phase.TIME, seconds)
+        return timing.Stopwatch(exchange, self._reference, self._place, seconds, self._flusher, self._watch, proofs)
 
     def _time(self, stopwatch: timing.Stopwatch, basis: timing.Basis) -> timing.Series:
         with self._steps.timed("time"):
             return stopwatch.measure(self._settings.timing, basis=basis, null_share=_NULL_SHARE)
 
-    def _baseline(self) -> Baseline:
-        return Baseline(
+    def _baseline(self) -> baselines.Baseline:
+        return baselines.Baseline(
             self._request,
-            self._slot,
-            self._engine,
+            self._place,
+            self._records,
             self._environment_hash,
             self._steps,
-            begin=partial(self._begin, self._request.problem, "Model", REFERENCE_OFFSET),
+            self._reference,
+            begin_compiled=self._begin_compiled,
             stopwatch=partial(self._stopwatch, proofs=0),
             evidence=self._evidence,
         )
 
     def _floor(self, case: Case) -> dict[str, Any]:
         """What memory allows, in figures; empty on a CPU."""
-        return physics.floor(self._problem, case, clocks.Flusher().bandwidth()) if self._slot.on_gpu else {}
+        return (
+            physics.floor(self._reference.written_bytes, case, clocks.Flusher().bandwidth())
+            if self._place.on_gpu
+            else {}
+        )
 
-    def _stop(self, candidate: Session) -> None:
+    def _stop(self, candidate: Candidate) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
         self._blackbox.enter(Phase.CLEANUP)
         # One that has not survived being profiled has done all that counts.
         profiled_to_death = candidate.process.ended is not None
         report = candidate.process.stop()
-        if report.reason != "stopped" and not profiled_to_death:
+        if report.reason is not End.STOPPED and not profiled_to_death:
             raise candidate.process.died()
         if report.leftovers:
             raise EvaluationEnded(
@@ -434,53 +531,71 @@ class _Evaluation:
         """End what still runs, and complete the outcome with the candidate's log and the evidence."""
         self._blackbox.enter(Phase.CLEANUP)
         evidence = self._evidence
-        reports: list[Report] = []
+        reports: dict[SealedProcess, Report] = {}
+        reference = self._reference.process if self._reference_begun else None
         with self._steps.backstop(Phase.CLEANUP):
             for process in self._processes:
-                try:
-                    reports.append(process.stop())
-                except ForkServerError as error:
-                    # What is known of the kernel stays true; a right answer whose end is unknown does not.
-                    if outcome.category.blame is Blame.NONE:
-                        raise
-                    evidence["cleanup"] = str(error)
-        outcome = self._check_device(self._check_disk(outcome, reports))
+                self._end(process, outcome, reports)
+            if reference is not None and not self._keep_reference(outcome):
+                self._end(reference, outcome, reports)
+        outcome = self._check_device(self._check_disk(outcome, list(reports.values())))
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation
-        evidence["slots_on_device"] = self._slot.siblings
+        evidence["slots_on_device"] = self._place.siblings
         log = ""
-        if reports:
-            built = self._builder.log if self._builder is not None else ""
-            log = _CONTROL.sub("\ufffd", built + reports[0].log)
-            evidence |= {"peak_bytes": reports[0].peak_bytes, "output_bytes": reports[0].output_bytes}
-        return outcome.model_copy(update={"log": log, "evidence": evidence})
+        if self._candidate is not None and (report := reports.get(self._candidate.process)) is not None:
+            log = (self._builder.log if self._builder is not None else "") + report.log
+            evidence |= {"peak_bytes": report.peak_bytes, "output_bytes": report.output_bytes}
+        if outcome.blame is Blame.PROBLEM and reference is not None and reference in reports:
+            log = reports[reference].log
+        return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
+
+    def _end(self, process: SealedProcess, outcome: Outcome, reports: dict[SealedProcess, Report]) -> None:
+        try:
+            reports[process] = process.stop()
+        except ForkServerError as error:
+            # What is known of the kernel stays true; a right answer whose end is unknown does not.
+            if outcome.category.blame is Blame.NONE:
+                raise
+            self._evidence["cleanup"] = str(error)
+
+    def _keep_reference(self, outcome: Outcome) -> bool:
+        """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
+        if not self._place.keeps_references:
+            return False
+        memo = warm.memo_of(self._reference, outcome, self._reference_uses)
+        if memo is None:
+            return False
+        try:
+            self._reference.keep(warm.key(self._request, self._device), memo.model_dump())
+        except (EvaluationEnded, ForkServerError):
+            return False
+        return True
 
     def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
         """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault."""
         if outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM):
             return outcome
-        disk = os.statvfs(self._slot.scratch)
+        disk = os.statvfs(self._place.scratch)
         room = disk.f_bavail * disk.f_frsize + sum(report.scratch_bytes for report in reports)
         if room >= _ROOM_BYTES:
             return outcome
         return Outcome(
             category=Category.JUDGE_ERROR,
-            message=f"the disk of {self._slot.scratch} is full",
+            message=f"the disk of {self._place.scratch} is full",
             phase=outcome.phase,
             facts={"room_bytes": room, "instead_of": outcome.category},
         )
 
     def _check_device(self, outcome: Outcome) -> Outcome:
         """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""
-        if not self._slot.on_gpu or not self._processes or outcome.category is Category.GPU_UNHEALTHY:
+        if not self._place.on_gpu or self._candidate is None or outcome.category is Category.GPU_UNHEALTHY:
             return outcome
         leaked = self._evidence["leaked_bytes"] = self._memory.leak() if self._memory is not None else None
         if leaked:
             reason = f"{leaked} bytes of its memory belong to no process, since an evaluation"
-            with contextlib.suppress(DatabaseUnavailable):
-                gpus.ask_for_test(self._engine, self._slot.device, reason=reason, failed=True)
-        # A reference may have spoilt the judge's own context, which then tells nothing of the GPU.
-        if self._tested or outcome.blame is Blame.PROBLEM:
+            self._records.doubt(self._place.device, reason)
+        if self._tested:
             return outcome
         try:
             with self._steps.device_soon() as had:
@@ -498,7 +613,7 @@ class _Evaluation:
 
         On a CPU there is nothing to test. Done before, too, it loads its kernels while others may use the device.
         """
-        if not self._slot.on_gpu:
+        if not self._place.on_gpu:
             return
         self._blackbox.enter(Phase.CANARY, time.monotonic() + health.CANARY_S)
         with self._steps.timed("canary"):
@@ -511,14 +626,9 @@ class _Evaluation:
         try:
             yield self._sharing
         finally:
-            if self._slot.on_gpu and self._settings.timing.enabled:
+            if self._place.on_gpu and self._settings.timing.enabled:
                 strangers = self._sharing.strangers
                 self._evidence["strangers"] = "unknown" if strangers is None else strangers
-
-
-def _size(case: Case) -> int:
-    """Bytes of an answered case."""
-    return sum(tensor.nbytes for tensor in (*case.inputs, *case.outputs))
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:

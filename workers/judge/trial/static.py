@@ -3,8 +3,8 @@
 Findings are labels with evidence: a line of the source and what it means. ``cheat`` is kept for what serves nothing
 else in a kernel; most cheats can only be suspected from a source, and are caught by what they do. Nothing of the source
 is executed, imported or unpickled. Our own rules are in :mod:`workers.judge.trial.rules`; a second opinion is
-kernelguard's. Both are bounded in CPU time, as a source may be written to hold them up: kernelguard's expressions take very long over
-some texts.
+kernelguard's. Both are bounded in CPU time, as a source may be written to hold them up: kernelguard's expressions take
+very long over some texts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import kernelguard
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
+from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules
-from workers.judge.trial.ending import EvaluationEnded
 from workers.judge.trial.rules import ENTRY
 
 #: Findings of one rule, and in all.
@@ -75,6 +75,20 @@ def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
             Phase.PREPARE,
             findings=cheats,
         )
+
+
+def check_problem(source: str) -> None:
+    """Refuse a problem that is not Python.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``.
+    """
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise EvaluationEnded(
+            Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
+        ) from None
 
 
 def check(source: str) -> None:

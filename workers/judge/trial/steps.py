@@ -17,7 +17,7 @@ from typing import Final
 from kqueue.contract import Deadlines, Phase
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.host.blackbox import BlackBox
-from workers.slot import Slot
+from workers.judge.place import Place
 
 #: Seconds beyond the candidate's own deadline after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
@@ -30,15 +30,13 @@ class Steps:
 
     Attributes:
         durations: seconds that each named step took, in all.
-        reference_left: seconds that are left of the reference's deadline.
     """
 
-    def __init__(self, blackbox: BlackBox, slot: Slot, deadlines: Deadlines) -> None:
+    def __init__(self, blackbox: BlackBox, place: Place, deadlines: Deadlines) -> None:
         self._blackbox = blackbox
-        self._slot = slot
+        self._place = place
         self._deadlines = deadlines
         self.durations: dict[str, float] = {}
-        self.reference_left = deadlines.reference_s
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
@@ -75,17 +73,6 @@ class Steps:
             yield had
 
     @contextlib.contextmanager
-    def reference_alarm(self) -> Generator[None]:
-        """The problem's code runs: the process ends when its time is up, and its parent records why."""
-        left = self.reference_left
-        self._blackbox.enter(Phase.REFERENCE, time.monotonic() + left)
-        begun = time.monotonic()
-        with _alarm(left):
-            yield
-        self.reference_left = max(left - (time.monotonic() - begun), 0.001)
-        self._blackbox.enter(Phase.PREPARE)
-
-    @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
         """Should every deadline below fail, the judge itself ends: its parent records ``judge_error``."""
         self._blackbox.enter(phase)
@@ -94,7 +81,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _lock(self) -> Generator[int]:
-        lock = os.open(self._slot.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self._place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             yield lock
         finally:

@@ -32,13 +32,14 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Measurement, Phase, Timing
 from workers.judge.channel.protocol import Order
+from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
+from workers.judge.place import Place
 from workers.judge.trial import compare
+from workers.judge.trial.cases import Case
 from workers.judge.trial.clocks import CpuClock, Flusher, GpuClock, empty_kernel_ns
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import Case, Problem
-from workers.judge.trial.session import Session
-from workers.slot import Slot
+from workers.judge.trial.exchange import Exchange
+from workers.judge.trial.reference import Reference
 
 Basis = Literal["gpu_clock", "cpu_clock"]
 
@@ -104,9 +105,9 @@ class Stopwatch:
 
     def __init__(
         self,
-        session: Session,
-        problem: Problem,
-        slot: Slot,
+        exchange: Exchange,
+        reference: Reference,
+        place: Place,
         seconds: float,
         flusher: Flusher | None,
         watch: environment.Watch,
@@ -115,17 +116,17 @@ class Stopwatch:
         """Make ready.
 
         Args:
-            session: the candidate, in its time phase.
-            problem: gives the values of the calls, and answers those that are kept.
-            slot: where it runs.
+            exchange: the process, in its time phase.
+            reference: gives the values of the calls, and answers those that are kept.
+            place: where it runs.
             seconds: deadline of the time phase.
             flusher: empties the L2 cache, on a GPU.
             watch: sees whether the device is throttled.
             proofs: how many calls are kept to be verified.
         """
-        self._session = session
-        self._problem = problem
-        self._slot = slot
+        self._exchange = exchange
+        self._reference = reference
+        self._place = place
         self._seconds = seconds
         self._flusher = flusher
         self._watch = watch
@@ -136,7 +137,7 @@ class Stopwatch:
 
     def blocks(self) -> bool:
         """Whether the candidate's forward waits for the GPU."""
-        with contextlib.closing(GpuClock(self._session, None)) as clock:
+        with contextlib.closing(GpuClock(self._exchange, None)) as clock:
             return clock.blocks(self._fresh())
 
     def measure(self, timing: Timing, *, basis: Basis, null_share: float) -> Series:
@@ -156,20 +157,20 @@ class Stopwatch:
         """
         flusher = self._flusher if timing.cold_l2 else None
         with _no_collections():
-            self._session.process.start_clock()
+            self._exchange.process.start_clock()
             enough_at = time.monotonic() + self._seconds * _BUDGET
             series, call = None, Order.AHEAD
             if basis == "gpu_clock":
-                with contextlib.closing(GpuClock(self._session, flusher)) as clock:
+                with contextlib.closing(GpuClock(self._exchange, flusher)) as clock:
                     series = self._take(clock, timing, null_share, enough_at, call)
                     if series is not None and series.takes_no_turn:
                         call = Order.AHEAD_IN_TURN
                         series = self._take(clock, timing, null_share, enough_at, call)
             if series is None:
-                clock, call = CpuClock(self._session, flusher, on_gpu=self._slot.on_gpu), Order.TIME
+                clock, call = CpuClock(self._exchange, flusher, on_gpu=self._place.on_gpu), Order.TIME
                 series = self._take(clock, timing, null_share, enough_at, call)
             assert series is not None
-            self._session.process.stop_clock()
+            self._exchange.process.stop_clock()
         series.clocks = self._watch.clocks()
         if len(series.calls) < _FEWEST:
             raise EvaluationEnded(
@@ -192,9 +193,9 @@ class Stopwatch:
             EvaluationEnded: ``nondeterministic``: a call was wrong although all checked calls were right.
         """
         kept, self._proofs = self._proofs, []
-        self._problem.allow_exact()
+        self._reference.allow_exact()
         for outputs, case in kept:
-            self._problem.answer(case)
+            self._reference.answer(case)
             self._check(outputs, case)
             case.outputs.clear()
         return len(kept)
@@ -205,7 +206,7 @@ class Stopwatch:
         """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
         null = Order.AHEAD_NULL if isinstance(clock, GpuClock) else Order.TIME_NULL
         series = Series(clock.basis)
-        blanks = self._session.blanks()
+        blanks = self._exchange.blanks()
         enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
         warming, counted, misses, missed, since = timing.warmup, 0, 0, 0, 0
         looks = call is Order.AHEAD
@@ -219,8 +220,8 @@ class Stopwatch:
             if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
                 looks = self._take_in_turn(clock, series, blanks)
             case = self._fresh()
-            place = self._place(counted) if warming == 0 else None
-            into = blanks if place is None else self._session.blanks()
+            place = self._keep_at(counted) if warming == 0 else None
+            into = blanks if place is None else self._exchange.blanks()
             sample = clock.time(call, case, into)
             missed += sample is None
             misses = misses + 1 if sample is None else 0
@@ -263,15 +264,15 @@ class Stopwatch:
         """Inputs that were never used. Where they take long to make, the candidate's time stands still."""
         slow = self._draw_s > _SLOW_DRAW_S
         if slow:
-            self._session.process.stop_clock()
+            self._exchange.process.stop_clock()
         begun = time.monotonic()
-        case = self._problem.fresh()
+        case = self._reference.fresh()
         self._draw_s = time.monotonic() - begun
         if slow:
-            self._session.process.start_clock()
+            self._exchange.process.start_clock()
         return case
 
-    def _place(self, counted: int) -> int | None:
+    def _keep_at(self, counted: int) -> int | None:
         """Where the next call is kept, if it is, so that of all calls each is as likely to stay as any other."""
         if counted < self._most:
             return counted
@@ -280,7 +281,7 @@ class Stopwatch:
 
     def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
         try:
-            compare.check_values(outputs, case, self._session.settings)
+            compare.check_values(outputs, case, self._reference.settings)
         except EvaluationEnded as ended:
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
@@ -290,7 +291,7 @@ class Stopwatch:
             ) from None
 
 
-def null_of(series: Series, slot: Slot, baseline: Measurement | None = None) -> float:
+def null_of(series: Series, place: Place, baseline: Measurement | None = None) -> float:
     """The null of a series, in nanoseconds: the median; on a CPU, whose cores others use, the least.
 
     What others take there is added to calls, never taken from them: a null that held it would make times
@@ -298,11 +299,11 @@ def null_of(series: Series, slot: Slot, baseline: Measurement | None = None) -> 
 
     Args:
         series: a candidate's, which may have slowed its nulls, or the reference's.
-        slot: where it ran.
+        place: where it ran.
         baseline: for a candidate, what was measured with the reference. Its null counts where it is smaller, less
             what the judge's own work in the calls has become faster by since.
     """
-    own = statistics.median(series.nulls) if slot.on_gpu else float(min(series.nulls))
+    own = statistics.median(series.nulls) if place.on_gpu else float(min(series.nulls))
     if baseline is None:
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
@@ -310,7 +311,7 @@ def null_of(series: Series, slot: Slot, baseline: Measurement | None = None) -> 
     return min(own, (baseline.null_ms - quicker) * 1e6)
 
 
-def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Measurement:
+def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> Measurement:
     """A series as a measurement in milliseconds, the null subtracted."""
     taken = null_ns - series.empty_ns
     times = [(call - taken) / 1e6 for call in series.calls]
@@ -329,7 +330,7 @@ def summarise(series: Series, null_ns: float, timing: Timing, slot: Slot) -> Mea
         min_ms=min(times),
         max_ms=max(times),
         null_ms=null_ns / 1e6,
-        cold_l2=timing.cold_l2 and slot.on_gpu,
+        cold_l2=timing.cold_l2 and place.on_gpu,
         clocks=series.clocks,
     )
 

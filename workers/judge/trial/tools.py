@@ -12,7 +12,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase
-from workers.judge.trial.ending import EvaluationEnded
+from workers.judge.ending import EvaluationEnded
 
 
 def require(backend: Backend) -> None:

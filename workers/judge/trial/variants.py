@@ -2,7 +2,8 @@
 
 A kernel may rely on what the problem's inputs are like: positive, within [0, 1], rows that sum to one, a symmetric
 matrix. So variants stay within what the given inputs let one assume, and inputs that are structured are kept as
-they are. What a variant cannot know of a problem's domain the reference tells: see :meth:`Problem.answer`.
+they are. The reference tells what a variant cannot know of a problem's domain:
+:meth:`workers.judge.trial.reference.Reference.answer`.
 """
 
 from __future__ import annotations

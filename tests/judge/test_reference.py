@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
-from workers.judge.trial import compare, problem, variants
-from workers.judge.trial.ending import EvaluationEnded
-from workers.judge.trial.problem import GIVEN, Case, Problem
+from tests.judge.loopback import reference
+from workers.judge.ending import EvaluationEnded
+from workers.judge.trial import compare, variants
+from workers.judge.trial.cases import DTYPES, GIVEN, Case
+from workers.judge.trial.reference import BOUNDS, Reference
 
 SOURCE = """
 import torch
@@ -30,20 +33,24 @@ def get_init_inputs():
 RANDN = "return [torch.randn(16, 8)]"
 
 
-def loaded(forward: str, inputs: str = RANDN, **settings: Any) -> Problem:
+def loaded(forward: str, inputs: str = RANDN, **settings: Any) -> Reference:
     """A constructed problem on the CPU."""
     source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs=inputs)
-    made = Problem(source, Settings.model_validate({"checks": 3, **settings}), "cpu")
-    made.construct()
-    return made
+    return reference(source, **settings)
 
 
-def answered(made: Problem) -> list[Case]:
+def bounded(**bounds: Any) -> Reference:
+    """A problem of which less may be spent on exact answers and variants."""
+    source = SOURCE.format(forward="return x * 2", inputs=RANDN)
+    return reference(source, bounds=replace(BOUNDS["cpu"], **bounds))
+
+
+def answered(made: Reference) -> list[Case]:
     """The cases that the reference answers."""
     return [case for case in made.make_cases() if made.answer(case)]
 
 
-def kinds(made: Problem) -> set[str]:
+def kinds(made: Reference) -> set[str]:
     """The kinds of cases that count."""
     return {case.kind for case in answered(made)}
 
@@ -224,24 +231,21 @@ def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_a_slow_reference_is_not_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reference_is_not_run_in_float64() -> None:
     """Nor does one that has used its time up answer further."""
     slow = loaded("import time; time.sleep(0.06)\nreturn x")
     assert kinds(slow) == {GIVEN}
-    monkeypatch.setitem(problem._BUDGET_S, "cpu", 0.0)  # pyright: ignore[reportPrivateUsage]
-    assert kinds(loaded("return x * 2")) == {GIVEN}
+    assert kinds(bounded(exact_s=0.0)) == {GIVEN}
 
 
-def test_a_float64_reference_that_does_not_fit_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float64_reference_that_does_not_fit_is_done_without() -> None:
     """Memory bounds it."""
-    monkeypatch.setattr(problem, "_HOST_BYTES", 0)
-    assert kinds(loaded("return x * 2")) == {GIVEN}
+    assert kinds(bounded(host_bytes=0)) == {GIVEN}
 
 
-def test_large_inputs_are_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_inputs_are_not_varied() -> None:
     """Each variant costs a call."""
-    monkeypatch.setitem(variants.MAX_BYTES, "cpu", 100)
-    assert kinds(loaded("return x * 2")) == {GIVEN}
+    assert kinds(bounded(varied_bytes=100)) == {GIVEN}
 
 
 def test_fresh_cases_have_new_values_each() -> None:
@@ -280,18 +284,17 @@ def test_seeds_of_python_s_generator_are_not_the_process_s() -> None:
         ("return x.clone()", (None,)),
         ("return x.relu_(), x.sum()", (0, None)),
         ("return self.layer.weight, y.view(-1)", (None, 1)),
-        ("return x[:0], x[:0].clone()", (0, None)),
+        ("return x[:0], x[:0].clone()", (None, None)),
     ],
 )
 def test_outputs_that_are_inputs_are_told(forward: str, expected: tuple[int | None, ...]) -> None:
     """By the memory that they share, views included."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, y)")
     source = source.format(forward=forward, inputs="return [torch.randn(4, 8), torch.randn(8, 8)]")
-    made = Problem(source, Settings(checks=1), "cpu")
-    made.construct()
-    assert made.output_aliases == ()
+    made = reference(source, checks=1)
+    assert made.form.output_aliases == ()
     made.answer(made.make_cases()[0])
-    assert made.output_aliases == expected
+    assert made.form.output_aliases == expected
 
 
 @pytest.mark.parametrize(
@@ -306,9 +309,9 @@ def test_outputs_that_are_inputs_are_told(forward: str, expected: tuple[int | No
 def test_a_reference_that_does_not_depend_on_its_inputs_is_told(forward: str, constant: bool) -> None:
     """A label, no fault: a kernel may know what it always answers."""
     made = loaded(forward)
-    assert not made.reference_is_constant
+    assert not made.is_constant
     answered(made)
-    assert made.reference_is_constant is constant
+    assert made.is_constant is constant
 
 
 def test_outputs_that_change_their_shape_are_the_problem_s_fault() -> None:
@@ -356,7 +359,7 @@ def test_right_kernels_are_right_on_every_variant(forward: str, precision: Preci
     for seed in range(3):
         made = loaded(forward, inputs, precision=precision, seed=seed)
         torch.manual_seed(seed)
-        layer = torch.nn.Linear(8, 8).to(problem.DTYPES[precision]).float()
+        layer = torch.nn.Linear(8, 8).to(DTYPES[precision]).float()
         for case in answered(made):
             x = case.inputs[0].float()
             out = kernel(x, layer.weight, layer.bias).to(case.outputs[0].dtype)

@@ -1,0 +1,42 @@
+"""A sealed process that is a thread of the test's: the same harness and channel, without fork server and seal."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from kqueue.contract import Settings
+from workers.judge.candidate.harness import Harness, serve
+from workers.judge.candidate.reference import ReferenceHarness
+from workers.judge.channel import flags
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.trial.reference import Bounds, Reference
+
+
+class Loopback(SealedProcess):
+    """Obeys orders as a process would. Nobody watches it: its code must end."""
+
+    def __init__(self, kind: type[Harness] = ReferenceHarness) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, self._unread = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        page = flags.create()
+        self._directory = tempfile.TemporaryDirectory()
+        place = Path(self._directory.name)
+        arguments = (theirs, flags.attach(page), lambda view: kind(view, place))
+        threading.Thread(target=serve, args=arguments, daemon=True).start()
+        nobody: Any = None
+        self._hold(nobody, "", ours, control, page, 60.0)
+
+
+def reference(source: str, bounds: Bounds | None = None, **settings: Any) -> Reference:
+    """A problem on the CPU, imported and constructed."""
+    made = Reference(Loopback(), source, Settings.model_validate({"checks": 3, **settings}), "cpu", bounds)
+    made.begin(1.0)
+    made.load()
+    made.construct()
+    made.widen()
+    return made

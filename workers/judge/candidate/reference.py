@@ -1,0 +1,205 @@
+"""The harness of a reference: a problem's source, which draws inputs and answers them.
+
+Source of the problem's form: KernelBench (``class Model``, ``get_inputs()``, ``get_init_inputs()``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import mmap
+import random
+import sys
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from workers.judge.candidate.harness import Harness, Instance, ProblemError
+from workers.judge.channel import sheet
+from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Order, Reply, TensorSpec
+from workers.judge.channel.randomness import set_seed
+
+#: What torch may keep of a GPU's memory for later, in bytes: others need some too.
+_CACHED_BYTES: Final = 1 << 30
+
+
+class ReferenceHarness(Harness):
+    """One problem, from its source to its answers."""
+
+    def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
+        super().__init__(page, directory)
+        self._sheet: mmap.mmap
+        self._get_inputs: Any
+        self._get_init_inputs: Any
+        self._drawn: list[torch.Tensor] = []
+        #: The model in float64 on inputs in float64.
+        self._wide = Instance()
+        self.orders |= {
+            Order.INITIAL: self._initial,
+            Order.DRAW: self._draw,
+            Order.TAKE: self._take,
+            Order.DELIVER: self._deliver_again,
+            Order.WIDEN: self._widen,
+            Order.RUN: self._answer,
+            Order.REST: self._rest,
+        }
+
+    def instance(self, command: Command) -> Instance:
+        """Return the model that a command means."""
+        return self._wide if command.wide else self.own
+
+    def take_module(self, module: Any) -> None:
+        """Find the functions of a problem beside its model."""
+        if not isinstance(getattr(module, "Model", None), type) or not issubclass(module.Model, torch.nn.Module):
+            raise ProblemError("the problem defines no class Model derived from torch.nn.Module")
+        super().take_module(module)
+        self._get_inputs = getattr(module, "get_inputs", None)
+        self._get_init_inputs = getattr(module, "get_init_inputs", None)
+        if not callable(self._get_inputs):
+            raise ProblemError("the problem defines no function get_inputs()")
+
+    def _initial(self, command: Command) -> Reply:
+        [descriptor] = command.descriptors
+        self._sheet = mmap.mmap(descriptor, sheet.SIZE)
+        torch.manual_seed(self._job.seed)
+        arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
+        if not isinstance(arguments, (list, tuple)):
+            raise ProblemError("get_init_inputs() must return a list")
+        self._tell(list(cast("list[Any]", arguments)), "get_init_inputs()")
+        return self.done(command)
+
+    def _draw(self, command: Command) -> Reply:
+        """Draw inputs. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
+        set_seed(command.seed)
+        random.seed(command.seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(command.seed % 2**32)
+        with torch.device(self._job.device) if command.payload else contextlib.nullcontext():
+            values = self._get_inputs()
+        if not isinstance(values, (list, tuple)):
+            raise ProblemError("get_inputs() must return a list")
+        values = list(cast("list[Any]", values))
+        places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
+        others = [None if i in places else value for i, value in enumerate(values)]
+        tensors = [values[i] for i in places]
+        if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
+            raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
+        aliased = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
+        self._tell({"places": places, "others": others, "aliased": aliased}, "get_inputs()")
+        self._drawn = [self.place(tensor) for tensor in tensors]
+        specs = tuple(TensorSpec.of(tensor) for tensor in self._drawn)
+        fits = specs == tuple(TensorSpec.of(opened.tensor) for opened in self.own.inputs)
+        if not fits:
+            return Reply(Answer.MISMATCH, command.sequence, tensors=specs)
+        self._take(command)
+        return Reply(Answer.DONE, command.sequence, tensors=specs)
+
+    def _take(self, command: Command) -> Reply:
+        for opened, drawn in zip(self.own.inputs, self._drawn, strict=True):
+            opened.tensor.copy_(drawn)
+        self._drawn = []
+        self.settle()
+        return self.done(command)
+
+    def _answer(self, command: Command) -> Reply:
+        """One call, on the shared inputs; tells whether it drew random numbers."""
+        own = self.instance(command)
+        with _default_dtype(torch.float64) if command.wide else contextlib.nullcontext(), torch.no_grad():
+            set_seed(command.seed)
+            before = self._random_state()
+            output = own.model(*own.arguments)
+            self.settle()
+            drew = not torch.equal(before, self._random_state())
+        reply = self._told(command, output, drew=drew)
+        if command.wide and self.on_gpu:
+            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            if unused > _CACHED_BYTES:
+                torch.cuda.empty_cache()
+        return reply
+
+    def _deliver_again(self, command: Command) -> Reply:
+        return self._told(command, self.instance(command).last, drew=False)
+
+    def _told(self, command: Command, output: Any, *, drew: bool) -> Reply:
+        reply = self.deliver(command, output)
+        self.settle()
+        written = 0 if command.wide else self._written(output)
+        return Reply(
+            reply.answer,
+            reply.sequence,
+            structure=reply.structure,
+            tensors=reply.tensors,
+            places=reply.places,
+            drew=drew,
+            written_bytes=written,
+        )
+
+    def _written(self, output: Any) -> int:
+        """Return the bytes of outputs that are neither inputs nor weights, each memory counted once."""
+        model: torch.nn.Module = self.own.model
+        kept = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        kept |= {begin for begin, _ in self.own.input_memory}
+        sizes: dict[int, int] = {}
+        for leaf in _tensors(output):
+            storage = leaf.untyped_storage()
+            if storage.data_ptr() not in kept:
+                where = storage.data_ptr()
+                sizes[where] = max(sizes.get(where, 0), min(leaf.nbytes, storage.nbytes()))
+        return sum(sizes.values())
+
+    def _widen(self, command: Command) -> Reply:
+        """Copy the model and make all its numbers float64, those that are plain attributes too."""
+        with torch.no_grad():
+            wide = copy.deepcopy(self.own.model).double()
+            for module in wide.modules():
+                for name, value in vars(module).items():
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        setattr(module, name, value.double())
+            self.settle()
+        self._wide.model = wide
+        return self.done(command)
+
+    def _rest(self, command: Command) -> Reply:
+        """Forget the evaluation: its buffers, its model, its last tensors."""
+        self._drawn = []
+        for instance in (self.own, self._wide):
+            self.unbind(instance.inputs + instance.outputs)
+        self.own, self._wide = Instance(), Instance()
+        if self.on_gpu:
+            self.exports.forget()
+            torch.cuda.empty_cache()
+        return self.done(command)
+
+    def _random_state(self) -> torch.Tensor:
+        """Return what changes when a call draws random numbers."""
+        state = torch.get_rng_state()
+        return torch.cat((state, torch.cuda.get_rng_state())) if self.on_gpu else state
+
+    def _tell(self, value: Any, what: str) -> None:
+        try:
+            data = sheet.encode(value)
+        except sheet.SheetError as error:
+            raise ProblemError(f"{what} returned {error}; numbers, strings, tensors and their lists travel") from None
+        self._sheet[: len(data)] = data
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(cast("dict[Any, Any]", output).values())
+    if isinstance(output, (list, tuple)):
+        return [tensor for item in cast("list[Any]", output) for tensor in _tensors(item)]
+    return []
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Any:
+    """Have torch make numbers of this dtype meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,239 @@
+"""GPU memory that two processes share by file descriptor.
+
+CUDA's virtual memory management makes an allocation, hands out a POSIX descriptor for it, and maps it wherever the
+descriptor arrives. A descriptor names one allocation and cannot be forged: a process maps what was sent to it over a
+socket, and nothing else. (A legacy CUDA IPC handle is 64 bytes that name a process and an object; a process that edits
+them opens what others have exported.)
+
+Source: CUDA Driver API, "Virtual Memory Management".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+_PINNED: Final = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
+_ON_DEVICE: Final = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+_DESCRIPTOR: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_READ: Final = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
+_READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_BUFFER_ID: Final = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+#: Allocations are multiples of this many bytes.
+_GRANULARITY: Final = 2 << 20
+
+
+class CudaCallError(RuntimeError):
+    """A call into CUDA failed.
+
+    Attributes:
+        error_code: CUDA's code.
+    """
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call} failed with CUDA error {code}")
+        self.error_code = code
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("unused", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+@cache
+def cudart() -> Any:
+    """Return the CUDA runtime that torch has loaded; another copy would keep error states of its own."""
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
+        for line in maps:
+            path = line.split(maxsplit=5)[-1].strip()
+            if "/libcudart.so" in path:
+                return ctypes.CDLL(path)
+    raise RuntimeError("torch has not loaded libcudart; is this a CUDA build of torch?")
+
+
+@cache
+def _libcuda() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call into the CUDA runtime.
+
+    Raises:
+        CudaCallError: it answered an error, which is not left behind for others to find.
+    """
+    code = getattr(cudart(), name)(*arguments)
+    if code:
+        cudart().cudaGetLastError()
+        raise CudaCallError(name, code)
+
+
+def driver(name: str, *arguments: Any) -> None:
+    """Call into the CUDA driver.
+
+    Raises:
+        CudaCallError: it answered an error.
+    """
+    code = getattr(_libcuda(), name)(*arguments)
+    if code:
+        raise CudaCallError(name, code)
+
+
+class Mapping:
+    """A range of this process's GPU addresses, backed by one or more allocations.
+
+    Attributes:
+        pointer: the first address.
+        nbytes: the size of the range.
+    """
+
+    def __init__(self, handles: Sequence[ctypes.c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
+        """Map allocations one behind the other. Takes over ``handles``, also where it fails.
+
+        Raises:
+            CudaCallError: a size is not the allocation's, or no addresses or memory are left.
+        """
+        self.pointer, self.nbytes = 0, 0
+        self._sizes: list[int] = []
+        reserved = ctypes.c_uint64()
+        total = sum(sizes)
+        try:
+            driver(
+                "cuMemAddressReserve",
+                ctypes.byref(reserved),
+                ctypes.c_size_t(total),
+                ctypes.c_size_t(0),
+                ctypes.c_uint64(0),
+                ctypes.c_uint64(0),
+            )
+            self.pointer, self.nbytes = reserved.value, total
+            for handle, size in zip(handles, sizes, strict=True):
+                driver(
+                    "cuMemMap",
+                    ctypes.c_uint64(self.pointer + sum(self._sizes)),
+                    ctypes.c_size_t(size),
+                    ctypes.c_size_t(0),
+                    handle,
+                    ctypes.c_uint64(0),
+                )
+                self._sizes.append(size)
+            access = _Access(_Location(_ON_DEVICE, 0), _READ_WRITE if writable else _READ)
+            driver("cuMemSetAccess", reserved, ctypes.c_size_t(total), ctypes.byref(access), ctypes.c_size_t(1))
+        except CudaCallError:
+            self.close()
+            raise
+        finally:
+            for handle in handles:  # the mapping keeps the memory
+                driver("cuMemRelease", handle)
+
+    def close(self) -> None:
+        """Give the range back. Nothing may use it any more."""
+        at, sizes, self._sizes = self.pointer, self._sizes, []
+        for size in sizes:
+            driver("cuMemUnmap", ctypes.c_uint64(at), ctypes.c_size_t(size))
+            at += size
+        if self.pointer:
+            driver("cuMemAddressFree", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self.nbytes))
+            self.pointer = 0
+
+
+def allocate(nbytes: int) -> tuple[Mapping, int]:
+    """Allocate memory of its own; return its mapping here and the descriptor that opens it elsewhere.
+
+    Raises:
+        CudaCallError: the device has no such memory left.
+    """
+    size = _rounded(nbytes)
+    properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, 0))
+    handle = ctypes.c_uint64()
+    driver("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    try:
+        descriptor = _descriptor_of(handle)
+    except CudaCallError:
+        driver("cuMemRelease", handle)
+        raise
+    return Mapping([handle], [size], writable=True), descriptor
+
+
+def import_handle(descriptor: int) -> ctypes.c_uint64:
+    """Return the allocation that a descriptor opens. The descriptor stays the caller's.
+
+    Raises:
+        CudaCallError: it opens none.
+    """
+    handle = ctypes.c_uint64()
+    driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _DESCRIPTOR)
+    return handle
+
+
+def release(handle: ctypes.c_uint64) -> None:
+    """Let go of an allocation that was imported and not mapped."""
+    driver("cuMemRelease", handle)
+
+
+def open_descriptor(descriptor: int, nbytes: int) -> Mapping:
+    """Map an allocation of :func:`allocate` of another process, and close its descriptor.
+
+    Raises:
+        CudaCallError: the descriptor opens no allocation of that size.
+    """
+    try:
+        handle = import_handle(descriptor)
+    finally:
+        os.close(descriptor)
+    return Mapping([handle], [_rounded(nbytes)], writable=True)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _GRANULARITY) * _GRANULARITY
+
+
+def range_of(pointer: int) -> tuple[int, int]:
+    """Return beginning and size of the allocation that an address lies in."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    return base.value, size.value
+
+
+def serial_of(base: int) -> int:
+    """Return a number that tells allocations apart that this process had at the same address."""
+    serial = ctypes.c_uint64()
+    driver("cuPointerGetAttribute", ctypes.byref(serial), _BUFFER_ID, ctypes.c_uint64(base))
+    return serial.value
+
+
+def export(base: int) -> int:
+    """Return a descriptor of the allocation that begins at an address of this process.
+
+    Raises:
+        CudaCallError: it cannot be shared so: ``cudaMalloc`` made it, for instance.
+    """
+    handle = ctypes.c_uint64()
+    driver("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(base))
+    try:
+        return _descriptor_of(handle)
+    finally:
+        driver("cuMemRelease", handle)
+
+
+def _descriptor_of(handle: ctypes.c_uint64) -> int:
+    descriptor = ctypes.c_int()
+    driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, _DESCRIPTOR, ctypes.c_uint64(0))
+    os.set_inheritable(descriptor.value, False)
+    return descriptor.value

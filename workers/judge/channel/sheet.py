@@ -1,0 +1,154 @@
+"""The sheet: a page of shared memory on which a reference tells values that are no tensors of a call.
+
+A problem's ``get_init_inputs()`` and the scalars of its ``get_inputs()`` are Python values. The reference writes them
+in a small JSON form, the judge copies the page and decodes it. Whatever stands there, the decoder makes plain values of
+it or raises one error; it never calls anything that the writer names.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from mmap import mmap
+from typing import Any, Final, cast
+
+import torch
+
+from workers.judge.channel.protocol import DTYPES
+
+#: Bytes of a sheet. Only what is written takes memory.
+SIZE: Final = 64 << 20
+#: The text, in bytes; tensors come behind it.
+_MOST_TEXT: Final = 1 << 20
+_HEAD: Final = struct.Struct("=IQQ")  # magic, bytes of text, bytes of tensors
+_MAGIC: Final = 0x6B71_5348
+_DTYPES: Final = {str(dtype): dtype for dtype in DTYPES}
+_MOST_DEPTH: Final = 32
+
+
+class SheetError(ValueError):
+    """The values cannot be told or read; the message says why."""
+
+
+def encode(value: Any) -> bytes:
+    """Return a sheet's content.
+
+    Args:
+        value: None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
+            :class:`torch.Size`, slice, range and dense tensors, in lists, tuples, sets and dicts.
+
+    Raises:
+        SheetError: it holds something else, or too much.
+    """
+    tensors = io.BytesIO()
+    text = json.dumps(_encode(value, tensors, 0)).encode()
+    if len(text) > _MOST_TEXT or len(text) + tensors.tell() > SIZE - _HEAD.size:
+        raise SheetError(f"values of more than {_MOST_TEXT} bytes, or tensors of more than {SIZE} bytes")
+    return _HEAD.pack(_MAGIC, len(text), tensors.tell()) + text + tensors.getvalue()
+
+
+def decode(page: bytes | mmap) -> Any:
+    """Return the values of a sheet that may hold anything. It is copied first, as its writer may still change it.
+
+    Raises:
+        SheetError: it cannot be read.
+    """
+    head = bytes(page[: _HEAD.size])
+    if len(head) < _HEAD.size:
+        raise SheetError("the sheet is too short")
+    magic, text_bytes, tensor_bytes = _HEAD.unpack(head)
+    if magic != _MAGIC or text_bytes > _MOST_TEXT or text_bytes + tensor_bytes > SIZE - _HEAD.size:
+        raise SheetError("nothing that can be read stands on the sheet")
+    content = bytes(page[_HEAD.size : _HEAD.size + text_bytes + tensor_bytes])
+    try:
+        return _decode(json.loads(content[:text_bytes]), content[text_bytes:], 0)
+    except SheetError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, RuntimeError, OverflowError) as error:
+        raise SheetError(f"what stands on the sheet cannot be read: {type(error).__name__}") from None
+
+
+def _encode(value: Any, tensors: io.BytesIO, depth: int) -> Any:
+    kind = type(value)
+    if depth > _MOST_DEPTH:
+        raise SheetError("values that are nested too deeply")
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [_encode(item, tensors, depth + 1) for item in value]
+    if kind in (tuple, set, frozenset, torch.Size):
+        return {"is": kind.__name__.lower(), "of": [_encode(item, tensors, depth + 1) for item in value]}
+    if kind is dict:
+        pairs = [[_encode(key, tensors, depth + 1), _encode(item, tensors, depth + 1)] for key, item in value.items()]
+        return {"is": "dict", "of": pairs}
+    if kind in (slice, range):
+        return {"is": kind.__name__, "of": [value.start, value.stop, value.step]}
+    if kind is complex:
+        return {"is": "complex", "of": [value.real, value.imag]}
+    if kind is bytes:
+        return {"is": "bytes", "of": list(value)}
+    if kind in (torch.dtype, torch.device):
+        return {"is": kind.__name__, "of": str(value)}
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return _encode_tensor(value, tensors)
+    raise SheetError(f"a value of the type {kind.__module__}.{kind.__qualname__}")
+
+
+def _encode_tensor(tensor: torch.Tensor, tensors: io.BytesIO) -> Any:
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+        raise SheetError(f"a tensor of the layout {tensor.layout} and the dtype {tensor.dtype}")
+    dense = tensor.detach().cpu().contiguous()
+    if tensors.tell() + dense.nbytes > SIZE:
+        raise SheetError(f"tensors of more than {SIZE} bytes")
+    told = {"is": "tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape), "at": tensors.tell()}
+    if dense.numel():
+        tensors.write(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return told
+
+
+def _decode(told: Any, tensors: bytes, depth: int) -> Any:
+    if depth > _MOST_DEPTH:
+        raise SheetError("values that are nested too deeply")
+    if told is None or isinstance(told, (bool, int, float, str)):
+        return told
+    if isinstance(told, list):
+        return [_decode(item, tensors, depth + 1) for item in cast("list[Any]", told)]
+    kind, of = told["is"], told.get("of")
+    if kind in ("tuple", "set", "frozenset", "size"):
+        items = [_decode(item, tensors, depth + 1) for item in of]
+        return {"tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}[kind](items)
+    if kind == "dict":
+        return {_decode(key, tensors, depth + 1): _decode(item, tensors, depth + 1) for key, item in of}
+    if kind == "slice":
+        return slice(*(None if n is None else int(n) for n in of))
+    if kind == "range":
+        return range(*(int(n) for n in of))
+    if kind == "complex":
+        return complex(float(of[0]), float(of[1]))
+    if kind == "bytes":
+        return bytes(of)
+    if kind == "dtype":
+        return _DTYPES[of]
+    if kind == "device":
+        return torch.device(str(of)[:16])
+    if kind == "tensor":
+        return _decode_tensor(told, tensors)
+    raise SheetError("a value of an unknown kind")
+
+
+def _decode_tensor(told: Any, tensors: bytes) -> torch.Tensor:
+    dtype, shape, at = _DTYPES[told["dtype"]], [int(size) for size in told["shape"]], int(told["at"])
+    if len(shape) > 64 or min(shape, default=0) < 0 or at < 0:
+        raise SheetError("a tensor of an impossible shape")
+    count = 1
+    for size in shape:
+        count *= size
+        if count * dtype.itemsize > len(tensors):
+            raise SheetError("a tensor that is larger than what was written")
+    if at + count * dtype.itemsize > len(tensors):
+        raise SheetError("a tensor beyond what was written")
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    data = bytearray(tensors[at : at + count * dtype.itemsize])
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)

@@ -1,0 +1,66 @@
+"""The outcome of an evaluation whose judge raised, or died before it could tell.
+
+Nothing foreign runs in a judge, so its failure says nothing of the kernel or the problem: it is the fleet's.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+
+#: Signals that nothing in a judge sends to itself: an operator, a supervisor or the kernel did.
+_FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
+_TRACEBACK_CHARACTERS: Final = 8000
+
+
+def describe(exitcode: int) -> str:
+    """Return ``exited with status 3`` or ``was killed by SIGSEGV``.
+
+    Args:
+        exitcode: the exit status, or the negative number of a signal.
+    """
+    if exitcode >= 0:
+        return f"exited with status {exitcode}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"
+
+
+def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) -> Outcome:
+    """Return the outcome: ``worker_lost``, ``gpu_unhealthy`` or ``judge_error``.
+
+    Args:
+        exitcode: the judge's exit status, or the negative number of the signal that ended it.
+        phase: the phase that it was in; None before the first.
+        out_of_memory: whether the host's out-of-memory killer struck while it ran.
+    """
+    how = describe(exitcode)
+    facts: dict[str, Any] = {"exit_status": exitcode} if exitcode >= 0 else {"signal": how.rpartition(" ")[2]}
+    if out_of_memory:
+        facts["out_of_memory"] = True
+    if exitcode in _FROM_OUTSIDE:
+        category, message = Category.WORKER_LOST, f"the judge {how}"
+    elif phase is Phase.CANARY:
+        category, message = Category.GPU_UNHEALTHY, f"the judge {how} while it tested the GPU"
+    else:
+        category, message = Category.JUDGE_ERROR, f"the judge {how}"
+    return Outcome(category=category, message=message, phase=phase, facts=facts)
+
+
+def outcome_of(run: Callable[[], Outcome]) -> Outcome:
+    """Run a judge; make what it raises an outcome. Faults of candidates and problems are outcomes: this one is ours."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001
+        return Outcome(
+            category=Category.JUDGE_ERROR,
+            message=f"the judge failed: {type(error).__name__}: {error}"[:500],
+            facts={"exception": type(error).__name__},
+            evidence={"traceback": traceback.format_exc()[-_TRACEBACK_CHARACTERS:]},
+        )

@@ -1,0 +1,571 @@
+"""The reference as the judge sees it: a sealed process that draws inputs and answers them.
+
+The problem's source runs there and nowhere else. The judge gives seeds and takes tensors, checks each reply against
+what a problem may be, and copies what it keeps into memory of its own. Failures of the process are the problem's; the
+fleet's, if somebody else killed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import mmap
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Comparison, Phase, Precision, Settings
+from workers.judge.channel import sheet
+from workers.judge.channel.flags import memory
+from workers.judge.channel.protocol import (
+    MAX_DIMS,
+    MAX_STRUCTURE_BYTES,
+    MAX_TENSORS,
+    Answer,
+    Job,
+    Order,
+    Reply,
+    Tag,
+    TensorSpec,
+    Where,
+)
+from workers.judge.channel.randomness import set_seed
+from workers.judge.ending import EvaluationEnded
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
+from workers.judge.trial.exchange import Exchange, Form, await_opening
+from workers.judge.trial.variants import MAX_BYTES, variants
+
+#: Types of arguments that may stand beside tensors in ``get_inputs()``.
+_SCALARS: Final = (int, float, bool, str, type(None))
+#: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
+#: unlike its own could end in an assertion there, which nothing survives that uses the device.
+_BOUND_TO_ITS_INPUTS: Final = re.compile(
+    r"BCELoss|binary_cross_entropy(?!_with_logits)|multinomial|bernoulli|poisson|\.(long|int|short|byte)\("
+    r"|torch\.(u?int\d*|long|short)\b"
+)
+#: What of a first call goes into loading a GPU's kernels, at most, in seconds.
+_COLD_S: Final = 0.5
+#: The share of a GPU's free memory that the reference in float64 may take.
+_MEMORY_SHARE: Final = 1 / 8
+#: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
+#: a variant to count.
+_RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0.25}
+_PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
+#: Changes of a value that no kernel need tell from none.
+_ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
+#: Signals that somebody else sent: an operator, a supervisor, or the kernel when the host was out of memory.
+_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may be spent on more than the given cases.
+
+    Attributes:
+        quick_s: the reference in float64 is run only where a forward took less than this, in seconds.
+        exact_s: how long it may take, all calls together, in seconds.
+        kept_bytes: how much of its outputs is kept.
+        host_bytes: how much memory one call of it may take on a CPU; on a GPU a share of the free memory counts.
+        varied_bytes: the largest inputs of which variants are made.
+    """
+
+    quick_s: float
+    exact_s: float
+    kept_bytes: int
+    host_bytes: int
+    varied_bytes: int
+
+
+BOUNDS: Final = {
+    "cuda": Bounds(quick_s=0.003, exact_s=0.1, kept_bytes=2 << 30, host_bytes=0, varied_bytes=MAX_BYTES["cuda"]),
+    "cpu": Bounds(quick_s=0.05, exact_s=1.0, kept_bytes=256 << 20, host_bytes=512 << 20, varied_bytes=MAX_BYTES["cpu"]),
+}
+
+
+class Reference:
+    """A problem's reference in its sealed process, for one evaluation.
+
+    Attributes:
+        process: the process.
+        exchange: what is shared with it, for its calls and their timing.
+        form: of the problem's calls; it becomes known with the first case and the first answer.
+        init_inputs: the constructor's arguments, as ``get_init_inputs()`` made them.
+        written_bytes: bytes of the outputs that are neither inputs nor weights; the process tells.
+        forward_s: the shortest that a forward took, as the judge saw it, in seconds.
+        left_s: seconds that are left of the reference's deadline.
+        case: the first case that was answered.
+        output_specs: of the outputs.
+    """
+
+    def __init__(
+        self, process: SealedProcess, source: str, settings: Settings, device: str, bounds: Bounds | None = None
+    ) -> None:
+        """Take a process that runs nothing yet.
+
+        Args:
+            process: a reference's, freshly forked or taken over.
+            source: the problem's.
+            settings: the evaluation's.
+            device: ``cpu`` or ``cuda``.
+            bounds: of what may be spent on exact answers and variants; None for the device's.
+        """
+        self._bounds = bounds or BOUNDS[device]
+        self.process = process
+        self.settings = settings
+        self.device = device
+        self.dtype = DTYPES[settings.precision]
+        self.form = Form()
+        self.exchange = _Exchange(process, self.form, device)
+        self.init_inputs: list[Any] = []
+        self.written_bytes = 0
+        self.forward_s = math.inf
+        self.left_s = settings.deadlines.reference_s
+        self.case: Case | None = None
+        self._source = source
+        self._opening = 0
+        self._on_device: bool | None = None
+        self._exchange_wide = _Exchange(process, self.form, device, wide=True)
+        self._is_wide_bound = False
+        #: Whether the model in float64 may be of use.
+        self._has_wide = False
+        self._wide_left = self._bounds.exact_s
+        self._wide_cold = device == "cuda"
+        self._kept = 0
+        self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
+        self._same_answers: bool | None = None
+        self._specs: tuple[TensorSpec, ...] = ()
+        self.output_specs: tuple[TensorSpec, ...] = ()
+        descriptor = memory("kqueue-sheet", sheet.SIZE)
+        self._page = mmap.mmap(descriptor, sheet.SIZE, prot=mmap.PROT_READ)
+        self._sheet: int | None = descriptor
+
+    def begin(self, memory_fraction: float) -> None:
+        """Have the process open the device, and do not wait for it.
+
+        Args:
+            memory_fraction: the share of the GPU's memory that its torch may take.
+        """
+        job = Job(
+            source=self._source,
+            entry="Model",
+            device=self.device,
+            dtype=self.dtype,
+            seed=self.settings.seed,
+            memory_fraction=memory_fraction,
+        )
+        self._opening = self.process.send(Order.OPEN, payload=job)
+
+    def load(self) -> None:
+        """Import the problem.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
+            ForkServerError: the process could not be made ready.
+        """
+        await_opening(self.process, self._opening)
+        self._order(Order.LOAD, what="importing the problem")
+
+    def construct(self) -> None:
+        """Have the model constructed on the device, under the seed that the candidate will have too.
+
+        Raises:
+            EvaluationEnded: as :meth:`load`.
+        """
+        assert self._sheet is not None, "a reference is constructed once"
+        try:
+            self._order(Order.INITIAL, what="get_init_inputs()", fds=(self._sheet,))
+        finally:
+            os.close(self._sheet)
+            self._sheet = None
+        self.init_inputs = self._read("get_init_inputs()", list)
+        self._order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
+
+    def widen(self) -> None:
+        """Have a copy of the model made in float64, if it can be had."""
+        with contextlib.suppress(EvaluationEnded):
+            self._order(Order.WIDEN, what="the model in float64")
+            self._has_wide = True
+
+    def make_cases(self, most_bytes: float = math.inf) -> list[Case]:
+        """Return as many given cases as the settings ask for, each from a seed that nobody else knows, and variants.
+
+        Args:
+            most_bytes: what the inputs may take; where they would take more only the first case is made.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
+        """
+        given = [self._draw(on_device=False)]
+        first = given[0].inputs
+        if self.settings.checks * sum(tensor.nbytes for tensor in first) > most_bytes:
+            return given
+        given += [self._draw(on_device=False) for _ in range(self.settings.checks - 1)]
+        # An evaluation's own tolerance was chosen for the given inputs.
+        wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
+        if not (wanted and self._may_vary and self._has_wide):
+            return given
+        if sum(tensor.nbytes for tensor in first) > self._bounds.varied_bytes:
+            return given
+        set_seed(secrets.randbits(63))
+        varied = variants(first)
+        return given + [Case(secrets.randbits(63), inputs, [], kind=kind) for kind, inputs in varied.items()]
+
+    def fresh(self) -> Case:
+        """Return one more input set, unanswered, drawn on the device itself where the problem's code allows.
+
+        Raises:
+            EvaluationEnded: as :meth:`make_cases`.
+        """
+        if self._on_device is None:
+            self._on_device = self.device == "cuda" and self._draws_on_device()
+        return self._draw(on_device=self._on_device)
+
+    def again(self, drawn: int, seed: int) -> Case:
+        """Return the case that was drawn under a seed before; ``seed`` is its forward's."""
+        case = self._draw(on_device=False, drawn=drawn)
+        case.seed = seed
+        return case
+
+    def _draws_on_device(self) -> bool:
+        """Return whether ``get_inputs()`` makes the same kind of inputs with the device as torch's default."""
+        try:
+            self._draw(on_device=True)
+        except EvaluationEnded:
+            if self.process.ended is not None:
+                raise
+            return False
+        return True
+
+    def _draw(self, *, on_device: bool, drawn: int | None = None) -> Case:
+        """Have inputs drawn, and copy them into memory of the judge's own."""
+        drawn = secrets.randbits(63) if drawn is None else drawn
+        reply = self._order(Order.DRAW, what="get_inputs()", seed=drawn, payload=on_device)
+        told = self._read("get_inputs()", dict)
+        places, others = tuple(told.get("places", ())), tuple(told.get("others", ()))
+        if len(places) != len(reply.tensors) or any(type(place) is not int for place in places):
+            raise _invalid("get_inputs() must return a list of tensors and scalars")
+        for value in others:
+            if not isinstance(value, _SCALARS):
+                raise _invalid(f"get_inputs() may hold tensors, numbers, strings and None, not {type(value).__name__}")
+        # Tensors that share memory mean one thing: they must not come to differ.
+        self._may_vary &= told.get("aliased") is False
+        if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in reply.tensors):
+            raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
+        if not self._specs and not self.form.arguments:
+            self.form.arguments, self.form.places, self._specs = others, places, reply.tensors
+            like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in reply.tensors]
+            with self._blaming("get_inputs()"):
+                self.exchange.bind_inputs(like)
+            del like
+            self._order(Order.TAKE, what="get_inputs()")
+        elif (
+            reply.answer is Answer.MISMATCH
+            or repr(others) != repr(self.form.arguments)
+            or places != self.form.places
+            or reply.tensors != self._specs
+        ):
+            raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
+        return Case(secrets.randbits(63), self.exchange.inputs(), [], drawn=drawn)
+
+    def answer(self, case: Case) -> bool:
+        """Run the reference on a case and keep its outputs, and those of the reference in float64 where it may.
+
+        Returns:
+            True if it answered. False only for a variant: its inputs may lie outside the problem's domain. It
+            counts only if the reference in float64 agrees, and stays where it was when the inputs change by less
+            than a rounding error: else a right kernel could answer otherwise.
+
+        Raises:
+            EvaluationEnded: as :meth:`make_cases`; for given cases only, or when the process has ended.
+        """
+        if case.kind == GIVEN:
+            self._add_exact(case, drew=self._answer(case))
+            self._note(case)
+            return True
+        if not self._has_wide:
+            return False
+        try:
+            drew = self._answer(case)
+        except EvaluationEnded:
+            if self.process.ended is not None:
+                raise
+            return False
+        self._add_exact(case, drew=drew)
+        return case.exact is not None and self._is_steady(case, case.exact)
+
+    def allow_exact(self) -> None:
+        """Give float64 answers as much time again as they had at first."""
+        self._wide_left = self._bounds.exact_s
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the answers to all given cases, at least two, were the same within the tolerance."""
+        return self._same_answers is True
+
+    def digest(self, case: Case) -> str:
+        """Return a hash of the bits of a case's answer."""
+        bits = hashlib.sha256()
+        for tensor in case.outputs:
+            if tensor.numel():
+                bits.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return bits.hexdigest()
+
+    def _answer(self, case: Case) -> bool:
+        """As :meth:`answer`, without the float64 reference; return whether the forward drew random numbers."""
+        reply = self._call(self.exchange, case)
+        if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
+            reply = self._call(self.exchange, case)
+        if not self.form.structure:
+            reply = self._learn_form(reply)
+        elif reply.answer is Answer.MISMATCH or reply.structure != self.form.structure:
+            what = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
+            raise _invalid(f"the reference must return the same {what} each time")
+        with self._blaming("Model.forward"):
+            case.outputs = self.exchange.snapshot(self.exchange.outputs(reply))
+        if any(leaf.is_floating_point() and bool(torch.isnan(leaf).any()) for leaf in case.outputs):
+            raise _invalid("the reference's output holds NaN, so nothing can agree with it")
+        self.form.mutates_inputs |= self.exchange.changed(case.inputs) is not None
+        return reply.drew
+
+    def _call(self, exchange: Exchange, case: Case) -> Reply:
+        exchange.load(case.inputs)
+        exchange.poison()
+        exchange.settle()
+        begun = time.perf_counter()
+        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed)
+        self.forward_s = min(self.forward_s, time.perf_counter() - begun)
+        return reply
+
+    def _learn_form(self, reply: Reply) -> Reply:
+        """Check the form of the first outputs, and have them delivered."""
+        structure, specs = reply.structure, reply.tensors
+        if "?" in structure or not specs or structure.count("T") > MAX_TENSORS:
+            raise _invalid(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
+        if len(structure.encode()) >= MAX_STRUCTURE_BYTES:
+            raise _invalid(
+                f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to tell"
+            )
+        if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
+            raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
+        self.form.structure, self.output_specs = structure, specs
+        with self._blaming("Model.forward"):
+            self.exchange.bind_outputs(specs)
+        drew = reply.drew
+        reply = self._order(Order.DELIVER, what="Model.forward")
+        if reply.answer is Answer.MISMATCH or reply.tensors != specs:
+            raise _invalid("the reference must return the same structure each time")
+        self.form.output_aliases = tuple(place.index if place.where is Where.INPUT else None for place in reply.places)
+        self.written_bytes = min(reply.written_bytes, sum(_nbytes(spec) for spec in specs))
+        return Reply(
+            reply.answer,
+            reply.sequence,
+            structure=reply.structure,
+            tensors=reply.tensors,
+            places=reply.places,
+            drew=drew,
+        )
+
+    def _note(self, case: Case) -> None:
+        """Compare the answer to a given case with that to the first."""
+        if self.case is None:
+            self.case = case
+        elif self._same_answers is not False:
+            share = CLOSE[self.settings.precision]
+            pairs = zip(case.outputs, self.case.outputs, strict=True)
+            self._same_answers = all(distance(a, b) <= share * size(b) for a, b in pairs)
+
+    def _add_exact(self, case: Case, *, drew: bool) -> None:
+        """Keep the float64 reference's outputs, if they can be had in time and memory and are the same function's."""
+        if drew:
+            self._has_wide = False  # its random numbers are others in float64
+        if self.forward_s > self._bounds.quick_s:
+            return
+        exact = self._run_wide(case.seed, case.inputs)
+        if exact is None:
+            return
+        related = self._is_precise(case, exact) if case.kind != GIVEN else self._is_related(case, exact)
+        if related:
+            case.exact = exact
+            self._kept += sum(tensor.nbytes for tensor in exact)
+        elif case.kind == GIVEN:
+            self._has_wide = False
+
+    def _is_related(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Return whether the outputs are a less precise form of the exact ones, be they rounding errors only."""
+        share, close = _RELATED[self.settings.precision], CLOSE[self.settings.precision]
+        return all(
+            (apart := distance(own, wide)) <= share * size(wide) or apart <= close * own.numel() ** 0.5
+            for own, wide in zip(case.outputs, exact, strict=True)
+            if own.is_floating_point() or own.is_complex()
+        )
+
+    def _is_precise(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Return whether the outputs for a variant are near the exact ones, and far from overflowing."""
+        share = _PRECISE[self.settings.precision]
+        return all(
+            # Not so indices: those of equal values may be any.
+            (own.is_floating_point() or own.is_complex()) and is_tame(own) and distance(own, wide) <= share * size(wide)
+            for own, wide in zip(case.outputs, exact, strict=True)
+        )
+
+    def _is_steady(self, case: Case, exact: list[torch.Tensor]) -> bool:
+        """Return whether inputs that differ by less than a rounding error have the same answer; not so at steps."""
+        rounding, close = _ROUNDING[self.settings.precision], CLOSE[self.settings.precision]
+        set_seed(secrets.randbits(63))
+        nudged = self._run_wide(case.seed, [moved(tensor, rounding) for tensor in case.inputs])
+        if nudged is None:
+            return False
+        pairs = [(a, b, b.abs()) for a, b in zip(nudged, exact, strict=True) if b.numel()]
+        return all(
+            bool(((a - b).abs() <= close * (b_size + b_size.square().mean().sqrt())).all()) for a, b, b_size in pairs
+        )
+
+    def _run_wide(self, seed: int, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return the float64 reference's answer; None where it cannot, or would take too much memory or time."""
+        if not self._has_wide:
+            return None
+        numbers = sum(tensor.numel() for tensor in inputs) + sum(math.prod(s.shape) for s in self.output_specs)
+        if self._wide_left <= 0 or self._kept > self._bounds.kept_bytes or not self._fits(4 * 8 * numbers):
+            return None
+        begun = time.perf_counter()
+        try:
+            if not self._is_wide_bound:
+                self._bind_wide(inputs)
+            self._exchange_wide.load(inputs)
+            self._exchange_wide.poison()
+            self._exchange_wide.settle()
+            reply = self._order(Order.RUN, what="the model in float64", seed=seed, wide=True)
+            exact = self._exchange_wide.snapshot(self._exchange_wide.outputs(reply))
+        except EvaluationEnded:
+            self._has_wide = False  # the problem was not written for float64
+            if self.process.ended is not None:
+                raise
+            return None
+        took = time.perf_counter() - begun
+        self._wide_left -= max(0.0, took - _COLD_S) if self._wide_cold else took
+        self._wide_cold = False
+        return exact
+
+    def _bind_wide(self, inputs: list[torch.Tensor]) -> None:
+        with self._blaming("the model in float64"):
+            self._exchange_wide.bind_inputs(
+                [torch.empty(tensor.shape, dtype=widened(tensor.dtype), device=self.device) for tensor in inputs]
+            )
+            specs = [TensorSpec(widened(_dtype(s)), s.shape, s.device) for s in self.output_specs]
+            self._exchange_wide.bind_outputs(specs)
+        self._is_wide_bound = True
+
+    def _fits(self, nbytes: int) -> bool:
+        """Return whether so much may be taken of the memory that is left."""
+        if self.device == "cuda":
+            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            return nbytes < _MEMORY_SHARE * (torch.cuda.mem_get_info()[0] + unused)
+        return nbytes < self._bounds.host_bytes
+
+    def _read(self, what: str, kind: type) -> Any:
+        try:
+            told = sheet.decode(self._page)
+        except sheet.SheetError as error:
+            raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
+        if not isinstance(told, kind):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what} told {type(told).__name__}", Phase.REFERENCE)
+        return told
+
+    def _order(self, order: Order, *, what: str, **arguments: Any) -> Reply:
+        """Give an order within the reference's deadline."""
+        if self.process.phase is not Phase.REFERENCE:
+            self.process.enter(Phase.REFERENCE, self.left_s)
+        begun = time.monotonic()
+        try:
+            with self._blaming(what):
+                return self.process.order(order, **arguments)
+        finally:
+            self.left_s = max(self.left_s - (time.monotonic() - begun), 0.001)
+
+    def _blaming(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return blaming_the_problem(what, self.process)
+
+    def keep(self, key: str, memo: dict[str, Any]) -> None:
+        """Leave the process to a later evaluation of the same problem and settings."""
+        self._order(Order.REST, what="the reference")
+        self.process.keep(key, memo)
+
+
+class _Exchange(Exchange):
+    """What is shared with a reference: its outputs may be views of whatever they like."""
+
+    def may_alias(self, output: int, number: int) -> bool:
+        del output, number
+        return True
+
+
+@contextlib.contextmanager
+def blaming_the_problem(what: str, process: SealedProcess | None = None) -> Generator[None]:
+    """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
+
+    Args:
+        what: what the process does, for the message.
+        process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``; ``worker_lost`` if somebody
+            killed the process; ``gpu_unhealthy`` if others hold the GPU's memory.
+    """
+    try:
+        yield
+    except EvaluationEnded as ended:
+        if ended.outcome.blame in (Blame.FLEET, Blame.PROBLEM):
+            raise
+        if process is not None and ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY:
+            process.stop()
+        raise _blamed(ended, what) from None
+
+
+def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
+    outcome, reply = ended.outcome, ended.reply
+    facts = dict(outcome.facts)
+    phase = Phase.REFERENCE
+    if reply is not None and reply.tag is Tag.PROBLEM:
+        return _invalid(reply.message)
+    if reply is not None and reply.tag is Tag.GPU_MEMORY:
+        if _others_hold_memory():
+            return EvaluationEnded(Category.GPU_UNHEALTHY, f"{what} found too little memory free on the GPU", phase)
+        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} needs more memory than the GPU has", phase, **facts)
+    if reply is not None:
+        name = reply.exception.rpartition(".")[2]
+        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
+    if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
+        message = "the reference did not end within its deadline"
+        return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
+    if facts.get("signal") in _FROM_OUTSIDE:
+        message = f"the reference's process was killed by {facts['signal']}"
+        return EvaluationEnded(Category.WORKER_LOST, message, phase, **facts)
+    return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
+
+
+def _others_hold_memory() -> bool:
+    """Return whether a tenth of the GPU's memory or more is in use by processes other than this evaluation's."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > total // 10
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    assert spec.dtype is not None
+    return spec.dtype
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * _dtype(spec).itemsize
+
+
+def _invalid(message: str) -> EvaluationEnded:
+    return EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)
