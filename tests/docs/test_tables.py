@@ -1,4 +1,4 @@
-"""Tables that are to be complete: commands, targets of make, folders of tests, rooms of the house."""
+"""Tables that are to be complete: commands, targets of make, folders of tests, packages."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_every_folder_of_tests_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("package", ["kqueue", "workers", "workers/judge"])
-def test_every_package_has_a_room(package: str) -> None:
+def test_every_package_is_described(package: str) -> None:
     """docs/architecture.md says of each package what belongs there."""
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## The rooms of the house")[2]
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where the code is")[2]
     named = set(re.findall(r"`([\w/.]+)`", table))
     packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
     assert packages - named == set()
