@@ -1,4 +1,4 @@
-"""The tables of docs/recovery.md: each row names tests, and they exist."""
+"""Tables of the documents whose last column is `test`: each row names tests, and they exist."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-#: Tables whose last column is `test`, each with its header and the line below it.
-TABLES = re.compile(r"^\|.*\| test \|\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
-ROWS = [row for table in TABLES.findall((ROOT / "docs" / "recovery.md").read_text()) for row in table.splitlines()]
+#: Such a table, with its header and the line below it.
+TABLE = re.compile(r"^\|.*\| test \|\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
+ROWS = [
+    (document.stem, row)
+    for document in sorted((ROOT / "docs").glob("*.md"))
+    for table in TABLE.findall(document.read_text())
+    for row in table.splitlines()
+]
 
 
 def deaths() -> set[str]:
-    """The cases of the test of deaths, read from its source."""
+    """Return the cases of the test of deaths, read from its source."""
     for node in ast.parse((TESTS / "fleet" / "test_deaths.py").read_text()).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["DEATHS"]:
             return {case[0] for case in ast.literal_eval(node.value)}
@@ -30,8 +35,8 @@ def tests() -> set[str]:
     return {name for file in files for name in re.findall(r"^ *def (test_\w+)\(", file.read_text(), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip() for row in ROWS])
-def test_a_row_names_its_tests(row: str, tests: set[str]) -> None:
+@pytest.mark.parametrize(("page", "row"), ROWS, ids=[f"{page}: {row.split('|')[1].strip()}" for page, row in ROWS])
+def test_a_row_names_its_tests(page: str, row: str, tests: set[str]) -> None:
     """A test's name, or in brackets a case of the test of deaths."""
     named = re.findall(r"`([^`]+)`", row.split("|")[-2])
     assert named, "no test is named"
@@ -39,12 +44,13 @@ def test_a_row_names_its_tests(row: str, tests: set[str]) -> None:
     assert {name[1:-1] for name in named if name.startswith("[")} <= deaths()
 
 
-def test_both_tables_are_read() -> None:
-    """The table of deaths and the table of failures below the fleet have rows."""
-    assert len(TABLES.findall((ROOT / "docs" / "recovery.md").read_text())) == 2
-    assert len(ROWS) > 30
+def test_the_tables_are_read() -> None:
+    """The tables of deaths, of failures below the fleet, and of roles have rows."""
+    pages = [page for page, _ in ROWS]
+    assert pages.count("recovery") > 30
+    assert pages.count("isolation") > 10
 
 
 def test_every_death_is_in_a_row() -> None:
     """Each case that the test of deaths tries is documented."""
-    assert deaths() <= set(re.findall(r"`\[([^`]+)\]`", "\n".join(ROWS)))
+    assert deaths() <= {name for _, row in ROWS for name in re.findall(r"`\[([^`]+)\]`", row)}
