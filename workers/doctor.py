@@ -1,7 +1,7 @@
-"""What this host can do as a worker: GPUs, torch, compilers, and what the sandbox may rest on.
+"""The checks of `kqueue doctor` for a worker's host: GPUs, torch, compilers, and the sandbox.
 
-Run as ``python -m workers.doctor`` by `kqueue doctor`, in a process of its own: it imports torch, makes a
-CUDA context on every GPU, and would take a hang or a crash of the driver with it.
+`kqueue doctor` runs ``python -m workers.doctor`` as a separate process, because it imports torch, opens a CUDA context
+on every GPU, and may hang or crash with the driver.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _CAPABILITIES: Final = """
     sys_boot sys_nice sys_resource sys_time sys_tty_config mknod lease audit_write audit_control setfcap mac_override
     mac_admin syslog wake_alarm block_suspend audit_read perfmon bpf checkpoint_restore
 """
-#: Those that a fleet of root's uses: private directories for candidates, their uids, their end.
+#: The capabilities that a root fleet needs to create candidates' directories, switch to their uids, and kill them.
 _NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
 _GIB: Final = 1 << 30
-#: How long trying the seal may take, in seconds: torch is imported for it, and the GPU's driver opened.
+#: Deadline for trying the seal, which imports torch and initialises the GPU's driver.
 _SEAL_S: Final = 90.0
 
 
 def examine(config: Config) -> list[Check]:
-    """Every check of a worker's parts; on a host without torch only what tells that it is not a worker."""
+    """Run every check of a worker's parts. On a host without torch, only those that show it is not a worker."""
     gpus = list(_gpus())
     if importlib.util.find_spec("torch") is None:
         fix = "for a worker: install `kqueue[worker]`"
         return [*gpus, Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)]
-    # What forks comes before torch, which may start threads.
+    # This check forks, so it runs before torch, which may start threads.
     user = list(_user(config))
     return [*gpus, *_torch(), *_compilers(), *user, *_seal(config), *_scratch(config)]
 
@@ -54,12 +54,12 @@ def _gpus() -> Iterator[Check]:
     try:
         import pynvml as nvml  # a part of kqueue[worker]
     except ImportError:
-        yield Check("gpu", "driver", State.INFO, "not looked for: nvidia-ml-py is not installed (kqueue[worker])")
+        yield Check("gpu", "driver", State.INFO, "not checked: nvidia-ml-py is not installed (kqueue[worker])")
         return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        yield Check("gpu", "driver", State.INFO, f"no NVIDIA GPU here ({error}): the cpu lane only")
+        yield Check("gpu", "driver", State.INFO, f"no NVIDIA GPU ({error}): only the cpu lane")
         return
     try:
         yield Check("gpu", "driver", State.OK, str(nvml.nvmlSystemGetDriverVersion()))
@@ -81,41 +81,41 @@ def _device(nvml: Any, index: int) -> Check:
         f"{name} {nvml.nvmlDeviceGetUUID(handle)}, lane gpu.{gpu_model(name)}, sm_{major}{minor}, "
         f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
     )
-    # The judge and the candidate each have a context; so has the next evaluation in preparation.
+    # The judge, the candidate, and evaluations in preparation all have contexts.
     default = nvml.NVML_COMPUTEMODE_DEFAULT
     if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
         fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
         return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    from workers.judge.gpu import facts  # needs what a client's host may lack
+    from workers.judge.gpu import facts  # imports pynvml, which a client's host may lack
 
     seen = facts.read(handle)
     detail += f", {seen['temperature_c']} C" if "temperature_c" in seen else ""
     if sick := _sick(seen):
-        fix = f"drain it (`kqueue gpu drain {index}`), reset or restart when nothing uses it; if it returns, replace it"
+        fix = f"drain it (`kqueue gpu drain {index}`), then reset or reboot; replace it if this comes back"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {sick}", fix)
     if slow := [reason for reason in seen.get("throttle", ()) if "Thermal" in reason or "Hw" in reason]:
-        fix = "look at cooling and power: kernels are not timed meanwhile"
+        fix = "check cooling and power: kernels are not timed meanwhile"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, slowed by {', '.join(slow)}", fix)
     busy = len(seen.get("processes", ()))
     if busy:
-        fix = "times taken beside other work are not to be trusted (a running fleet's own contexts count here)"
+        fix = "do not trust times taken beside other work (a running fleet's own contexts count here)"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
     return Check("gpu", f"gpu {index}", State.OK, detail)
 
 
 def _sick(seen: dict[str, Any]) -> str:
-    """What in a GPU's facts says that its memory fails; empty for nothing."""
+    """Return the signs of failing memory in a GPU's facts, in one line; empty for none."""
     ecc, rows = seen.get("uncorrected_ecc", {}), seen.get("remapped_rows", {})
     signs = (
         (ecc.get("volatile"), f"{ecc.get('volatile')} memory errors that ECC could not correct"),
-        (rows.get("pending"), "a row of its memory waits to be remapped"),
-        (rows.get("failed"), "a row of its memory could not be remapped"),
+        (rows.get("pending"), "a memory row remap is pending"),
+        (rows.get("failed"), "a memory row remap has failed"),
     )
     return ", ".join(told for there, told in signs if there)
 
 
 def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
-    """What the driver tells; ``unknown`` where it does not support or permit the question."""
+    """Return the driver's answer, or ``unknown`` if it does not support or permit the question."""
     try:
         return ask()
     except nvml.NVMLError:
@@ -126,7 +126,7 @@ def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
 
 
 def _torch() -> Iterator[Check]:
-    # Counts devices without a context, so that the loop below decides where one is made.
+    # Makes torch count devices without opening contexts, which the loop below does one by one.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         import torch
@@ -155,7 +155,7 @@ def _kernel_runs(torch: Any, index: int) -> Check:
     try:
         value = torch.arange(1024, device=name).sum().item()
     except (RuntimeError, AssertionError) as error:
-        fix = "is the driver new enough for this build of torch, and are the device nodes readable?"
+        fix = "check that the driver is new enough for this build of torch, and that the device nodes are readable"
         return Check("gpu", name, State.FAIL, f"torch cannot use it: {error}", fix)
     right = value == 1023 * 512
     return Check("gpu", name, State.OK if right else State.FAIL, "a kernel ran" if right else f"computed {value}")
@@ -189,7 +189,7 @@ def _compilers() -> Iterator[Check]:
         return Check("compilers", name, absent, "not found", fix)
 
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
-    # Triton builds its launcher with a compiler, so on a GPU nothing but plain torch works without one.
+    # Triton compiles its launcher, so on a GPU only plain torch works without a compiler.
     needed = State.FAIL if gpu else State.WARN
     fix = "for kernels of backends cuda, cpp and triton: install g++"
     yield tool("c++", compiler and f"{_output(compiler)[0]} at {compiler}", needed, fix)
@@ -205,19 +205,19 @@ def _compilers() -> Iterator[Check]:
 
 
 def _nvcc() -> str | None:
-    """As torch's extension builder looks for it."""
+    """Find nvcc as torch's extension builder does."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     places = ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]
     return next((found for place in places if (found := shutil.which(place))), None)
 
 
 def _output(program: str) -> list[str]:
-    """The lines that a program prints of its version; at least one."""
+    """Return the lines of a program's ``--version`` output; at least one."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"does not run: {error}"]
-    return done.stdout.strip().splitlines() or [f"ended with {done.returncode}"]
+    return done.stdout.strip().splitlines() or [f"exited with status {done.returncode}"]
 
 
 # the sandbox -----------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _output(program: str) -> list[str]:
 
 def _user(config: Config) -> Iterator[Check]:
     if os.geteuid() != 0:
-        fix = "run the worker as root (its container does) so that candidates get a uid of their own"
+        fix = "run the worker as root (its container does), so that candidates get their own uids"
         yield Check("sandbox", "user", State.WARN, f"uid {os.geteuid()}: candidates run as this user", fix)
         return
     uid = config.candidate_uid
@@ -236,8 +236,8 @@ def _user(config: Config) -> Iterator[Check]:
     blocked = ", ".join(map(str, view.unreadable()))
     refused = _in_child(view.rebuild) if blocked else 0
     if refused:
-        detail = f"{blocked} is closed to other users and mounting is refused ({os.strerror(refused)})"
-        fix = "give the worker CAP_SYS_ADMIN, or install Python and kqueue where all users may go, such as /opt"
+        detail = f"{blocked} is closed to other users, and mounting is refused ({os.strerror(refused)})"
+        fix = "give the worker CAP_SYS_ADMIN, or install Python and kqueue where all users can read, such as /opt"
         yield Check("sandbox", "candidate uid", State.WARN, f"candidates run as this user: {detail}", fix)
         return
 
@@ -250,7 +250,7 @@ def _user(config: Config) -> Iterator[Check]:
         os.execv(sys.executable, [sys.executable, "-c", "import torch.version, kqueue, workers"])  # noqa: S606
 
     if failed := _in_child(start):
-        fix = "give the worker CAP_SETUID and CAP_SETGID, or run it as another user than root"
+        fix = "give the worker CAP_SETUID and CAP_SETGID, or do not run it as root"
         yield Check("sandbox", "candidate uid", State.FAIL, f"the interpreter does not start as {uid} ({failed})", fix)
     else:
         around = f", in a private view of {blocked}" if blocked else ""
@@ -258,7 +258,7 @@ def _user(config: Config) -> Iterator[Check]:
 
 
 def _seal(config: Config) -> Iterator[Check]:
-    """Every measure of the seal, tried as a fork server does, and what they add up to."""
+    """Try every measure of the seal as a fork server does, and report the level that they reach."""
     from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
     gpus = devices()
@@ -281,7 +281,7 @@ def _seal(config: Config) -> Iterator[Check]:
     missing = ", ".join(lacking(found, minimum))
     if missing:
         fix = f"give the worker {missing} (see their lines), or set KQUEUE_ISOLATION={level}"
-        detail = f"{level}, and KQUEUE_ISOLATION={minimum}: workers do not start"
+        detail = f"{level}, below KQUEUE_ISOLATION={minimum}: workers do not start"
         yield Check("sandbox", "isolation", State.FAIL, detail, fix)
         return
     beyond = [other for other in Level if lacking(found, other)]
@@ -290,7 +290,7 @@ def _seal(config: Config) -> Iterator[Check]:
 
 
 def _in_child(call: Callable[[], None]) -> int:
-    """Do ``call`` in a forked child, so that its effect ends with it; 0, or the errno or status it ended with."""
+    """Run ``call`` in a forked child, so that its effects end with it. Return 0, or its errno or exit code."""
     child = os.fork()
     if child == 0:
         code = 255
@@ -321,7 +321,7 @@ def _scratch(config: Config) -> Iterator[Check]:
     place = config.scratch.resolve()
     there = next(part for part in (place, *place.parents) if part.exists())
     free = shutil.disk_usage(there).free
-    # A compiled kernel is a library that is mapped to be executed.
+    # A compiled kernel is a library that is mapped as executable.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         fix = "mount it with exec, or set KQUEUE_SCRATCH to another place"
         yield Check("sandbox", "scratch", State.FAIL, f"{place} is on a file system mounted noexec", fix)

@@ -1,20 +1,20 @@
-"""What a worker takes from Redis, and nothing else: whoever can write there is not trusted.
+"""Strict reading of messages from Redis, whose writers are not trusted.
 
-Stock Celery runs any task with any arguments, callbacks and limits that a message asks for, obeys orders such
-as ``shutdown`` or ``pool_grow`` from anybody, and ends where a message is not JSON at all. Here each message is
-read strictly as it arrives, and what goes on to Celery is made anew from the little that was read:
+Stock Celery runs any task with any arguments, callbacks and limits that a message names, obeys orders such as
+``shutdown`` or ``pool_grow`` from anybody, and ends on a message that is not JSON. This module reads each message
+strictly, and gives Celery a new message built only from these parts:
 
 =================  ===================================================================================
-a task's message   an evaluation's id, a hard limit within bounds, a label for Flower; anything else in
-                   it (callbacks, chains, chords, retries, times, another task's name) counts for nothing
-an order           revoking evaluations by their ids, and the questions that Flower asks
-anything else      dropped with a line in the log; it is gone from Redis by then
+a task's message   an evaluation's id, a hard limit within bounds, a label for Flower; everything else
+                   (callbacks, chains, chords, retries, times, another task's name) is ignored
+an order           revoking evaluations by id, and the questions that Flower asks
+anything else      is dropped with a log line; it is gone from Redis by then
 =================  ===================================================================================
 
-So a writer to Redis can have an evaluation looked at, which its claim in Postgres makes harmless, or cancelled.
+So a writer to Redis can only announce an evaluation, which its claim in Postgres makes harmless, or cancel one.
 Restored messages (``unacked``) come back through the queue and are read again.
 
-It extends private parts of kombu's Redis transport, whose minor version is pinned.
+The module extends private parts of kombu's Redis transport, so kombu is pinned to a minor version.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from kqueue.limits import hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
-#: A task's message has about 1500 characters; an order that revokes many evaluations at once has the most.
+#: Longest message. A task's has about 1500 characters; an order that revokes many evaluations is the longest.
 _MESSAGE_CHARACTERS: Final = 128 << 10
-#: The hard limit's bounds in seconds: below the first an honest evaluation could be broken off.
+#: The hard limit's bounds in seconds. A shorter limit could abort an honest evaluation.
 SHORTEST_LIMIT_S = hard_limit_s(0.0)
 LONGEST_LIMIT_S = float(broker.VISIBILITY_TIMEOUT_S)
-#: Evaluations that one order may revoke, and workers that it may be for.
+#: Most evaluations that one order may revoke, and most workers that it may address.
 _MOST: Final = 1000
-#: How much of a dropped message is logged.
+#: Characters of a dropped message to log.
 _SHOWN: Final = 200
 
-#: What an order may ask for, and what may be said with it. Of the rest Celery's own worker keeps nothing.
+#: The permitted orders with their permitted arguments. All others are removed from Celery.
 _ORDERS: Final[Mapping[str, frozenset[str]]] = {
     "revoke": frozenset({"task_id", "terminate", "signal"}),
-    # Flower says it every few seconds, to workers whose events are on already.
+    # Flower sends it every few seconds, though events are already on.
     "enable_events": frozenset(),
-    # Whoever begins to listen to events says it once.
+    # Sent once by anyone who starts listening to events.
     "heartbeat": frozenset(),
     "ping": frozenset(),
     "stats": frozenset(),
@@ -65,7 +65,7 @@ _ORDERS: Final[Mapping[str, frozenset[str]]] = {
     "active_queues": frozenset(),
     "query_task": frozenset({"ids"}),
 }
-#: Other names of the same.
+#: Other names of permitted orders.
 _ALIASES: Final = frozenset(
     {"dump_conf", "dump_active", "dump_reserved", "dump_schedule", "dump_revoked", "dump_tasks"}
 )
@@ -74,25 +74,25 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9.-]{1,100}")
 
 
 class Refused(Exception):
-    """A message that a worker takes no notice of; says why."""
+    """A message is dropped; the text has the reason."""
 
 
 def task(payload: Any, queue: str) -> dict[str, Any]:
-    """A task's message as Celery is given it, made anew from what may be taken from ``payload``.
+    """Build a new task message for Celery from the trusted parts of ``payload``.
 
     Args:
-        payload: what lay in the queue, decoded from JSON.
+        payload: the message from the queue, decoded from JSON.
         queue: the queue's name.
 
     Raises:
-        Refused: it is not one of ours.
+        Refused: the message is not one of ours.
     """
     headers, (args, kwargs, _embed) = _headers(payload), _body(payload, 3)
     if headers.get("task") != broker.EVALUATE:
         raise Refused("it names another task")
     identity = _identity(headers.get("id"))
     if args != [identity] or kwargs != {}:
-        raise Refused("its argument is not the evaluation that it names")
+        raise Refused("its argument differs from the evaluation that it names")
     return _payload(
         [[identity], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}],
         {
@@ -112,29 +112,29 @@ def task(payload: Any, queue: str) -> dict[str, Any]:
 
 
 def order(payload: Any, queue: str) -> dict[str, Any]:
-    """An order to workers as Celery is given it, made anew.
+    """Build a new order for Celery from the trusted parts of ``payload``.
 
     Args:
-        payload: what was published, decoded from JSON.
+        payload: the published message, decoded from JSON.
         queue: the worker's own mailbox.
 
     Raises:
-        Refused: it is none that a worker obeys.
+        Refused: workers do not obey this order.
     """
     headers, body = _headers(payload), _body(payload, None)
     if not isinstance(body, dict):
-        raise Refused("it is no order")
+        raise Refused("it is not an order")
     method, arguments = body.get("method"), body.get("arguments") or {}
     if not isinstance(method, str) or method not in Panel.data:
-        raise Refused("it orders what workers do not do")
+        raise Refused("workers do not obey this order")
     if not isinstance(arguments, dict) or not set(arguments) <= _ORDERS.get(method, frozenset()):
         raise Refused(f"{method} takes no such arguments")
     if method == "revoke":
         named = arguments.get("task_id")
         ids = named if isinstance(named, list) else [named]
         if not 0 < len(ids) <= _MOST:
-            raise Refused("it revokes nothing, or too much at once")
-        # A judge is ended by SIGKILL or not at all.
+            raise Refused("it revokes nothing, or too many at once")
+        # A judge is only ever ended by SIGKILL.
         arguments = {
             "task_id": [_identity(identity) for identity in ids],
             "terminate": bool(arguments.get("terminate")),
@@ -142,10 +142,10 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
         }
     destination = body.get("destination")
     if destination is not None and not (_texts(destination) and len(destination) <= _MOST):
-        raise Refused("it is for nobody in particular")
+        raise Refused("its destination is not a list of workers")
     if body.get("pattern") or body.get("matcher"):
-        # A regular expression may keep whoever matches it busy for ever.
-        raise Refused("it chooses workers by a pattern")
+        # Matching a hostile regular expression may take for ever.
+        raise Refused("it selects workers by a pattern")
     clock = headers.get("clock")
     return _payload(
         {
@@ -161,13 +161,13 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
 
 
 class Transport(redis.Transport):
-    """kombu's Redis transport, which hands on what :func:`task` and :func:`order` made of a message."""
+    """kombu's Redis transport, which delivers only messages rebuilt by :func:`task` and :func:`order`."""
 
     def _deliver(self, message: Any, queue: str) -> None:
         read = order if queue.endswith(".celery.pidbox") else task
         try:
             message = read(message, queue)
-        except Exception as error:  # noqa: BLE001 what somebody wrote there never ends a worker
+        except Exception as error:  # noqa: BLE001 no message may end a worker
             reason = str(error) if isinstance(error, Refused) else f"it cannot be read: {type(error).__name__}"
             _log.warning("a message was dropped", queue=queue, reason=reason, message=ascii(repr(message)[:_SHOWN]))
             return
@@ -175,7 +175,7 @@ class Transport(redis.Transport):
 
 
 def guard(app: Celery) -> None:
-    """Have this process read messages strictly, run no task but ours, and obey no other order."""
+    """Make this process read messages strictly, run only our task, and obey only the permitted orders."""
     redis.loads = _decode  # pyright: ignore[reportPrivateImportUsage]
     for scheme in ("redis", "rediss"):
         transports.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
@@ -188,7 +188,7 @@ def guard(app: Celery) -> None:
 
 
 def _decode(text: str) -> Any:
-    """What lay in Redis, decoded; None where it is not JSON. kombu's own raises then, which ends the worker."""
+    """Decode JSON; return None for anything else. kombu's own decoder raises, which ends the worker."""
     try:
         return json.loads(text) if len(text) <= _MESSAGE_CHARACTERS else None
     except (ValueError, RecursionError):
@@ -196,16 +196,16 @@ def _decode(text: str) -> Any:
 
 
 def _headers(payload: Any) -> dict[str, Any]:
-    """The headers of a message in JSON and UTF-8."""
+    """Return the headers of a message, which must be JSON in UTF-8."""
     if not isinstance(payload, dict) or not isinstance(headers := payload.get("headers"), dict):
-        raise Refused("it is no message, or too long")
+        raise Refused("it is not a message, or is too long")
     if (payload.get("content-type"), payload.get("content-encoding")) != ("application/json", "utf-8"):
         raise Refused("it is not JSON in UTF-8")
     return headers
 
 
 def _body(payload: dict[str, Any], length: int | None) -> Any:
-    """The body, a list of ``length`` where that is given."""
+    """Return the body, which must be a list of ``length`` if that is given."""
     body, properties = payload.get("body"), payload.get("properties")
     if not isinstance(body, str) or not isinstance(properties, dict):
         raise Refused("it has no body")
@@ -231,26 +231,26 @@ def _payload(body: Any, headers: dict[str, Any], queue: str) -> dict[str, Any]:
             "delivery_info": {"exchange": "", "routing_key": queue},
             "priority": 0,
             "body_encoding": "base64",
-            # Its own: with another message's tag this one's end would be taken for that one's.
+            # A new tag: with another message's tag, acknowledging this one would acknowledge that one.
             "delivery_tag": str(uuid4()),
         },
     }
 
 
 def _identity(value: Any) -> str:
-    """An evaluation's id as we write it."""
+    """Return an evaluation's id, which must be in canonical form."""
     try:
         if isinstance(value, str) and str(UUID(value)) == value:
             return value
     except ValueError:
         pass
-    raise Refused("what it names is no evaluation's id")
+    raise Refused("it does not name an evaluation's id")
 
 
 def _limit_s(value: Any) -> float:
-    """The hard limit in seconds, within its bounds; the longest where there is none."""
+    """Return the hard limit in seconds, clamped to its bounds; the longest if there is none."""
     hard = value[0] if isinstance(value, list) and value else None
-    if not isinstance(hard, int | float) or not hard < LONGEST_LIMIT_S:  # not a number, such as NaN, too
+    if not isinstance(hard, int | float) or not hard < LONGEST_LIMIT_S:  # NaN too
         return LONGEST_LIMIT_S
     return float(max(hard, SHORTEST_LIMIT_S))
 
@@ -259,13 +259,13 @@ def _reply_to(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("exchange") != _REPLIES_TO:
-        raise Refused("it wants its answer elsewhere")
+        raise Refused("its reply would go elsewhere")
     return {"exchange": _REPLIES_TO, "routing_key": _token(value.get("routing_key"))}
 
 
 def _token(value: Any) -> str:
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        raise Refused("its answer could not be told from others")
+        raise Refused("its reply has no valid token")
     return value
 
 

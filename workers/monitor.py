@@ -1,12 +1,12 @@
-"""The supervisor's eye on its GPUs: what is seen of them, which may be given evaluations, and tests of the others.
+"""The supervisor's GPU monitor: it records their health, tests suspects, and says which GPUs may take evaluations.
 
-States are rows of the table ``gpus`` (:mod:`kqueue.store.gpus`): judges, operators and this module set them, and
-this module acts on them. Whoever suspects a GPU asks for a test; until it has passed the GPU is given nothing.
-A test is :mod:`workers.judge.gpu.canary` in a fresh process. The second failure in a row is a quarantine, from which
-the GPU returns by passing a later test. Nothing here resets a GPU.
+A GPU's state is a row of the table ``gpus`` (:mod:`kqueue.store.gpus`). Judges, operators and this module change it;
+this module acts on it. Anyone who suspects a GPU requests a test, and the GPU takes no evaluations until it passes. A
+test runs :mod:`workers.judge.gpu.canary` in a fresh process. Two failures in a row quarantine the GPU until it passes a
+later test. This module never resets a GPU.
 
-Everything that asks the driver is another process, and none is waited for: one that hangs where SIGKILL does not
-reach it is left behind and counted, and its GPU is not tested again while it is there.
+Only helper processes talk to the driver, and the supervisor never waits for one. A helper that hangs where SIGKILL
+does not reach it is left behind, and its GPU is not tested again while it exists.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _log: Any = structlog.get_logger(__name__)
 
 #: Seconds between looks at the states.
 _LOOK_S: Final = 1.0
-#: How long a test may take: importing torch on a busy host is most of it.
+#: Deadline of a test. On a busy host, importing torch is most of it.
 _TEST_S: Final = 90.0
-#: How long a killed process may take to go before it counts as one that hangs.
+#: Seconds that a killed helper may take to die before it counts as hanging.
 _DYING_S: Final = 5.0
-#: Seconds until a test is tried again that could not be made.
+#: Seconds before an inconclusive test is repeated.
 _AGAIN_S: Final = 5.0
-#: Silence of the process that asks for facts after which the driver is taken to hang.
+#: After this silence of the health watcher, the driver counts as hanging.
 _SILENT_S: Final = 60.0
-#: Exit status of a canary that could not tell.
+#: Exit status of an inconclusive canary.
 _UNKNOWN: Final = 3
 _KEPT_XIDS: Final = 16
 _LINE_BYTES: Final = 1 << 20
 
 
 class _Helper:
-    """A process that asks the driver something; it dies with the supervisor and holds none of its secrets."""
+    """A process that talks to the driver. It dies with the supervisor and holds none of its secrets."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, visible: str, output: IO[bytes] | int) -> None:
         environment = launch.clean_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": visible}
@@ -76,7 +76,7 @@ class _Helper:
 
     @property
     def hangs(self) -> bool:
-        """Whether it was killed, and still is there after a while."""
+        """True if it was killed and has not died for ``_DYING_S`` seconds."""
         return self.killed_at is not None and not self.ended and time.monotonic() - self.killed_at > _DYING_S
 
     def kill(self) -> None:
@@ -87,7 +87,7 @@ class _Helper:
 
 @dataclass(slots=True)
 class _Test:
-    """A canary under way."""
+    """A running canary."""
 
     helper: _Helper
     output: IO[bytes]
@@ -110,13 +110,13 @@ class Monitor:
         *,
         canary: str = "workers.judge.gpu.canary",
     ) -> None:
-        """Make ready; nothing is started yet.
+        """Configure a monitor without starting anything.
 
         Args:
             engine: the database.
             host: this host's name.
             devices: the GPUs.
-            locks: for each UUID the file that is locked by whoever uses the GPU alone.
+            locks: the lock file for exclusive use of each GPU, by UUID.
             canary: the module that a test runs.
         """
         self._engine = engine
@@ -133,7 +133,7 @@ class Monitor:
         self._heard = b""
         self._facts: dict[str, dict[str, Any]] = {}
         self._xids: dict[str, list[dict[str, Any]]] = {}
-        #: The least memory that belonged to no process: what the driver itself takes.
+        #: The least unaccounted memory seen, which is the driver's own.
         self._least: dict[str, int] = {}
         self._unsaid = False
         self._suspicions: dict[str, str] = {}
@@ -141,10 +141,10 @@ class Monitor:
         self._left_behind: list[tuple[str, _Helper]] = []
 
     def step(self, in_database: Callable[[Callable[[], object]], bool]) -> None:
-        """Do what is due.
+        """Do the work that is due.
 
         Args:
-            in_database: does something in Postgres, and says whether it could.
+            in_database: runs a function that uses Postgres; returns False if Postgres is away.
         """
         if not self._devices:
             return
@@ -165,7 +165,7 @@ class Monitor:
                 self._begin(uuid, in_database)
 
     def pauses(self, uuid: str) -> str | None:
-        """Why a GPU's workers are to take no evaluations; None if they may. A device that is no GPU may."""
+        """Return the reason why a GPU's workers must take no evaluations, or None. CPU slots never pause here."""
         if uuid not in self._devices:
             return None
         if uuid not in self._states:
@@ -173,11 +173,11 @@ class Monitor:
         return self._states[uuid].paused
 
     def resets(self) -> set[str]:
-        """The GPUs whose workers are to be ended now, as an operator asked for; none of them begins a test before."""
+        """Return the GPUs that an operator wants to reset: end their workers now. Their tests wait until then."""
         return {uuid for uuid, state in self._states.items() if state.reset_due}
 
     def ended(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
-        """Say that all workers of a GPU of :meth:`resets` have ended: it is tested next."""
+        """Note that all workers of a GPU from :meth:`resets` have ended, so that it is tested next."""
 
         def record() -> None:
             gpus.test_after_reset(self._engine, uuid)
@@ -186,14 +186,14 @@ class Monitor:
         in_database(record)
 
     def pids(self) -> set[int]:
-        """The processes that belong to this monitor, those left behind too."""
+        """Return this monitor's processes, including those left behind."""
         helpers = [test.helper for test in self._tests.values()] + [helper for _, helper in self._left_behind]
         if self._watcher is not None:
             helpers.append(self._watcher)
         return {helper.process.pid for helper in helpers}
 
     def stop(self) -> None:
-        """Kill what runs. Nothing is waited for."""
+        """Kill all helpers without waiting for them."""
         for helper in [test.helper for test in self._tests.values()] + ([self._watcher] if self._watcher else []):
             helper.kill()
 
@@ -210,7 +210,7 @@ class Monitor:
         self._states = {gpu.uuid: gpu for gpu in gpus.find(self._engine, uuids=list(self._devices))}
 
     def _exchange(self) -> None:
-        """Say what was seen, and read what others want."""
+        """Write facts and suspicions to the database, and read the states."""
         for uuid, reason in list(self._suspicions.items()):
             gpus.ask_for_test(self._engine, uuid, reason=reason)
             del self._suspicions[uuid]
@@ -241,7 +241,7 @@ class Monitor:
             self._watcher.process.stdout.close()
             self._watcher, self._watch_at = None, now + _SILENT_S
         elif self._watcher.hangs:
-            _log.error("the process that asks the driver for facts does not die", pid=self._watcher.process.pid)
+            _log.error("the GPU health watcher does not die", pid=self._watcher.process.pid)
             self._left_behind.append(("", self._watcher))
             self._watcher = None
         elif now - self._heard_at > _SILENT_S and self._watcher.killed_at is None:
@@ -283,7 +283,7 @@ class Monitor:
 
     def _begin(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
         if any(uuid == hanging for hanging, _ in self._left_behind):
-            reason = "a test of it hangs in the driver and cannot be killed"
+            reason = "a test of this GPU hangs in the driver and cannot be killed"
             if in_database(lambda: gpus.record_failure(self._engine, uuid, reason=reason)):
                 in_database(self._look)
             return
@@ -302,9 +302,9 @@ class Monitor:
             return
         status, said = helper.process.returncode, test.last_line()
         if helper.hangs:
-            reason = "its test hangs in the driver and cannot be killed"
+            reason = "the test hangs in the driver and cannot be killed"
         elif helper.killed_at is not None:
-            reason = f"its test did not end within {_TEST_S:.0f} s"
+            reason = f"the test did not end within {_TEST_S:.0f} s"
         else:
             reason = said
 
@@ -318,7 +318,7 @@ class Monitor:
             self._look()
 
         if not in_database(record):
-            return  # it is recorded when Postgres is back
+            return  # recorded when Postgres is back
         if helper.hangs:
             self._left_behind.append((uuid, helper))
         test.output.close()

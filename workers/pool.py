@@ -1,27 +1,26 @@
-"""The worker's pool: Celery's prefork pool, with what keeps one-task children quick and killable.
+"""The worker's pool: Celery's prefork pool, changed so that one-task children start and die fast.
 
-A worker has one child at a time and a child runs one task. Stock Celery 5.7 on billiard 4.3 does that at
-0.24 tasks a second, because a child's end is mostly missed: its sentinel pipe closes a moment before the
-process can be waited for, the parent looks at once, sees a living child, stops watching, and looks again
-only when a 5 s timer fires. A segmentation fault is then known after 4 s. What is changed, each with the
-reason:
+A worker has one child at a time, and a child runs one task. Stock Celery 5.7 on billiard 4.3 runs 0.24 such tasks a
+second, because it usually misses a child's end: the sentinel pipe closes a moment before the process can be waited
+for, so the parent sees a living child, stops watching it, and looks again only when a 5 s timer fires. It notices a
+segmentation fault after 4 s. The changes and their reasons:
 
 ==================================  ====================================================================
-pidfd instead of the pipe           readable exactly when the child can be waited for: no race, and a
-                                    child that closes its descriptors and lives on cannot fake its end
-                                    (with the pipe it blocks stock Celery's event loop for good)
-5 ms between looks at the counter   a child that has answered waits until its answer was read; stock
-                                    Celery looks every 100 ms
-upkeep every 0.25 s                 the net under all this; 5 s in stock Celery
-SIGKILL first, then report          at a hard limit stock Celery reports while the child still runs, asks
-                                    it to stop, and waits for it in a way that a child can make endless
-own process group, subreaper, sweep what a child leaves behind is killed with it, also what left its group
-                                    or session; nothing of it waits without a bound
-structured exit status               stock Celery tells it in the message's text only
+pidfd instead of the pipe           readable exactly when the child can be waited for: no race, and a child
+                                    that only closes its descriptors cannot fake its end (with the pipe that
+                                    blocks stock Celery's event loop for good)
+5 ms between polls of the counter   a child that has answered waits until its answer was read; stock Celery
+                                    polls every 100 ms
+upkeep every 0.25 s                 catches whatever the rest misses; every 5 s in stock Celery
+SIGKILL first, then report          at a hard limit, stock Celery reports while the child still runs, asks it
+                                    to stop, and waits in a way that the child can make endless
+process group, subreaper, sweep     a child's leftovers are killed with it, even those that left its group or
+                                    session; no wait for them is unbounded
+structured exit status              stock Celery gives it in a message's text only
 ==================================  ====================================================================
 
-``benchmarks/respawn.py`` measures both pools side by side; ``tests/fleet`` holds the gap between two tasks.
-All of it extends private parts: celery, billiard and kombu are pinned to their minor versions.
+``benchmarks/respawn.py`` compares the two pools; ``tests/fleet`` checks the gap between two tasks. The module extends
+private parts, so celery, billiard and kombu are pinned to minor versions.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from workers.judge.host import linux
 
 _log: Any = get_logger(__name__)
 
-#: Seconds between a finished child's looks at whether its answer was read, and how often it looks.
+#: Seconds between a finished child's polls of whether its answer was read, and the number of polls.
 _ANSWER_READ_POLL_S: Final = 0.005
 _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
-#: The longest that the event loop is held up by killing what a child left behind.
+#: Most seconds for which a sweep of leftovers blocks the event loop.
 _SWEEP_S: Final = 0.02
-#: How long a killed process may take to go before its slot counts as stuck. Giving back a GPU takes a moment; one
-#: that hangs in the kernel or a driver takes for ever.
+#: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
+#: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
 
 
@@ -69,17 +68,17 @@ class ChildDied(WorkerLostError):
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a process that was not reaped yet, and the process group that it leads."""
+    """Send SIGKILL to a process that was not reaped yet, and to the process group that it leads."""
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def sweep(keep: frozenset[int] | set[int]) -> bool:
-    """SIGKILL and reap this process's direct children but ``keep``, and what they leave in turn.
+    """Kill and reap this process's direct children except ``keep``, and their orphans in turn.
 
     Returns:
-        Whether all are gone; False after 20 ms, as a process stuck in a driver does not die when told to.
+        True if all are gone; False after 20 ms, because a process stuck in a driver does not die.
     """
     deadline = time.monotonic() + _SWEEP_S
     while strangers := [pid for pid in linux.children(os.getpid()) if pid not in keep]:
@@ -95,7 +94,7 @@ def sweep(keep: frozenset[int] | set[int]) -> bool:
 
 
 class _Child(asynpool.Worker):
-    """Leads a process group, so that all of it can be killed at once."""
+    """A child that leads a process group, so that the whole group can be killed at once."""
 
     def after_fork(self) -> None:
         os.setpgid(0, 0)
@@ -103,7 +102,7 @@ class _Child(asynpool.Worker):
 
 
 class _KillFirst(billiard.pool.TimeoutHandler):
-    """At a hard limit the child is dead before anything is recorded or reported."""
+    """Kills a child at its hard limit before anything is recorded or reported."""
 
     def on_hard_timeout(self, job: Any) -> None:
         process, _ = self._process_by_pid(job._worker_pid)
@@ -120,7 +119,7 @@ class _Pool(asynpool.AsynPool):
     TimeoutHandler = _KillFirst
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # What the worker started before it had a pool, such as the fork server, is its own.
+        # Children that the worker started before the pool, such as the fork server, are not the pool's to kill.
         self._services = frozenset(linux.children(os.getpid()))
         self._unswept = False
         super().__init__(*args, **kwargs)
@@ -135,13 +134,13 @@ class _Pool(asynpool.AsynPool):
             self._sweep()
 
     def _track_child_process(self, proc: Any, hub: Any) -> None:
-        # The parent class watches whatever descriptor it finds here, and closes it in the end.
+        # The parent class watches the descriptor that it finds here, and closes it at the end.
         if not hasattr(proc, "_sentinel_poll"):
             proc._sentinel_poll = os.pidfd_open(proc.pid)
         super()._track_child_process(proc, hub)
 
     def _event_process_exit(self, hub: Any, proc: Any) -> None:
-        # Ended but not yet reaped: its group's number cannot belong to anybody else.
+        # The child has ended but was not reaped, so no other group can have its number.
         kill_group(proc.pid)
         self._sweep()
         super()._event_process_exit(hub, proc)
@@ -149,7 +148,7 @@ class _Pool(asynpool.AsynPool):
     def _sweep(self) -> None:
         was_unswept, self._unswept = self._unswept, not sweep(self._services | {p.pid for p in self._pool})
         if self._unswept and not was_unswept:
-            _log.warning("a process that a task left behind does not die; it is tried again")
+            _log.warning("a process that a task left behind does not die; trying again")
 
     def mark_as_worker_lost(self, job: Any, exitcode: int) -> None:
         try:
@@ -158,19 +157,19 @@ class _Pool(asynpool.AsynPool):
             job._set(None, (False, ExceptionInfo()))
 
     def terminate_job(self, pid: int, sig: int | None = None) -> None:  # noqa: ARG002
-        # A child has nothing to tidy up that its parent does not, and may not listen to anything milder.
+        # The parent cleans up for its child, and the child may ignore milder signals.
         super().terminate_job(pid, signal.SIGKILL)
 
 
 class TaskPool(prefork.TaskPool):
-    """The setting ``worker_pool`` names this class."""
+    """The pool that Celery's setting ``worker_pool`` names."""
 
     Pool = _Pool
-    #: Children that were killed and are still there, and since when that is known.
+    #: Killed children that are still there, with the time at which each was first seen.
     _doomed: Mapping[int, float] = MappingProxyType({})
 
     def stuck(self) -> bool:
-        """Whether a process that was killed has not died for a while. To be asked every so often."""
+        """True if a killed process has not died for ``STUCK_S`` seconds. Call it regularly."""
         now = time.monotonic()
         doomed = [pid for pid in linux.children(os.getpid()) if linux.is_doomed(pid)]
         self._doomed = {pid: self._doomed.get(pid, now) for pid in doomed}

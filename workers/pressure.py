@@ -1,7 +1,7 @@
-"""Whether the host has room for more: memory, and the disks that evaluations write to.
+"""Pause intake while the host is short of memory or disk space.
 
-Below a share that is kept free no evaluation is taken; those that run go on. Work is taken again when half as much
-again is free, so that a host at the limit does not change its mind every second.
+Below a configured share of free memory or disk no evaluation is taken; running ones continue. Intake resumes at 1.5
+times that share, so that a host at the limit does not flap.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from workers.judge.sandbox import cgroups
 
 _log: Any = structlog.get_logger(__name__)
 
-#: How much more than the least must be free again.
+#: Multiple of the configured share that must be free before intake resumes.
 _HYSTERESIS: Final = 1.5
 _GIB: Final = 1 << 30
 
 
 class Pressure:
-    """One host's room. :attr:`reason` says what is short; None while nothing is."""
+    """The state of one host. :attr:`reason` names the shortage; None if there is none."""
 
     def __init__(self, config: Config) -> None:
         self.reason: str | None = None
@@ -32,7 +32,7 @@ class Pressure:
         self._places = (config.scratch.absolute(), config.home_path)
 
     def look(self) -> None:
-        """Look at the host anew; what changes is logged."""
+        """Check the host, and log a change."""
         factor = 1.0 if self.reason is None else _HYSTERESIS
         short = _short_memory(self._memory * factor) or _short_disk(self._places, self._disk * factor)
         if short and self.reason is None:
@@ -60,14 +60,14 @@ def _short_disk(places: tuple[Path, ...], least: float) -> str | None:
         if disk.f_bavail < least * disk.f_blocks:
             size = disk.f_blocks * disk.f_frsize / _GIB
             return f"less than {least:.1%} of the {size:.1f} GiB of the disk of {place} is free"
-        # Some file systems have no fixed number of files and say 0.
+        # File systems without a fixed number of inodes report 0.
         if disk.f_favail < least * disk.f_files:
-            return f"less than {least:.1%} of the {disk.f_files} files that the disk of {place} may hold can be made"
+            return f"less than {least:.1%} of the {disk.f_files} inodes of the disk of {place} are free"
     return None
 
 
 def _host_memory() -> tuple[int, int]:
-    """Bytes of memory that can be had without swapping, and all."""
+    """Return the bytes of memory available without swapping, and the total."""
     known = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")

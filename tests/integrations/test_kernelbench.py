@@ -138,9 +138,9 @@ def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
         assert json.loads(done.stdout)["left_out"] == [broken.name]
         assert list(results(run)) == ["1"]
     assert f"{broken.name}: left out, reference_error: " in done.stderr
-    assert "kernel_7.py: not judged, its name is not level_L_problem_P_sample_S_kernel.py" in done.stderr
-    assert "problem_9_sample_0_kernel.py: not judged, " in done.stderr
-    assert "problem 2 could be 2_Another.py, 2_Scale_and_shift.py" in done.stderr
+    assert "kernel_7.py: not judged; its name is not level_L_problem_P_sample_S_kernel.py" in done.stderr
+    assert "problem_9_sample_0_kernel.py: not judged; " in done.stderr
+    assert "problem 2 could be any of 2_Another.py, 2_Scale_and_shift.py" in done.stderr
     (problems / "level1" / "3_Scale_and_shift.py").write_text(REFERENCE)
     found = scores(folders, status=2)  # the bad names are still there
     assert (found["evaluated"], found["left_out"], found["bad_files"], found["correct"]) == (1, [], 3, 1)
@@ -229,7 +229,7 @@ def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
     put(run, 1, 0, WRONG, level=2)
     done = judge(folders)
     assert done.returncode == 2
-    assert "has levels 1, 2; choose one with --level" in done.stderr
+    assert "holds levels 1, 2; choose one with --level" in done.stderr
     assert scores(folders, "--level", "1")["level"] == 1
     done = judge(folders, "--level", "2")
     assert done.returncode == 2
@@ -251,9 +251,9 @@ def test_problems_without_levels(config: Config, folders: tuple[Path, Path], tmp
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--k", "0"], "--k 0: whole numbers from 1"),
+        (["--k", "0"], "--k 0: give whole numbers from 1"),
         (["--k", "1,x"], "--k 1,x"),
-        (["--p", "-1"], "--p -1: numbers from 0"),
+        (["--p", "-1"], "--p -1: give numbers from 0"),
         (["--backend", "fortran"], "backend: 'fortran'"),
         (["--precision", "fp8"], "precision: 'fp8'"),
         (["--checks", "0"], "num_correct_trials"),

@@ -147,7 +147,7 @@ def test_policies_need_times() -> None:
     for untimed in ({"num_perf_trials": 0}, {"measure_performance": False}):
         with pytest.raises(ConfigError, match="needs timing"):
             guide(score="speedup", **untimed)
-    with pytest.raises(ConfigError, match="no policy"):
+    with pytest.raises(ConfigError, match="unknown policy"):
         guide(score="fastest")
 
 

@@ -284,7 +284,7 @@ def test_orders_that_workers_do_not_obey(services: Any, worker: Any) -> None:
     [live] = worker.live()
 
     def refused() -> int:
-        return worker.log.read_text().count("it orders what workers do not do")
+        return worker.log.read_text().count("workers do not obey this order")
 
     for method, arguments in REFUSED.items():
         before = refused()

@@ -1,11 +1,11 @@
-"""Libraries that torch's extension builder makes: compiled in a process of their own, imported by the candidate.
+"""Libraries from torch's extension builder: compiled in the builder's process, imported by the candidate.
 
-The builder is a process like the candidate, without a GPU, that imports the kernel's source and keeps each
-library that it compiles under a key: the hash of what the builder was asked for. What it has kept is handed on by
-the fork server (:mod:`workers.judge.sandbox.shelf`); the candidate asks for the same, finds the key, and imports.
+The builder is a process like the candidate, but without a GPU. It imports the kernel's source and keeps each library
+that it compiles, under a key: the hash of the request to torch's builder. The fork server copies the libraries
+(:mod:`workers.judge.sandbox.shelf`). The candidate makes the same request, finds the key, and imports the library.
 
-Only a compiler's word counts of what happens in the builder. Wherever a module would go on otherwise than it does
-beside a GPU, :class:`LeftToCandidateError` ends the build, and the candidate compiles what is not there.
+Of everything that happens in the builder, only a compiler's result counts. Wherever a module would behave differently
+with a GPU, :class:`LeftToCandidateError` ends the build, and the candidate compiles what is missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import torch
 
 from workers.judge.sandbox.shelf import MADE
 
-#: Arguments of torch's builder on which the library does not depend; sources count by what they say.
+#: Arguments of torch's builder that do not change the library. Sources count by their content.
 _INCIDENTAL: Final = frozenset({"build_directory", "verbose", "keep_intermediates", "sources"})
 _ARCHITECTURES: Final = "TORCH_CUDA_ARCH_LIST"
-#: What the environment adds to a compiler's flags.
+#: Variables that add to nvcc's flags.
 _NVCC_FLAGS: Final = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-#: Variables on which the library depends. A kernel that asks for the GPU behind torch's back may set them otherwise.
+#: Variables that change the library. A kernel that detects the GPU without torch may set them differently.
 _HEEDED: Final = (
     *(_ARCHITECTURES, *_NVCC_FLAGS, "NVCC_CCBIN", "CC", "CXX"),
     *("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
@@ -38,22 +38,22 @@ _HEEDED: Final = (
 
 
 class LeftToCandidateError(BaseException):
-    """The build ends here. Not an ``Exception``, which kernels catch to take another way."""
+    """Ends the build. A ``BaseException``, because kernels catch ``Exception`` to use a fallback."""
 
 
 def builder() -> Any:
-    """torch's extension builder. Its version's private parts are used: there are no others to be had."""
+    """Return torch's extension builder, whose private functions are used: there is no public interface."""
     return importlib.import_module("torch.utils.cpp_extension")
 
 
 def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Path) -> str:
-    """What tells one library from another: name, flags, the compilers' environment, and what the sources say.
+    """Return a library's key: a hash of its name, flags, compilers' environment, and the content of its sources.
 
     Args:
         original: torch's ``_jit_compile``.
         args: its positional arguments.
-        kwargs: the others.
-        scratch: the process's own directory, whose name differs between builder and candidate.
+        kwargs: its keyword arguments.
+        scratch: the process's own directory, which differs between builder and candidate and so does not count.
 
     Raises:
         OSError: a source cannot be read.
@@ -71,14 +71,17 @@ def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def prebuilt(
     shelf: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Path
 ) -> tuple[str, str, bool] | None:
-    """What to import instead of compiling, as arguments of torch's ``_import_module_from_library``; None for nothing.
+    """Find the compiled library for a request to torch's builder.
 
     Args:
-        shelf: where built libraries lie; empty where none are.
+        shelf: the directory of compiled libraries; empty for none.
         original: torch's ``_jit_compile``.
         args: its positional arguments.
-        kwargs: the others.
+        kwargs: its keyword arguments.
         scratch: the process's own directory.
+
+    Returns:
+        arguments for torch's ``_import_module_from_library``; None if there is no such library.
     """
     if not shelf:
         return None
@@ -91,15 +94,15 @@ def prebuilt(
 
 
 class Keeper:
-    """Keeps what torch's builder makes, in the builder."""
+    """Keeps the libraries that torch's builder compiles, in the builder's process."""
 
     def __init__(self, scratch: Path, architectures: str, not_compiling: Callable[[], None]) -> None:
-        """Keep below ``scratch``.
+        """Configure a keeper.
 
         Args:
-            scratch: the process's own directory.
-            architectures: for which GPUs nvcc compiles where the kernel does not say; empty where there is none.
-            not_compiling: told when a compiler is done and the library's own code runs.
+            scratch: the process's own directory, under which the libraries are kept.
+            architectures: nvcc's targets if the kernel names none; empty on a CPU slot.
+            not_compiling: called when compiling is done and the library's own code runs.
         """
         self._scratch = scratch
         self._architectures = architectures
@@ -107,23 +110,23 @@ class Keeper:
         self._torch = builder()
         self._import = self._torch._import_module_from_library
         self._arch_flags = self._torch._get_cuda_arch_flags
-        #: What each thread is building: kernels may build in several at once.
+        #: The key that each thread is building: kernels may build in several threads.
         self._building = threading.local()
         self._lock = threading.Lock()
 
     def build(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have torch build, and keep the library."""
+        """Let torch build a library, and keep it."""
         asked = inspect.signature(original).bind(*args, **kwargs).arguments
         nvcc_flags = [*(asked.get("extra_cuda_cflags") or ()), *(os.environ.get(name, "") for name in _NVCC_FLAGS)]
         if self._architectures and any("native" in flag for flag in nvcc_flags):
-            raise LeftToCandidateError("nvcc would ask the GPU what it is")
-        with self._lock:  # while no other thread has the architectures named
+            raise LeftToCandidateError("nvcc would detect the GPU")
+        with self._lock:  # no other thread sets the architectures meanwhile
             self._building.key = key(original, args, kwargs, self._scratch)
         return original(*args, **kwargs)
 
     @contextlib.contextmanager
     def installed(self) -> Generator[None]:
-        """Watch torch's builder; beside a GPU's candidate, also who asks for a GPU that is not here."""
+        """Patch torch's builder inside the ``with`` block. On a GPU slot, also end the build if it asks for a GPU."""
         with contextlib.ExitStack() as patches:
             for name, stand_in in (
                 ("_import_module_from_library", self._keep_and_import),
@@ -147,7 +150,7 @@ class Keeper:
             raise LeftToCandidateError(f"the library cannot be imported here: {error}") from error
 
     def _flags_for_architectures(self, *args: Any, **kwargs: Any) -> Any:
-        # Not for longer: a kernel that names them only where nobody did must be heard.
+        # Set the variable only here: a kernel may set it itself if it is unset.
         with self._lock:
             named = os.environ.get(_ARCHITECTURES)
             if named or not self._architectures:

@@ -1,9 +1,8 @@
-"""Which kernels a call runs on the GPU, and for how long, as CUPTI records it.
+"""Record with CUPTI which kernels a call runs on the GPU, and for how long.
 
-It runs in the candidate's process, next to the kernel's code, which can therefore forge it: what comes of it
-is a label, never evidence of innocence. CUPTI's activity records are read directly, as torch's profiler takes
-3.5 s to start for the first time (H200, torch 2.11); this takes 22 ms.
-Until the process ends each later launch takes it about 1 us more, so it belongs after whatever is timed.
+The recording happens in the candidate's process, where the kernel's code can forge it: it is a label, never evidence
+of innocence. CUPTI's activity records are read directly, which takes 22 ms to start; torch's profiler takes 3.5 s
+(H200, torch 2.11). Record only after all timing: until the process ends, each later launch takes about 1 us more.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import torch
 from workers.judge.channel.activities import MAX_NAME_BYTES
 from workers.judge.channel.gpu_memory import cudart
 
-# From cupti_activity.h. The three structures begin alike in every CUPTI from 11 to 13, newer fields come last.
+# From cupti_activity.h. The three structures start alike in CUPTI 11 to 13; new fields are appended.
 _MEMCPY, _MEMSET, _CONCURRENT_KERNEL = 1, 2, 10
 _KINDS: Final = {_MEMCPY: "[memcpy]", _MEMSET: "[memset]", _CONCURRENT_KERNEL: ""}
 _TIMES: Final = struct.Struct("=I12xQQ")  # kind, start and end in ns
 _NAME_AT: Final = 104  # `const char *name` of a kernel's record
 _FORCED: Final = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 
-#: Sizes: a record takes about 220 bytes. What does not fit into all buffers is dropped.
+#: Sizes. A record takes about 220 bytes. CUPTI drops records that do not fit into the buffers.
 _BUFFER_BYTES: Final = 1 << 20
 _BUFFERS: Final = 8
-#: Calls are repeated so often, or for so long: another process's time slice lengthens what it falls into.
+#: Repeat the call so often, or for so long, because another process's time slice can lengthen a kernel.
 _CALLS: Final = 5
 _ENOUGH_S: Final = 0.02
 
@@ -40,13 +39,16 @@ class ProfileError(Exception):
 
 
 def kernels(call: Callable[[], object]) -> list[tuple[str, int, int]]:
-    """What one call runs on the GPU: ``(name, nanoseconds, launches)``, the most expensive first.
+    """Record the kernels that one call runs on the GPU.
 
-    The call is made up to 5 times, and of each name's times in one call the least counts. Names are demangled;
-    copies and fills by the driver are ``[memcpy]`` and ``[memset]``.
+    The call is made up to 5 times, and each name's shortest total counts.
+
+    Returns:
+        name, nanoseconds and launches of each kernel, the most expensive first. Names are demangled. The driver's
+        copies and fills are ``[memcpy]`` and ``[memset]``.
 
     Raises:
-        ProfileError: there is no CUPTI, it refused, or it does not see what runs.
+        ProfileError: CUPTI is missing, refuses, or does not see what runs.
         Exception: whatever the call raises.
     """
     recorder = _recorder()
@@ -85,7 +87,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._cupti = _library()
-        # Allocated ahead: the callbacks come from the thread that launches, whatever that holds.
+        # Allocated ahead, because callbacks come from the launching thread, whatever locks it holds.
         self._buffers = {
             ctypes.addressof(buffer): buffer
             for buffer in (ctypes.create_string_buffer(_BUFFER_BYTES) for _ in range(_BUFFERS))
@@ -104,12 +106,12 @@ class _Recorder:
             self._cupti.cuptiActivityDisable(kind)
         torch.cuda.synchronize()
         self._cupti.cuptiActivityFlushAll(_FORCED)
-        # A buffer that CUPTI has not given back is still its own.
+        # CUPTI may still use the buffers that it has not returned.
         self._free += [address for address, _ in self._full]
         self._full.clear()
 
     def prove(self) -> None:
-        """See whether a fill of our own is recorded, so that an empty record means that nothing ran."""
+        """Check that CUPTI records a fill of our own, so that an empty record means that nothing ran."""
         mark = torch.empty(64, dtype=torch.uint8, device="cuda")
         cudart().cudaMemset(ctypes.c_void_p(mark.data_ptr()), 0, ctypes.c_size_t(64))
         torch.cuda.synchronize()
@@ -117,7 +119,7 @@ class _Recorder:
             raise ProfileError("CUPTI does not record what runs on the GPU")
 
     def take(self) -> list[tuple[bytes, int]]:
-        """Name and nanoseconds of all that has ended since the last take, at most as much as the buffers hold."""
+        """Return name and nanoseconds of everything that ended since the last take, as far as the buffers hold it."""
         self._do("cuptiActivityFlushAll", _FORCED)
         found: list[tuple[bytes, int]] = []
         record = ctypes.c_void_p()
@@ -153,7 +155,7 @@ def _name(record: int) -> bytes:
 
 
 def _readable(name: bytes) -> str:
-    """A symbol's name as its source has it, to so many bytes."""
+    """Return a symbol's demangled name, cut to ``MAX_NAME_BYTES``."""
     if name.startswith(b"_Z") and (demangler := _demangler()) is not None:
         name = demangler(name) or name
     return name[:MAX_NAME_BYTES].decode("utf-8", "replace")
@@ -166,7 +168,7 @@ def _recorder() -> _Recorder:
 
 @cache
 def _library() -> Any:
-    """The CUPTI that torch has loaded, or one on the loader's path."""
+    """Return the CUPTI that torch has loaded, or one on the loader's path."""
     with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
         loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libcupti.so" in line}
     for name in (*loaded, "libcupti.so.13", "libcupti.so.12", "libcupti.so"):
@@ -179,7 +181,7 @@ def _library() -> Any:
 
 @cache
 def _demangler() -> Callable[[bytes], bytes | None] | None:
-    """The C++ runtime's, where there is one."""
+    """Return the C++ runtime's demangler, if there is one."""
     try:
         demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
         free = ctypes.CDLL(None).free

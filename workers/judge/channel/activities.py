@@ -1,7 +1,7 @@
-"""What a call ran on the GPU, as the candidate tells it: a page of shared memory that the judge makes.
+"""A candidate's report of what a call ran on the GPU, in a page of shared memory that the judge creates.
 
-The candidate writes it once, the judge takes a copy and reads that. Whatever stands there is a claim; of any
-bytes at all the reader makes rows or one error.
+The candidate writes the page once; the judge copies it before it reads. The content is a claim. The reader accepts any
+bytes, and returns rows or raises one error.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Iterable, Sequence
 from mmap import mmap
 from typing import Final, NamedTuple
 
-#: Bytes of the page.
+#: Size of the page.
 SIZE: Final = 16 << 10
-#: Bytes of a kernel's name that are kept. Its own name stands before its template's arguments.
+#: Length to which a kernel's name is cut. The name itself comes before its template arguments.
 MAX_NAME_BYTES: Final = 300
-#: The row with what did not fit.
+#: Name of the row that sums up everything that did not fit.
 REST: Final = "[rest]"
 
 _MAGIC: Final = 0x6B714143  # "kqAC"
-_HEAD: Final = struct.Struct("<III")  # magic, 1 if the text of one name is why there are none, rows
+_HEAD: Final = struct.Struct("<III")  # magic, 1 for a failure (the first name is the reason), number of rows
 _ROW: Final = struct.Struct("<QIH")  # nanoseconds, launches, bytes of the name that follows
 
 
 class NotRecorded(Exception):
-    """There are no activities; the message says why, perhaps in the candidate's words."""
+    """There are no activities. The message has the reason, perhaps in the candidate's words."""
 
 
 class Activity(NamedTuple):
-    """All launches of one kernel in one call, or all copies (``[memcpy]``) or fills (``[memset]``)."""
+    """All launches of one kernel in one call, or all copies (``[memcpy]``) or all fills (``[memset]``)."""
 
     name: str
     ns: int
@@ -36,7 +36,11 @@ class Activity(NamedTuple):
 
 
 def encode(rows: Iterable[tuple[str, int, int]]) -> bytes:
-    """The page for ``(name, nanoseconds, launches)``, the most expensive first; what does not fit becomes one row."""
+    """Return the page's content. Rows that do not fit are summed up in one row.
+
+    Args:
+        rows: name, nanoseconds and launches of each kernel, the most expensive first.
+    """
     packed, left = list[bytes](), SIZE - _HEAD.size - _ROW.size - len(REST)
     rest_ns = rest_launches = 0
     for name, ns, launches in rows:
@@ -52,30 +56,30 @@ def encode(rows: Iterable[tuple[str, int, int]]) -> bytes:
 
 
 def encode_failure(reason: str) -> bytes:
-    """The page's content where nothing could be recorded."""
+    """Return the page's content if nothing could be recorded."""
     return _page([_row(reason, 0, 0)], failed=True)
 
 
 def decode(page: bytes | bytearray | memoryview | mmap) -> list[Activity]:
-    """The rows of a page that may hold anything. It is copied first, as its writer may still change it.
+    """Read the rows of an untrusted page. It is copied first, because the candidate may still change it.
 
     Raises:
-        NotRecorded: the candidate says so, or what it wrote cannot be read.
+        NotRecorded: the candidate reports a failure, or the page is malformed.
     """
     data = bytes(page)
     if len(data) < _HEAD.size or not any(data[: _HEAD.size]):
         raise NotRecorded("the candidate wrote nothing")
     magic, failed, count = _HEAD.unpack_from(data)
     if magic != _MAGIC or failed > 1 or count > SIZE // _ROW.size:
-        raise NotRecorded("the candidate wrote what cannot be read")
+        raise NotRecorded("the candidate wrote a malformed report")
     rows, at = list[Activity](), _HEAD.size
     for _ in range(count):
         if at + _ROW.size > len(data):
-            raise NotRecorded("the candidate wrote what cannot be read")
+            raise NotRecorded("the candidate wrote a malformed report")
         ns, launches, length = _ROW.unpack_from(data, at)
         at += _ROW.size
         if length > MAX_NAME_BYTES or at + length > len(data):
-            raise NotRecorded("the candidate wrote what cannot be read")
+            raise NotRecorded("the candidate wrote a malformed report")
         rows.append(Activity(_text(data[at : at + length]), ns, launches))
         at += length
     if failed:
@@ -93,5 +97,5 @@ def _row(name: str, ns: int, launches: int) -> bytes:
 
 
 def _text(name: bytes) -> str:
-    """Printable text; what is not becomes a replacement character."""
+    """Decode text, replacing everything that is not printable."""
     return "".join(char if char.isprintable() else "\ufffd" for char in name.decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""Setting torch's generators, the same on both sides, in microseconds.
+"""Seed torch's generators in microseconds, the same way on both sides.
 
-``torch.manual_seed`` also visits accelerators that are not there, which takes longer than a kernel does.
+``torch.manual_seed`` also checks for absent accelerators, which takes longer than a kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 
 
 def set_seed(seed: int) -> None:
-    """Seed the CPU's generator, and the GPU's where it is in use."""
+    """Seed the CPU's generator, and the GPU's if CUDA is initialised."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)

@@ -1,1 +1,1 @@
-"""Devices: what there is, and what a number was taken on."""
+"""GPUs: finding them, recording the environment of a measurement, and checking their health."""

@@ -1,13 +1,13 @@
-"""``python -m workers.judge.gpu.canary UUID LOCK [BYTES]``: whether a GPU computes what is known to be right.
+"""``python -m workers.judge.gpu.canary UUID LOCK [BYTES]``: test that a GPU computes known answers.
 
-A few kernels over all of the GPU's processors, in integers and in floats that hold integers exactly, so that
-the right answer is one number on every device. The judge has the same computed in its own context when a
-candidate is gone; the supervisor starts this program, pinned to one GPU by ``CUDA_VISIBLE_DEVICES``, and sees
-to its deadline. It also multiplies matrices, and looks whether more than so many bytes of the GPU's memory belong
-to no living process.
+The test runs a few kernels on all of the GPU's processors, in integers and in floats that hold integers exactly, so
+that every device has the same right answer. The judge runs :func:`chains` in its own context after a candidate has
+ended. The supervisor runs this program, pinned to one GPU by ``CUDA_VISIBLE_DEVICES`` and under a deadline. The
+program also multiplies matrices and, given BYTES, checks that not many more than so many bytes of the GPU's memory
+belong to no living process.
 
-Exit status: 0 if the answers are right; 1 if they are wrong, or the GPU cannot be used; 3 if nothing can be
-said, as no memory was free. The last line of its output says what was found.
+Exit status: 0 if the answers are right; 1 if they are wrong or the GPU cannot be used; 3 if the test could not run
+for lack of free memory. The last line of output explains the status.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _COUNT: Final = 1 << 20
 _ROUNDS: Final = 8
 _CHAINS: Final = (3377699553583604, 366503526400.0)
 _PRODUCTS: Final = (2159774709.0, 552763805.0)
-#: How long the program waits for those who use the GPU alone; then it does not wait for them any longer.
+#: Seconds to wait for the device's lock before testing without it.
 _LOCK_S: Final = 30.0
-#: How long memory of what has just ended may take to be free.
+#: Seconds that the driver may take to free the memory of ended processes.
 _LEAK_S: Final = 5.0
-#: CUDA's code for memory that is not there.
+#: CUDA's error code for "out of memory".
 _NO_MEMORY: Final = 2
 
 
 class CanaryError(Exception):
-    """The GPU answered, and the answer is wrong."""
+    """The GPU computed a wrong answer."""
 
 
 def chains(device: str) -> None:
-    """Compute chains of integers and squares in floats, and compare what they come to.
+    """Test chains of integer operations, and squares in floats.
 
     Args:
-        device: torch's name of it.
+        device: torch's name of the device.
 
     Raises:
-        CanaryError: it is not what it must be.
-        torch.OutOfMemoryError, torch.AcceleratorError: the device could not do it.
+        CanaryError: an answer is wrong.
+        torch.OutOfMemoryError, torch.AcceleratorError: the device failed.
     """
     place = torch.arange(_COUNT, dtype=torch.int64, device=device)
     x = place
     for _ in range(_ROUNDS):
         x = (x * 1103515245 + 12345) % (1 << 31)
     y = (x % 1024).float()
-    # Each product is below 2^34, each square below 2^20, and so are exact.
+    # Exact: each product is below 2^34 and each square below 2^20.
     _compare("chains", _CHAINS, ((x * (place % 7)).sum(), (y * y + y).double().sum()))
 
 
 def products(device: str) -> None:
-    """Multiply matrices of small integers, as floats of 32 and of 16 bits. Arguments and errors as above."""
+    """Test products of matrices of small integers, in fp32 and bf16. Arguments and errors as :func:`chains`."""
 
     def matrix(rows: int, columns: int, step: int, modulus: int) -> torch.Tensor:
         i = torch.arange(rows, device=device)[:, None]
@@ -74,7 +74,7 @@ def products(device: str) -> None:
         return (i * step + j * 3) % modulus - modulus // 2
 
     found: list[torch.Tensor] = []
-    # No sum exceeds what the dtype of the product holds exactly: 256 * 6, and 32 * 6.
+    # Each dtype holds every sum exactly: at most 256 * 6 in fp32, 32 * 6 in bf16.
     for depth, dtype in ((256, torch.float32), (32, torch.bfloat16)):
         product = matrix(2048, depth, 5, 7).to(dtype) @ matrix(depth, 2048, 11, 5).to(dtype)
         weights = torch.arange(2048, device=device) % 13
@@ -90,7 +90,7 @@ def _compare(what: str, expected: tuple[float, ...], found: tuple[torch.Tensor, 
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Generator[None]:
-    """Have the device alone, so that nobody's timing is disturbed, or go ahead when that takes too long."""
+    """Hold the device's lock, so as not to disturb a timing. After ``_LOCK_S`` seconds go on without it."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
     try:
@@ -106,10 +106,10 @@ def _alone(lock: Path) -> Generator[None]:
 
 
 def main() -> int:
-    """Test the one GPU that is visible; see the module's text for arguments and exit status."""
+    """Test the one visible GPU. The module's docstring has the arguments and exit status."""
     uuid, lock, *most = sys.argv[1:]
     try:
-        torch.empty(1, device="cuda")  # the context, which takes longest, disturbs nobody more than others' do
+        torch.empty(1, device="cuda")  # creates the context, the slowest part, without holding the lock
         with _alone(Path(lock)):
             begun = time.monotonic()
             chains("cuda")
@@ -130,7 +130,10 @@ def main() -> int:
 
 
 def leak(uuid: str, before: int) -> int:
-    """Bytes of a GPU's memory that belong to no living process, beyond ``before`` and for seconds; 0 for none."""
+    """Return how many bytes of a GPU's memory have leaked; 0 for none.
+
+    Leaked memory belongs to no living process, exceeds ``before`` bytes, and stays for seconds.
+    """
     deadline = time.monotonic() + _LEAK_S
     with opened(uuid) as handle:
         while True:
@@ -148,7 +151,7 @@ def _say(status: int, what: str) -> int:
 
 
 if __name__ == "__main__":
-    # Without the interpreter's end: a driver in trouble may not survive its own tidying up.
+    # Skip the interpreter's shutdown, which a failing driver may not survive.
     status = main()
     sys.stdout.flush()
     os._exit(status)

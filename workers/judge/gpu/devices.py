@@ -1,4 +1,4 @@
-"""The host's GPUs, as the driver's management library (NVML) tells. Never touches CUDA."""
+"""The host's GPUs, read from the driver's management library (NVML). This module never touches CUDA."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Device:
     """A GPU.
 
     Attributes:
-        index: NVML's number, by PCI bus; CUDA may count otherwise, which is why workers are given the UUID.
+        index: NVML's number, by PCI bus. CUDA may count differently, so workers get the UUID.
         uuid: ``GPU-...``, the value for ``CUDA_VISIBLE_DEVICES``.
         name: the vendor's name, such as ``NVIDIA H200``.
-        memory_bytes: the GPU's whole memory.
+        memory_bytes: the GPU's total memory.
     """
 
     index: int
@@ -34,7 +34,7 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """All GPUs of the host by index; empty where there is no driver or no library for it."""
+    """Return the host's GPUs by index; empty if the driver or NVML's bindings are missing."""
     try:
         import pynvml
     except ImportError:
@@ -56,7 +56,7 @@ def devices() -> list[Device]:
 
 @contextlib.contextmanager
 def opened(uuid: str) -> Generator[Any]:
-    """NVML's handle on a GPU.
+    """Open NVML and yield its handle for a GPU.
 
     Raises:
         pynvml.NVMLError: there is no such GPU, or it is lost.
@@ -72,16 +72,16 @@ def opened(uuid: str) -> Generator[Any]:
 
 
 def choose(wanted: str, found: Sequence[Device], visible: str | None = None) -> list[Device]:
-    """The GPUs that the setting ``KQUEUE_GPUS`` means.
+    """Return the GPUs that ``KQUEUE_GPUS`` selects.
 
     Args:
         wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
-        found: what :func:`devices` found.
-        visible: the value of ``CUDA_VISIBLE_DEVICES`` in the fleet's own environment, if it is set: ``all``
-            then means these only, as on a shared host the others belong to somebody else.
+        found: the host's GPUs, from :func:`devices`.
+        visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``: on a shared host the other
+            GPUs belong to somebody else.
 
     Raises:
-        ConfigError: a GPU that was asked for is not there.
+        ConfigError: the host lacks a GPU that was asked for.
     """
     if wanted == "none":
         return []
@@ -100,5 +100,5 @@ def _parts(text: str) -> list[str]:
 
 
 def _named(device: Device, parts: Sequence[str]) -> bool:
-    # CUDA accepts the beginning of a UUID as well.
+    # Like CUDA, accept the start of a UUID.
     return any(p == str(device.index) or (p.startswith("GPU-") and device.uuid.startswith(p)) for p in parts)

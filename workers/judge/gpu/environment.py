@@ -1,4 +1,4 @@
-"""What a number was taken on. Nothing here touches CUDA, so that a parent that forks may ask."""
+"""The environment of a measurement. Nothing here touches CUDA, so a process that forks later may use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.judge.place import Place
 
 
 def facts(place: Place) -> dict[str, Any]:
-    """The device, driver and software, as the table ``environments`` holds them."""
+    """Return the place's device, driver and software, as a row of the table ``environments``."""
     device: dict[str, Any] = _gpu(place.device) if place.on_gpu else {"device": _cpu(), "driver": None}
     return device | {
         "cuda": torch.version.cuda if place.on_gpu else None,
@@ -28,11 +28,11 @@ def facts(place: Place) -> dict[str, Any]:
 
 
 class Watch:
-    """Looks at a GPU's clocks while calls are timed on it. On a CPU it sees nothing."""
+    """Watches a GPU's clocks while calls are timed on it. On a CPU it reports nothing."""
 
-    #: Reasons that say that the hardware protects itself: heat, power supply, an external brake.
+    #: NVML's reasons by which the hardware protects itself: heat, power supply, an external brake.
     _PROTECTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
-    #: A lower SM clock than this share of the highest seen is another device, for a while.
+    #: The GPU counts as throttled below this share of the highest SM clock seen.
     _SLOW = 0.9
 
     def __init__(self, place: Place) -> None:
@@ -56,7 +56,7 @@ class Watch:
         self._nvml.close()
 
     def throttled(self) -> bool:
-        """Whether the GPU is slower now than it was in this watch, or says that it holds itself back."""
+        """True if the SM clock has dropped during this watch, or the driver reports throttling."""
         if self._handle is None:
             return False
         mhz, reasons = self._ask("sm_mhz"), self._ask("reasons")
@@ -65,7 +65,7 @@ class Watch:
         return bool(int(reasons or 0) & self._slow) or (mhz is not None and mhz < self._SLOW * self._fastest)
 
     def clocks(self) -> dict[str, float | str | None]:
-        """SM and memory clock in MHz now, and all reasons for lower clocks that were seen."""
+        """Return the current SM and memory clocks in MHz, and all throttle reasons seen so far."""
         if self._handle is None:
             return {}
         self.throttled()

@@ -1,11 +1,11 @@
-"""``python -m workers.judge.gpu.facts GPU-... ``: what the driver says of GPUs, as a line of JSON every few seconds.
+"""``python -m workers.judge.gpu.facts GPU-...``: print the health of GPUs as a line of JSON every few seconds.
 
-In a process of its own, since a driver that hangs holds whoever asks it. It asks the driver's management
-library (NVML) and, where it may be read, the kernel's log. It never touches CUDA, and a fact that a GPU or a
-host does not tell is left out.
+It runs in a separate process because a hanging driver blocks its callers. Its sources are the driver's management
+library (NVML) and, if readable, the kernel's log. It never touches CUDA. Facts that a GPU or a host does not provide
+are left out.
 
-A line is ``{"gpus": {UUID: facts}, "xids": [[UUID, number], ...]}``: :func:`read`, and what has come since the
-line before.
+A line is ``{"gpus": {UUID: facts}, "xids": [[UUID, number], ...]}``, with the facts of :func:`read` and the errors
+since the previous line.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ import pynvml as _pynvml
 
 _nvml: Any = _pynvml
 
-#: Seconds between two lines, and between looks for errors: those are told at once.
+#: Seconds between two lines, and between two polls for errors, which are printed at once.
 EVERY_S: Final = 5.0
 _LOOK_S: Final = 0.5
 _KMSG: Final = Path("/dev/kmsg")
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
-#: The library and the kernel's log tell of the same error, at about the same time.
+#: Reports of one error by NVML and by the kernel's log arrive within this time.
 _SAME_S: Final = 5.0
-#: What Linux calls the namespace of all processes.
+#: Inode number of Linux's initial pid namespace.
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
-#: More memory than before that belongs to nobody: contexts that come and go are listed a moment late.
+#: Growth of unaccounted memory that counts as a leak. NVML lists contexts with a delay, so less is normal.
 LEAK_BYTES: Final = 1 << 30
 
-#: Errors that a program brings upon itself, and that end nothing but it: out of range, illegal instructions, page
-#: faults, corrupted command streams, engine classes, time slices overrun, and the cleaning up after them. NVIDIA's
-#: catalogue asks to restart the application after these.
+#: Xids that a program causes itself and that affect only it: out of range, illegal instructions, page faults,
+#: corrupted command streams, engine classes, overrun time slices, and the cleanup after them. NVIDIA's catalogue says
+#: to restart the application after these.
 OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 43, 45, 68, 69, 109})
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that has a context on a GPU.
+    """A process with a context on a GPU.
 
     Attributes:
-        pid: as NVML tells it: in a container it may be nobody's, or somebody else's.
-        memory_bytes: of the GPU; None where NVML does not tell.
+        pid: NVML's pid for it. In a container this pid may not exist, or belong to another process.
+        memory_bytes: its GPU memory; None if NVML does not report it.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program's name; empty where it is not known."""
+        """The program's name; empty if unknown."""
         try:
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         except OSError:
@@ -65,7 +65,7 @@ class Process:
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers; None where the GPU, the driver or the host does not tell."""
+    """Call NVML. Return None if the GPU, the driver or the host does not support or permit the question."""
     try:
         return question(*arguments)
     except _nvml.NVMLError:
@@ -73,13 +73,13 @@ def ask(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def processes(handle: Any) -> list[Process] | None:
-    """The processes that compute on a GPU; None where NVML does not tell."""
+    """Return the processes that compute on a GPU; None if NVML does not report them."""
     listed = ask(_nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return None if listed is None else [Process(int(p.pid), p.usedGpuMemory) for p in listed]
 
 
 def sees_all() -> bool:
-    """Whether this process sees all of the host's processes: else what NVML names cannot be told apart here."""
+    """True if this process sees all of the host's processes. Otherwise NVML's pids mean nothing here."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
     except OSError:
@@ -87,9 +87,9 @@ def sees_all() -> bool:
 
 
 def unaccounted_bytes(handle: Any) -> int | None:
-    """A GPU's memory that is in use and belongs to no living process: the driver's own, and what a dead one left.
+    """Return how much used GPU memory belongs to no living process: the driver's own, and leaks.
 
-    None where that cannot be known, as in a container that sees only its own processes.
+    Return None if that cannot be known, as in a container that sees only its own processes.
     """
     memory, computing = ask(_nvml.nvmlDeviceGetMemoryInfo, handle), processes(handle)
     if memory is None or computing is None or not sees_all():
@@ -102,19 +102,20 @@ def unaccounted_bytes(handle: Any) -> int | None:
 
 
 def throttling(mask: int) -> list[str]:
-    """Why the clocks are lower than they could be, by NVML's names."""
+    """Return NVML's names of the throttle reasons in ``mask``."""
     prefix = "nvmlClocksEventReason"
     names = {name.removeprefix(prefix): getattr(_nvml, name) for name in dir(_nvml) if name.startswith(prefix)}
     return sorted(name for name, bit in names.items() if name not in ("All", "None") and mask & bit)
 
 
 def read(handle: Any) -> dict[str, Any]:
-    """A GPU's facts; those that cannot be had are left out.
+    """Return a GPU's facts, without those that are unknown.
 
-    ``compute_capability``, such as ``9.0``; ``temperature_c``; ``sm_mhz``; ``throttle``: :func:`throttling`;
-    ``uncorrected_ecc``: since the driver was loaded and in the GPU's life; ``remapped_rows``: corrected and not, and
-    whether one is pending or has failed; ``retired_pages``; ``memory_used_bytes`` and ``memory_bytes``;
-    :func:`unaccounted_bytes`; ``utilisation_percent`` of the SMs; ``processes``: pid, name and memory of each.
+    They are: ``compute_capability``, such as ``9.0``; ``temperature_c``; ``sm_mhz``; ``throttle``
+    (:func:`throttling`); ``uncorrected_ecc``, since the driver was loaded (``volatile``) and over the GPU's lifetime
+    (``aggregate``); ``remapped_rows``: ``corrected``, ``uncorrected``, ``pending``, ``failed``; ``retired_pages``;
+    ``memory_used_bytes``; ``memory_bytes``; ``unaccounted_bytes`` (:func:`unaccounted_bytes`);
+    ``utilisation_percent`` of the SMs; ``processes``, each with ``pid``, ``name`` and ``memory_bytes``.
     """
 
     def ecc(counter: int) -> Any:
@@ -152,7 +153,7 @@ def read(handle: Any) -> dict[str, Any]:
 
 
 def breakage(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """What in a GPU's facts calls for a test, that was not there before; None for nothing."""
+    """Compare a GPU's facts with earlier ones. Return the reason for testing the GPU, or None."""
     if "error" in now and "error" not in before:
         return f"the driver says: {now['error']}"
     then, there = before.get("uncorrected_ecc"), now.get("uncorrected_ecc")
@@ -164,7 +165,7 @@ def breakage(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 class Errors:
-    """The errors that the driver reports as they happen (Xids)."""
+    """The errors (Xids) that the driver reports as they happen."""
 
     def __init__(self, handles: dict[str, Any], kmsg: Path = _KMSG) -> None:
         self._seen: dict[tuple[str, int], float] = {}
@@ -182,7 +183,7 @@ class Errors:
             os.lseek(self._log, 0, os.SEEK_END)
 
     def news(self) -> list[tuple[str, int]]:
-        """GPU and number of each error since the last call."""
+        """Return the GPU's UUID and the Xid of each error since the last call."""
         now = time.monotonic()
         self._seen = {error: at for error, at in self._seen.items() if now - at < _SAME_S}
         found = [error for error in (*self._events(), *self._logged()) if error not in self._seen]
@@ -214,7 +215,7 @@ class Errors:
 
 
 def main() -> None:
-    """Tell of the GPUs named by UUID until whoever reads is gone."""
+    """Print the facts of the GPUs given by UUID until the reader closes the pipe."""
     _nvml.nvmlInit()
     handles: dict[str, Any] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -230,7 +231,7 @@ def main() -> None:
         if xids or time.monotonic() >= due:
             due = time.monotonic() + EVERY_S
             for uuid, handle in handles.items():
-                # One question that every GPU answers tells whether it can be asked at all.
+                # Every working GPU answers this question, so an error here means that the GPU is lost.
                 try:
                     _nvml.nvmlDeviceGetMemoryInfo(handle)
                     facts[uuid] = read(handle)

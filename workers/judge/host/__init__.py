@@ -1,1 +1,1 @@
-"""What the judge asks of the machine: processes, uids, locks, the flight recorder."""
+"""The judge's access to the machine: processes, uids, locks, the flight recorder."""

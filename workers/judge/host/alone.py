@@ -1,9 +1,9 @@
 """Rooms: a kernel that is suspected of killing workers is judged while nothing else uses its device.
 
-One room a device, next to the device's lock (``Slot.lock``): two file locks. The room is shared by ordinary
-evaluations, each from beginning to end; a suspect takes it exclusively. The turnstile before it lets nobody in
-while a suspect waits or is inside, so that a stream of ordinary evaluations does not keep a suspect waiting for
-ever. The kernel lets go of both when their holder dies, however it dies.
+Each device has one room, made of two file locks next to the device's lock (``Slot.lock``). Ordinary evaluations
+share the room from beginning to end; a suspect takes it exclusively. The turnstile admits nobody while a suspect
+waits or is inside, so that a stream of ordinary evaluations cannot starve a suspect. Linux releases both locks when
+their holder dies.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 
 from kqueue.limits import GPU_WAIT_S
 
-#: Seconds between two looks at a lock. Asked for again and again and not waited for: an alarm would be needed to
-#: end the waiting, and the judge has that for its deadlines.
+#: Seconds between two attempts to lock. A blocking lock would need SIGALRM as a timeout, which the judge's deadlines
+#: already use.
 _LOOK_S: Final = 0.02
 
 
@@ -29,15 +29,15 @@ class NoRoom(Exception):
 
 @contextmanager
 def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generator[None]:
-    """Use a device together with others, or ``alone``.
+    """Enter a device's room for the length of a ``with`` block.
 
     Args:
-        lock: the device's lock; the room's files lie beside it.
-        alone: keep everybody else out.
-        patience_s: how long to wait for that.
+        lock: the device's lock; the room's files are next to it.
+        alone: True to keep everybody else out, False to share the room.
+        patience_s: most seconds to wait.
 
     Raises:
-        NoRoom: it took longer.
+        NoRoom: the wait took longer.
     """
     deadline = time.monotonic() + patience_s
     with _open(lock.with_suffix(".turnstile")) as turnstile, _open(lock.with_suffix(".room")) as inside:
@@ -67,7 +67,7 @@ def _take(descriptor: int, alone: bool, deadline: float) -> None:
                 raise NoRoom(
                     "other evaluations did not leave the device to a suspected kernel in time"
                     if alone
-                    else "a suspected kernel, which is judged alone, did not leave the device in time"
+                    else "a suspected kernel, which must be judged alone, did not leave the device in time"
                 ) from None
             time.sleep(_LOOK_S)
         else:

@@ -1,7 +1,7 @@
-"""The flight recorder: what a judge was doing when it died, readable by the worker's parent.
+"""The flight recorder: what a judge was doing when it died.
 
-One page of anonymous shared memory, made by the parent before it forks. The judge writes where it is;
-the parent reads after the judge's death, when nobody can be asked. A worker has one judge at a time.
+It is one page of anonymous shared memory, which the worker's parent creates before it forks. The judge writes its
+position; the parent reads it after the judge's death. A worker has one judge at a time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LAYOUT = struct.Struct("=16sIid")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where the judge was last seen.
+    """The judge's last position.
 
     Attributes:
         evaluation_id: the evaluation that it had claimed.
         number: the attempt's number.
         phase: the phase it was in; None before the first.
-        overdue: whether the phase's deadline had passed when this was read.
+        overdue: True if the phase's deadline had passed when the record was read.
     """
 
     evaluation_id: UUID
@@ -37,26 +37,31 @@ class Record:
 
 
 class BlackBox:
-    """One page shared by a worker's parent and its children."""
+    """A page of memory that a worker's parent shares with its children."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
 
     def open(self, evaluation_id: UUID, number: int) -> None:
-        """The judge has claimed this attempt."""
+        """Record that the judge has claimed this attempt."""
         self._write(evaluation_id, number, -1, 0.0)
 
     def enter(self, phase: Phase, deadline: float = 0.0) -> None:
-        """The judge enters a phase that should end by ``deadline`` on the monotonic clock (0: none)."""
+        """Record that the judge enters a phase.
+
+        Args:
+            phase: the phase.
+            deadline: when it should end, in seconds of the monotonic clock; 0 for none.
+        """
         identity, number, _, _ = _LAYOUT.unpack_from(self._page)
         _LAYOUT.pack_into(self._page, 0, identity, number, _PHASES.index(phase), deadline)
 
     def close(self) -> None:
-        """The attempt's outcome has been recorded; nothing is left to say."""
+        """Clear the page: the attempt's outcome is in the database."""
         self._page[: _LAYOUT.size] = bytes(_LAYOUT.size)
 
     def read(self) -> Record | None:
-        """What was last written; None if no attempt is open."""
+        """Return the last record; None if no attempt is open."""
         identity, number, phase, deadline = _LAYOUT.unpack_from(self._page)
         if number == 0:
             return None

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python's standard library does not offer."""
+"""Linux calls that Python's standard library lacks, and questions to ``/proc``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MS_PRIVATE: Final = 1 << 18
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 
-#: A task's flag in /proc, of linux/sched.h.
+#: A task's flag in ``/proc/PID/stat``, from linux/sched.h.
 _PF_EXITING: Final = 0x00000004
 
 
@@ -42,7 +42,7 @@ def _check(result: int, what: str) -> None:
 
 
 def syscall(number: int, *arguments: Any) -> int:
-    """A system call that the C library has no name for; integers are passed as the kernel's long."""
+    """Make a system call that the C library does not wrap. Integers are passed as ``long``."""
     passed = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *passed))
     if result < 0:
@@ -52,12 +52,12 @@ def syscall(number: int, *arguments: Any) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """``prctl(option, value)``."""
+    """Call ``prctl(option, value)``."""
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """What a child of ``parent`` does between fork and exec so as not to outlive the thread that forked it."""
+    """Return a ``preexec_fn`` for a child of ``parent``: the child dies with the thread that forked it."""
 
     def in_child() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -68,24 +68,24 @@ def die_with(parent: int) -> Callable[[], None]:
 
 
 def set_name(name: str) -> None:
-    """Name the process as ``ps`` shows it, at most 15 bytes."""
+    """Set the process's name as ``ps`` shows it, cut to 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(PR_SET_NAME, buffer, 0, 0, 0), "prctl PR_SET_NAME")
 
 
 def drop_capabilities() -> None:
-    """Give up every capability: those held, and those that could be inherited."""
+    """Drop every capability, held or inheritable."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by ``flags``."""
+    """Move to new namespaces of the kinds in ``flags``."""
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """``mount(2)``."""
+    """Call ``mount(2)``."""
 
     def text(value: str | None) -> bytes | None:
         return None if value is None else os.fsencode(value)
@@ -94,7 +94,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of all threads of a process; empty if it is gone."""
+    """Return the direct children of all threads of a process; empty if it is gone."""
     found: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -105,7 +105,7 @@ def children(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int | None:
-    """A process's parent; None if it is gone or has none here."""
+    """Return a process's parent; None if the process is gone or has no parent in this pid namespace."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) or None
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def parent(pid: int) -> int | None:
 
 
 def descends(pid: int, ancestor: int | None) -> bool:
-    """Whether a process is ``ancestor`` or below it."""
+    """True if the process is ``ancestor`` or descends from it."""
     at: int | None = pid
     while at is not None and at != ancestor:
         at = parent(at)
@@ -121,7 +121,7 @@ def descends(pid: int, ancestor: int | None) -> bool:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether the process has ended and waits to be reaped; also True if it is gone."""
+    """True if the process is a zombie or gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -130,7 +130,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_doomed(pid: int) -> bool:
-    """Whether the process was killed, and is still there: it has not noticed, or was not reaped."""
+    """True if the process was killed but is still there, because it has not died yet or was not reaped."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -141,7 +141,7 @@ def is_doomed(pid: int) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether all threads of the process are on their way out, giving back what it held; also True if it is gone."""
+    """True if all threads of the process are exiting and releasing its resources, or it is gone."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it is gone by now
             if not int(stat.read_text().rpartition(")")[2].split()[6]) & _PF_EXITING:
@@ -150,7 +150,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def owner(pid: int) -> int | None:
-    """The uid that a process runs under; None if it is gone."""
+    """Return the uid of a process; None if it is gone."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -158,7 +158,7 @@ def owner(pid: int) -> int | None:
 
 
 def living_of_uid(uid: int) -> list[int]:
-    """The processes that run under a uid, those that have ended and wait to be reaped not counted."""
+    """Return the processes of a uid, without zombies."""
     found: list[int] = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
@@ -169,10 +169,10 @@ def living_of_uid(uid: int) -> list[int]:
 
 
 def start_removal(directory: Path) -> subprocess.Popen[bytes]:
-    """Begin to remove a directory that a candidate has filled, in a process of its own.
+    """Start removing a directory that a candidate has filled, in a separate process.
 
-    Trees may be deeper than Python recurses and larger than anybody should wait for, and their owner may have
-    closed directories to us; links are removed, not followed.
+    The tree may be deeper than Python recurses, too large to wait for, and have directories closed to us. Links are
+    removed, not followed.
     """
     script = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
     return subprocess.Popen(
@@ -184,7 +184,7 @@ def start_removal(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Resident memory of a process in bytes that belongs to no file: its own and shared; 0 if it is gone."""
+    """Return a process's resident memory in bytes, private and shared, without files; 0 if it is gone."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

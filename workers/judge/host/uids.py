@@ -1,8 +1,8 @@
 """Uids for candidates, each used by one slot of the host at a time.
 
-A candidate's uid is killed as a whole when it ends, so that two fleets on one host, or a fleet and a test,
-must never share one. A uid is held by a lock on a file that the holder keeps open: it is free again when
-the holder ends, however it ends.
+When a candidate ends, every process of its uid is killed. Two fleets on one host, or a fleet and a test, must
+therefore never share a uid. The holder of a uid locks a file and keeps it open, so the uid is free again when the
+holder ends for any reason.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Uids of the processes that compile lie this far above the candidates'.
+#: Distance from a candidate's uid to the uid of its builder, which compiles.
 BUILDER_OFFSET: Final = 1024
-#: Uids of references lie this far above the candidates', and those of references under ``torch.compile``: no candidate
-#: may touch the process that answers for it or that its time is compared with.
+#: Distances from a candidate's uid to the uids of its reference and of a reference under ``torch.compile``. No
+#: candidate may touch the process that answers for it, or the one that its time is compared with.
 REFERENCE_OFFSET: Final = 2048
 COMPILED_OFFSET: Final = 3072
-#: Uids that only ever kill what a candidate left lie this far above the candidate's.
+#: Distance from a candidate's uid to the uid of the process that kills the candidate's leftovers.
 KILLER_OFFSET: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class HeldUid:
-    """A uid that is this process's to give to a slot; free again when the process ends or lets it go."""
+    """A uid that this process may give to a slot. It is free again when the process ends or releases it."""
 
     uid: int
     descriptor: int
 
     def release(self) -> None:
-        """Let others have it."""
+        """Free the uid."""
         os.close(self.descriptor)
 
 

@@ -1,1 +1,1 @@
-"""What a candidate may do: how its process is started, sealed, bounded and ended."""
+"""Sandboxing of candidates: resource bounds, and the seal around their processes."""

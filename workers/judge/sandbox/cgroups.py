@@ -1,9 +1,9 @@
-"""Control groups: a candidate's memory and processes bounded by the kernel, and all of it ended at once.
+"""Control groups: Linux bounds a candidate's memory and processes, and kills all of it at once.
 
-Versions 1 and 2, and hosts that mount both. A fork server makes one group below the fleet's own in each
-hierarchy where it may, and in those a group for each candidate. It holds a lock on its groups, so that those of a
-fork server that was killed can be told, and go when the next one starts. Where nothing may be written there
-are no groups, and the fork server watches memory instead.
+Versions 1 and 2 work, also on hosts that mount both. In each hierarchy that it may write to, a fork server creates one
+group under the fleet's own, and in it a group for each candidate. It holds a lock on its groups, so that the next fork
+server recognises and removes the groups of one that was killed. If no hierarchy is writable there are no groups, and
+the fork server watches memory itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uuid import uuid4
 _PREFIX: Final = "kqueue-"
 _DIGITS: Final = 12
 _V1: Final = ("memory", "pids")
-#: How long a group may take to empty once all in it were killed, in seconds.
+#: Seconds to wait for a group to empty once its processes were killed.
 _EMPTY_S: Final = 1.0
 _UNLIMITED: Final = 1 << 60
 MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
@@ -32,7 +32,7 @@ MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
 
 @dataclass(frozen=True, slots=True)
 class _Hierarchy:
-    """A place where groups may be made: ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
+    """A cgroup directory, and its hierarchy's top. ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
 
     kind: str
     directory: Path
@@ -43,10 +43,16 @@ class Group:
     """One candidate's group: a directory in each hierarchy."""
 
     def __init__(self, places: list[_Hierarchy], name: str, memory_bytes: int, processes: int) -> None:
-        """Make it, empty.
+        """Create an empty group.
+
+        Args:
+            places: the parent directories.
+            name: the group's name.
+            memory_bytes: the memory limit.
+            processes: the limit of processes and threads.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: Linux refuses.
         """
         self._places = [_Hierarchy(place.kind, place.directory / name, place.top) for place in places]
         try:
@@ -58,12 +64,12 @@ class Group:
             raise
 
     def join(self) -> None:
-        """Put the calling process into it, and so all that comes of it."""
+        """Move the calling process into the group. Its future children belong to it too."""
         for place in self._places:
             (place.directory / "cgroup.procs").write_text("0")
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel has ended something in it for want of memory."""
+        """True if the out-of-memory killer has killed a process of the group."""
         for place in self._places:
             name = {"v2": "memory.events", "memory": "memory.oom_control"}.get(place.kind)
             if name is None:
@@ -75,12 +81,12 @@ class Group:
         return False
 
     def kill(self) -> None:
-        """Kill everything in it."""
+        """Kill every process in the group."""
         for place in self._places:
             _kill(place.directory)
 
     def remove(self) -> None:
-        """Remove it once it is empty, within a bounded time; what cannot be removed goes with the fork server's."""
+        """Remove the group once it is empty. Whatever remains after ``_EMPTY_S`` goes with the fork server's groups."""
         deadline = time.monotonic() + _EMPTY_S
         for place in self._places:
             while not _removed(place.directory) and time.monotonic() < deadline:
@@ -89,10 +95,10 @@ class Group:
 
 
 class Groups:
-    """A fork server's own groups."""
+    """The groups of one fork server."""
 
     def __init__(self) -> None:
-        """Make them where the host allows it; ``measures`` says for each measure True or why not."""
+        """Create the groups, if the host permits. ``measures`` has for each measure True, or the reason why not."""
         self._locks: list[int] = []
         self._places: list[_Hierarchy] = []
         self.measures: dict[str, bool | str] = dict.fromkeys(MEASURES, "no cgroup hierarchy is mounted here")
@@ -112,10 +118,14 @@ class Groups:
                 self.measures = dict.fromkeys(MEASURES, f"a group could not be bounded: {error}")
 
     def group(self, memory_bytes: int, processes: int) -> Group | None:
-        """A group for a candidate; None where there are none.
+        """Create a group for a candidate. Return None if the host permits no groups.
+
+        Args:
+            memory_bytes: the memory limit.
+            processes: the limit of processes and threads.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: Linux refuses.
         """
         if not self._places:
             return None
@@ -123,7 +133,7 @@ class Groups:
         return Group(self._places, str(self._count), memory_bytes, processes)
 
     def close(self) -> None:
-        """Remove all of them, and end what is in them."""
+        """Kill every process in the groups, and remove them."""
         for place in self._places:
             _clear(place.directory)
         for lock in self._locks:
@@ -148,7 +158,7 @@ class Groups:
                 self._measure("cgroup_processes", "pids" in shared, why)
         else:
             self._measure("cgroup_memory" if place.kind == "memory" else "cgroup_processes", True, "")
-            if not self._has("cgroup_kill"):  # all are listed, and killed one by one until none is left
+            if not self._has("cgroup_kill"):  # version 1: processes are listed and killed until none is left
                 self._measure("cgroup_kill", True, "")
         self._places.append(own)
 
@@ -165,15 +175,15 @@ class Groups:
 
 
 def clean() -> None:
-    """End and remove what killed fork servers left. For the supervisor, at its end."""
+    """Remove the groups, and kill the processes, that killed fork servers left behind."""
     for place in _own():
         _remove_stale(place.top)
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that this process's groups still allow, caches that can be dropped counted as free, and their limit.
+    """Return how many bytes this process's groups still allow, and their limit.
 
-    Of nested limits the one that is nearest counts; (0, 0) where there is none.
+    Droppable caches count as free. Of nested limits, the one with the least room counts. (0, 0) means no limit.
     """
     found: list[tuple[int, int]] = []
     for place in _own_once():
@@ -188,12 +198,12 @@ def memory() -> tuple[int, int]:
                 most = int((group / limit).read_text())
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 found.append((most - int((group / usage).read_text()) + int(stat[cache]), most))
-    # Version 1 writes "no limit" as the largest number that it has.
+    # Version 1 writes "no limit" as its largest number.
     return min((room for room in found if room[1] < _UNLIMITED), default=(0, 0))
 
 
 def _remove_stale(top: Path) -> None:
-    """End and remove what fork servers left that are gone, wherever in a hierarchy they ran; the lock tells."""
+    """Remove the groups of dead fork servers anywhere in a hierarchy. Their locks are free."""
     for group in list(top.rglob(_PREFIX + "?" * _DIGITS)):
         with contextlib.suppress(OSError):
             lock = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -205,7 +215,7 @@ def _remove_stale(top: Path) -> None:
 
 
 def _own() -> Iterator[_Hierarchy]:
-    """The groups that this process is in, in each hierarchy that can be used."""
+    """Yield this process's group in each usable hierarchy."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -222,7 +232,7 @@ def _own() -> Iterator[_Hierarchy]:
         found = {"cgroup2": {"v2"}, "cgroup": set(options.split(","))}.get(kind, set()) & {"v2", *_V1}
         for name in sorted(found.intersection(paths)):
             path = paths[name]
-            # A container without a namespace for groups is shown its own as the root.
+            # Without a cgroup namespace, a container's mount has the container's own group as its root.
             inner = path[len(root) :] if root != "/" and path.startswith(root) else path
             directory = Path(point, inner.lstrip("/"))
             if (directory / "cgroup.procs").exists():
@@ -231,7 +241,7 @@ def _own() -> Iterator[_Hierarchy]:
 
 @cache
 def _own_once() -> list[_Hierarchy]:
-    """The same, for who asks every second."""
+    """Return the same, cached: the supervisor asks every second."""
     return list(_own())
 
 
@@ -244,13 +254,13 @@ def _make_locked(parent: Path) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except FileNotFoundError:
             continue
-        if directory.exists():  # else another fork server took it for one that was left
+        if directory.exists():  # else another fork server removed it as stale before it was locked
             return directory, lock
         os.close(lock)
 
 
 def _divide(directory: Path) -> None:
-    """Have a group of version 2 share its controllers with those below it, as far as it may."""
+    """Delegate a version 2 group's controllers to its children, as far as the host permits."""
     for name in ("memory", "pids"):
         with contextlib.suppress(OSError):
             (directory / "cgroup.subtree_control").write_text(f"+{name}")
@@ -297,7 +307,7 @@ def _removed(directory: Path) -> bool:
 
 
 def _clear(directory: Path) -> None:
-    """Kill all in a group and the groups below it, and remove them."""
+    """Kill every process in a group and its children, and remove the groups."""
     deadline = time.monotonic() + _EMPTY_S
     below = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
     for group in (*below, directory):

@@ -1,4 +1,4 @@
-"""What the host lets a slot's seals be made of: tried for real, once, when its fork server starts."""
+"""Find out which sandboxing measures work on this host, by trying each one when a fork server starts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from typing import Any, Final, NoReturn
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups, landlock, level, namespaces, reach, seal, seccomp, view
 
-#: How long a trial may take, in seconds; it opens the driver, which takes a moment where nobody else has.
+#: Deadline of a trial. It initialises the GPU driver, which is slow if no other process has done so.
 _TRIAL_S: Final = 60.0
 _NO_LANDLOCK: Final = "this kernel has no Landlock, or it may not be used here"
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What seals are made of, and what that comes to.
+    """The measures that work on this host.
 
     Attributes:
-        means: for :func:`workers.judge.sandbox.seal.apply`.
-        groups: for each candidate's control group.
-        measures: every measure of :data:`workers.judge.sandbox.level.MEASURES`: True, or why not.
-        view: ``host``, or ``rebuilt`` where candidates see a private view of the file system.
+        means: the argument for :func:`workers.judge.sandbox.seal.apply`.
+        groups: creates the candidates' control groups.
+        measures: for each measure of :data:`workers.judge.sandbox.level.MEASURES` True, or the reason why not.
+        view: ``host``, or ``rebuilt`` if candidates see a private view of the file system.
     """
 
     means: seal.Means
@@ -42,16 +42,16 @@ class Ground:
     view: str
 
     def report(self) -> dict[str, Any]:
-        """What verdicts say of the isolation."""
+        """Return the isolation as verdicts record it."""
         return {**self.measures, "level": str(level.reached(self.measures)), "view": self.view}
 
 
 def prepare(uid: int | None, visible: str | None) -> Ground:
-    """Find out, and change the calling process where candidates are to inherit it: view and namespaces.
+    """Try every measure. Apply to the calling process those that candidates inherit: view and namespaces.
 
     Args:
-        uid: the candidates' own; None where they keep the fleet's.
-        visible: the value of ``CUDA_VISIBLE_DEVICES``, by which candidates find their GPU.
+        uid: the candidates' uid; None if they keep the fleet's.
+        visible: the candidates' ``CUDA_VISIBLE_DEVICES``.
     """
     measures: dict[str, bool | str] = {}
     shown = "host"
@@ -62,7 +62,7 @@ def prepare(uid: int | None, visible: str | None) -> Ground:
                 shown = "rebuilt"
             measures["own_uid"] = True if uid is not None else "none was given"
         except OSError as error:
-            measures["own_uid"] = f"interpreter or packages lie where other users may not go, and {error.strerror}"
+            measures["own_uid"] = f"other users cannot reach the interpreter or its packages, and {error.strerror}"
     else:
         measures["own_uid"] = "the fleet is not root"
     measures |= namespaces.enter()
@@ -86,9 +86,9 @@ def _filter() -> bytes:
 
 
 def _most_that_works(wanted: seal.Means, uid: int | None) -> tuple[seal.Means, dict[str, bool | str]]:
-    """The most of a seal with which a GPU can still be opened, where there is one.
+    """Return the strongest seal with which the GPU, if any, can still be opened, and its measures.
 
-    A driver that does not live with a measure must not make every kernel fail: it is left out, and said.
+    A driver that fails under a measure must not make every kernel fail: the measure is left out and reported.
     """
     means, tried = wanted, _trial(wanted, uid)
     if (refused := tried.pop("gpu", None)) is not None:
@@ -106,10 +106,10 @@ def _most_that_works(wanted: seal.Means, uid: int | None) -> tuple[seal.Means, d
 
 
 def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
-    """Seal a child and have it try what it must not be able to do, and what it must.
+    """Seal a child process and let it try what the seal must forbid, and what it must allow.
 
     Returns:
-        for each measure True or why not; under ``gpu`` why the GPU could not be opened, if so.
+        for each measure True, or the reason why it fails; as ``gpu`` the reason why the GPU cannot be opened, if so.
     """
     names = ("no_new_privs", "no_capabilities", "limits", "seccomp", "files", "tcp", "devices", "scopes")
     bystander = _fork_bystander(uid)
@@ -127,11 +127,11 @@ def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return json.loads(data) if data else dict.fromkeys(names, "the trial of it did not end")
+    return json.loads(data) if data else dict.fromkeys(names, "the trial did not end")
 
 
 def _fork_bystander(uid: int | None) -> int:
-    """A process of the same user that is not sealed, which a sealed one must not be able to signal."""
+    """Fork an unsealed process of the same user. The sealed child must not be able to signal it."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -187,14 +187,14 @@ def _try_landlock(found: dict[str, bool | str], means: seal.Means, bystander: in
     seal.restrict_files(means, "")
     attempts: dict[str, Callable[[], object]] = {
         "files": lambda: os.close(os.open("/", os.O_RDONLY)),
-        # Nothing listens on port 1, and where something did it would not be spoken to.
+        # Nothing listens on port 1; if something did, the connection would close without a word.
         "tcp": lambda: tcp.connect(("127.0.0.1", 1)) if tcp else None,
         "devices": lambda: termios.tcgetattr(os.open("/dev/null", os.O_RDWR)),
         "scopes": lambda: os.kill(bystander, 0),
     }
     for name, since in names.items():
         if means.landlock < since:
-            found[name] = f"Landlock's interface is {means.landlock} here, {since} is needed"
+            found[name] = f"needs version {since} of Landlock's interface; this kernel has {means.landlock}"
         else:
             found[name] = _is_refused(attempts[name])
     if tcp:
@@ -203,7 +203,7 @@ def _try_landlock(found: dict[str, bool | str], means: seal.Means, bystander: in
 
 def _try_seccomp(found: dict[str, bool | str], means: seal.Means) -> None:
     if not means.filter:
-        found["seccomp"] = f"system calls of {platform.machine()} are not known"
+        found["seccomp"] = f"unknown processor: {platform.machine()}"
         return
     _note(found, "seccomp", lambda: seccomp.enforce(means.filter))
     if found["seccomp"] is True:
@@ -218,23 +218,23 @@ def _is_refused(attempt: Callable[[], object]) -> bool | str:
     except OSError as error:
         code = error.errno
     else:
-        return "applied, and without effect"
-    return True if code in (errno.EACCES, errno.EPERM) else f"applied, and not what refused: {os.strerror(code or 0)}"
+        return "applied, but without effect"
+    return True if code in (errno.EACCES, errno.EPERM) else f"applied, but the error was: {os.strerror(code or 0)}"
 
 
 def _open_gpu() -> str:
-    """Whether CUDA starts, in this process; empty if it does."""
+    """Initialise CUDA in this process. Return an empty string, or the error."""
     try:
         code = int(ctypes.CDLL("libcuda.so.1").cuInit(0))
     except OSError:
-        return ""  # there is no driver, which others will say
-    return f"cuInit answers {code}" if code else ""
+        return ""  # a missing driver is reported elsewhere
+    return f"cuInit returns {code}" if code else ""
 
 
 def main() -> None:
-    """Print what a fork server would report, as JSON. Arguments: the candidates' uid, or nothing; their GPU's UUID.
+    """Print a fork server's report as JSON. Arguments: the candidates' uid, or an empty string; their GPU's UUID.
 
-    In a child, as namespaces are entered by processes of one thread.
+    It runs in a forked child, because only a process with one thread can enter namespaces.
     """
     uid, visible = sys.argv[1:]
     child = os.fork()

@@ -1,7 +1,7 @@
-"""Landlock: what of files, devices, TCP and other processes a process and all its offspring give up.
+"""Landlock: a process gives up, for itself and its descendants, files, devices, TCP and signals to others.
 
-Made of the kernel's three system calls, whose numbers are the same on every architecture. What an older
-kernel does not know is left out of a ruleset; :func:`abi` says what it knows.
+The three system calls have the same numbers on every architecture. A ruleset leaves out what an older kernel does not
+support; see :func:`abi`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workers.judge.host import linux
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION: Final = 1
 _RULE_PATH_BENEATH: Final = 1
-#: Denials are not written to the host's audit log, which a candidate could fill.
+#: Keeps denials out of the host's audit log, which a candidate could fill.
 _LOG_SAME_EXEC_OFF: Final = 1
 
-#: The first versions of the kernel's interface that can do what the seal asks of it.
-ABI_FILES: Final = 2  # 1 forbids to rename from one directory to another, which compilers' caches do
+#: The first versions of Landlock's interface with each feature that the seal uses.
+ABI_FILES: Final = 2  # version 1 forbids renaming between directories, which compilers' caches do
 ABI_TCP: Final = 4
 ABI_DEVICES: Final = 5
 ABI_SCOPES: Final = 6
@@ -32,7 +32,7 @@ _ABI_LOG: Final = 7
 
 
 class Access(IntFlag):
-    """What may be done with files below a path."""
+    """Access rights to the files below a path."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -53,11 +53,11 @@ class Access(IntFlag):
 
 
 _ALL: Final = Access((1 << 16) - 1)
-#: What applies to a file that is no directory; the kernel refuses the rest in a rule about one.
+#: Rights that apply to a single file. Linux refuses a rule about a file that has others.
 _OF_A_FILE: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 READ: Final = Access.READ_FILE | Access.READ_DIR
 READ_AND_RUN: Final = READ | Access.EXECUTE
-#: Everything but devices and sockets.
+#: Everything except creating devices and sockets.
 OWN: Final = _ALL & ~(Access.MAKE_CHAR | Access.MAKE_BLOCK | Access.MAKE_SOCK | Access.IOCTL_DEV)
 DEVICE: Final = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE
 
@@ -66,7 +66,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS: Final = 1 | 2
 
 
 def abi() -> int:
-    """The version of the kernel's interface; 0 where there is none or it may not be used."""
+    """Return the version of the kernel's Landlock interface; 0 if it is missing or forbidden."""
     try:
         return linux.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
     except OSError:
@@ -74,16 +74,16 @@ def abi() -> int:
 
 
 class Ruleset:
-    """What stays allowed; everything else that Landlock knows of is given up by :meth:`enforce`."""
+    """The accesses that stay allowed. :meth:`enforce` gives up all others that Landlock controls."""
 
     def __init__(self, version: int) -> None:
-        """Begin with nothing allowed.
+        """Create a ruleset that allows nothing.
 
         Args:
-            version: what :func:`abi` told, or less to give up less.
+            version: the result of :func:`abi`, or less to give up less.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: Linux refuses.
         """
         self._handled = _ALL
         if version < ABI_DEVICES:
@@ -102,10 +102,10 @@ class Ruleset:
         self._descriptor = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
 
     def allow(self, path: str | Path, access: Access) -> None:
-        """Allow ``access`` to a file, or to a directory and all below it; a path that is not there is left out.
+        """Allow ``access`` to a file, or to a directory and everything below it. Ignores a missing path.
 
         Raises:
-            OSError: the kernel refuses the rule.
+            OSError: Linux refuses the rule.
         """
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -121,10 +121,10 @@ class Ruleset:
             os.close(descriptor)
 
     def enforce(self) -> None:
-        """Give up, for good, all that is not allowed. The process has ``no_new_privs`` and one thread.
+        """Give up everything that is not allowed, irrevocably. The process must have ``no_new_privs`` and one thread.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: Linux refuses.
         """
         linux.syscall(_RESTRICT_SELF, self._descriptor, self._flags)
         os.close(self._descriptor)

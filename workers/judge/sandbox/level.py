@@ -1,4 +1,4 @@
-"""How far a candidate is shut in: the measures of the seal, and the levels that they add up to."""
+"""Levels of isolation, and the measures that each one needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Level(StrEnum):
-    """How far, from nothing to everything; each level holds those before it."""
+    """Levels of isolation, from none to full. Each includes those before it."""
 
     NONE = "none"
     BASIC = "basic"
@@ -16,10 +16,10 @@ class Level(StrEnum):
     FULL = "full"
 
 
-#: The measures by name, and what to do where a host does not give one.
+#: The measures by name, and how to make a host provide each one.
 MEASURES: Final = {
-    "own_uid": "run the fleet as root (its container does), where interpreter and packages may be read by all users",
-    "no_capabilities": "use a kernel that lets a process give up its capabilities",
+    "own_uid": "run the fleet as root (its container does), with an interpreter and packages that all users can read",
+    "no_capabilities": "use a kernel that lets a process drop its capabilities",
     "no_new_privs": "use Linux 3.5 or later",
     "limits": "let the fleet lower its own resource limits",
     "seccomp": "use x86-64 or aarch64 and a kernel with CONFIG_SECCOMP_FILTER",
@@ -28,19 +28,19 @@ MEASURES: Final = {
     "devices": "use Linux 6.10 or later with Landlock",
     "scopes": "use Linux 6.12 or later with Landlock",
     "gpu_nodes": "install nvidia-ml-py, and give the fleet GPUs by CUDA_VISIBLE_DEVICES or KQUEUE_GPUS",
-    "user_namespace": "matters to fleets that are not root: set kernel.unprivileged_userns_clone, or run as root",
-    "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces to it",
-    "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces to it",
+    "user_namespace": "for a fleet that is not root: set kernel.unprivileged_userns_clone, or run as root",
+    "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow it user namespaces",
+    "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow it user namespaces",
     "cgroup_memory": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
     "cgroup_processes": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
     "cgroup_kill": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
 }
 
-#: What each level needs beside those before it; of a group, one measure is enough.
+#: The measures that each level adds. One measure of each group is enough.
 _NEEDED: Final[dict[Level, tuple[tuple[str, ...], ...]]] = {
     Level.NONE: (),
     Level.BASIC: (("no_new_privs",), ("no_capabilities",), ("limits",)),
-    # What keeps a candidate from the judge, its memory and its files. A default container gives this.
+    # These keep a candidate from the judge, its memory and its files. A default container provides them.
     Level.STRONG: (("own_uid", "scopes"), ("seccomp",), ("files",)),
     Level.FULL: (
         *(("scopes",), ("tcp",), ("devices",), ("gpu_nodes",), ("network_namespace",), ("ipc_namespace",)),
@@ -50,7 +50,7 @@ _NEEDED: Final[dict[Level, tuple[tuple[str, ...], ...]]] = {
 
 
 def reached(measures: Mapping[str, object]) -> Level:
-    """The level that the measures, each True or why it is missing, add up to."""
+    """Return the highest level that the measures reach. A measure is True, or the reason why it is missing."""
     level = Level.NONE
     for candidate in Level:
         if lacking(measures, candidate):
@@ -60,7 +60,7 @@ def reached(measures: Mapping[str, object]) -> Level:
 
 
 def lacking(measures: Mapping[str, object], wanted: Level) -> dict[str, str]:
-    """What is missing for a level: for each measure why, and what to do. Empty where it is reached."""
+    """Return the measures that a level lacks, each with the reason and the remedy. Empty if it is reached."""
     found: dict[str, str] = {}
     for level in Level:
         for group in _NEEDED[level]:

@@ -1,7 +1,7 @@
-"""Namespaces of a slot: a network without interfaces, and System V objects of its own.
+"""Namespaces of a slot: a network without interfaces, and private System V objects.
 
-The fork server enters them once and its candidates inherit them, so that they cost a candidate nothing. There
-is no pid namespace: CUDA's memory handles do not pass between those.
+The fork server enters them once and its candidates inherit them, so they cost a candidate nothing. There is no pid
+namespace, because CUDA's memory handles do not work across pid namespaces.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from workers.judge.host import linux
 
 
 def enter() -> dict[str, bool | str]:
-    """Enter what the host allows, in the calling process of one thread.
+    """Enter the namespaces that the host allows. The calling process must have one thread.
 
-    A fleet that is not root needs a user namespace around the others, in which it keeps its own uid.
+    A fleet that is not root also needs a user namespace, in which it keeps its own uid.
 
     Returns:
-        for each namespace True, or why it was not entered.
+        for each namespace True, or the reason why it was not entered.
     """
     if os.geteuid() == 0:
         return {
@@ -27,13 +27,13 @@ def enter() -> dict[str, bool | str]:
             "ipc_namespace": _try(linux.CLONE_NEWIPC),
         }
     every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC
-    # A user namespace that turns out to be of no use cannot be left again: a child tries it first.
+    # A child tries it first, because a process cannot leave a user namespace that turns out to be useless.
     child = os.fork()
     if child == 0:
         os._exit(0 if _try(every) is True and _keep_ids(os.geteuid(), os.getegid()) is True else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     uid, gid = os.geteuid(), os.getegid()
-    entered: bool | str = "refused: this user may make no user namespace"
+    entered: bool | str = "refused: this user may not create user namespaces"
     if worked and (entered := _try(every)) is True:
         entered = _keep_ids(uid, gid)
     return dict.fromkeys(("user_namespace", "network_namespace", "ipc_namespace"), entered)
@@ -48,7 +48,7 @@ def _try(flags: int) -> bool | str:
 
 
 def _keep_ids(uid: int, gid: int) -> bool | str:
-    """Be the same user inside as outside; of files and processes it then owns the same."""
+    """Map the user to itself, so that it keeps its files and processes inside the namespace."""
     try:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")

@@ -1,4 +1,4 @@
-"""What of the file system a sealed process reaches: what it runs on, its GPU, its own directory, nothing else."""
+"""The files that a sealed process can reach: its runtime, its GPU and its own directory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Final
 from workers.judge.sandbox import landlock, view
 from workers.judge.sandbox.landlock import Access, Ruleset
 
-#: Where hosts keep programs and libraries.
+#: Directories where hosts keep programs and libraries.
 _SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/gnu/store", "/run/opengl-driver"),
 )
-#: What libraries and compilers read beside them, and no more of those directories.
+#: Other files and directories that libraries and compilers read.
 _FILES: Final = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone", "/etc/os-release", "/etc/nvidia"),
@@ -27,20 +27,20 @@ _FILES: Final = (
     *("/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/kernel/mm", "/sys/module"),
 )
 _NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-#: What all GPUs share.
+#: Device nodes that all GPUs share.
 _GPU_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-#: A path that was only named for what lies in it opens none of these, nor what they lie in.
+#: The environment's paths never open these directories or their parents.
 _PRIVATE: Final = ("/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Paths by what may be done with them. The candidate's own directory and its own ``/proc`` come beside.
+    """Paths by kind of access. The candidate also gets its own directory and its own ``/proc``.
 
     Attributes:
-        readable: read, and run.
-        nodes: devices without orders of their own (ioctl): read and written.
-        gpu_nodes: those of a GPU: read, written and ordered about.
+        readable: paths to read and execute.
+        nodes: devices to read and write, without ioctl.
+        gpu_nodes: a GPU's devices, to read, write and control by ioctl.
     """
 
     readable: tuple[str, ...]
@@ -48,7 +48,13 @@ class Reach:
     gpu_nodes: tuple[str, ...]
 
     def allow(self, rules: Ruleset, scratch: str, more: tuple[str, ...] = ()) -> None:
-        """Write it, what is the calling process's own, and ``more`` to be read and run, into a ruleset."""
+        """Add these paths and the calling process's own to a ruleset.
+
+        Args:
+            rules: the ruleset.
+            scratch: the candidate's private directory.
+            more: further paths to read and execute.
+        """
         for path in (*self.readable, *more):
             rules.allow(path, landlock.READ_AND_RUN)
         for path in self.nodes:
@@ -56,17 +62,20 @@ class Reach:
         for path in self.gpu_nodes:
             rules.allow(path, landlock.DEVICE | Access.IOCTL_DEV)
         rules.allow(scratch, landlock.OWN)
-        # Other processes' directories stay out of sight. The driver names threads of its own through files.
+        # Only its own directory in /proc. The driver writes there to name its threads.
         rules.allow("/proc/self", landlock.READ)
         if self.gpu_nodes:
             rules.allow("/proc/self/task", landlock.READ | Access.WRITE_FILE | Access.TRUNCATE)
 
 
 def find(visible: str | None) -> tuple[Reach, bool | str]:
-    """What candidates reach whose ``CUDA_VISIBLE_DEVICES`` is ``visible``.
+    """Return what candidates may reach.
+
+    Args:
+        visible: the candidates' ``CUDA_VISIBLE_DEVICES``, or None.
 
     Returns:
-        it, and whether that is one GPU's devices only; why not otherwise.
+        the paths, and True if they include at most one GPU's devices, else the reason why not.
     """
     readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES]))
     gpus, only = _gpu_nodes(visible)
@@ -74,7 +83,7 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
 
 
 def _named() -> Iterator[Path]:
-    """Interpreter, packages, and where the environment says that programs and libraries are."""
+    """Yield the directories of the interpreter, its packages, PATH and LD_LIBRARY_PATH."""
     checkout = Path(__file__).parents[3]
     named = view.needed()
     for variable in ("PATH", "LD_LIBRARY_PATH"):
@@ -85,7 +94,7 @@ def _named() -> Iterator[Path]:
         if any(other == path or path in other.parents for other in private):
             continue
         if path == checkout and (checkout / "pyproject.toml").exists():
-            # Its packages, not what else lies in a checkout.
+            # Only the packages of a checkout.
             yield from (checkout / name for name in ("kqueue", "workers"))
         elif path.is_dir():
             yield path
@@ -104,9 +113,9 @@ def _gpu_nodes(visible: str | None) -> tuple[tuple[str, ...], bool | str]:
 
 
 def _minor(uuid: str) -> int | str:
-    """The number of a GPU's device node; why it is not known otherwise.
+    """Return the number of a GPU's device node, or the reason why it is unknown.
 
-    Asked of NVML in a child: what the library opens must not be inherited by candidates.
+    A child asks NVML, because candidates must not inherit what the library opens.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -119,7 +128,7 @@ def _minor(uuid: str) -> int | str:
             nvml.nvmlInit()
             answer = int(nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByUUID(uuid)))
         except Exception as error:  # noqa: BLE001 -- told to the parent
-            answer = f"NVML does not tell the device node of {uuid}: {error}"
+            answer = f"NVML does not know the device node of {uuid}: {error}"
         finally:
             os.write(writer, json.dumps(answer).encode())
             os._exit(0)

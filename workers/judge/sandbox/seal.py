@@ -1,4 +1,4 @@
-"""The seal: all that a process gives up between its fork and its first foreign instruction."""
+"""The seal: a process gives up its rights between its fork and its first foreign instruction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workers.judge.sandbox import landlock, seccomp
 from workers.judge.sandbox.cgroups import Group
 from workers.judge.sandbox.reach import Reach
 
-#: Real-time scheduling, a better nice value, message queues and files locked against others: none. Pinned
-#: memory stays as the host has it.
+#: Limits set to zero: core dumps, real-time priority, raised priority, message queues. Locked memory stays at the
+#: host's limit, because CUDA pins memory.
 _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
 _OPEN_FILES: Final = 4096
 
@@ -35,19 +35,19 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The bounds of a sealed process.
+    """The limits of a sealed process.
 
     Attributes:
         role: what it runs.
         uid: its uid and gid; None to keep the fleet's.
         scratch: its private directory: working directory, HOME, TMPDIR and all caches.
-        processes: threads and processes at once, enforced where it has a uid or a cgroup of its own.
-        file_bytes: the largest file it may write.
-        host_memory_bytes: memory of its process tree, enforced by a cgroup or by the fork server.
-        output_bytes: what it may write to stdout and stderr, enforced by the fork server.
-        scratch_bytes: what all its files may take in ``scratch``, enforced by the fork server.
-        built: the directory of libraries that a builder has compiled for it, which it reads; for a builder, where
-            they go when it has ended (:mod:`workers.judge.sandbox.shelf`), and out of its reach. None for none.
+        processes: limit of threads and processes; needs a separate uid or a cgroup.
+        file_bytes: largest file that it may write.
+        host_memory_bytes: memory limit of its process tree, enforced by a cgroup or by the fork server.
+        output_bytes: limit of its stdout and stderr together, enforced by the fork server.
+        scratch_bytes: limit of its files in ``scratch``, enforced by the fork server.
+        built: directory of compiled libraries, or None. A candidate reads them there. A builder cannot reach it; its
+            libraries are copied there when it has ended (:mod:`workers.judge.sandbox.shelf`).
     """
 
     role: Role
@@ -63,11 +63,11 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the host lets a seal be made of, found out once by :mod:`workers.judge.sandbox.ground`.
+    """The host's means for a seal, found by :mod:`workers.judge.sandbox.ground`.
 
     Attributes:
         landlock: the version of Landlock's interface to use; 0 for none.
-        filter: the filter of system calls; empty for none.
+        filter: the seccomp filter; empty for none.
         reach: the files that stay in reach.
     """
 
@@ -77,11 +77,19 @@ class Means:
 
 
 def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int]) -> None:
-    """Seal the calling process, freshly forked by ``parent``: it can only lose from here.
+    """Seal the calling process irrevocably, right after its fork.
 
-    Own session and control group; descriptors other than ``keep`` and the standard three closed; resource
-    limits; first to go when memory runs out; own uid; no capability; no new privileges; dies with its parent; no
-    files but what it runs on and its own; none of the system calls in :mod:`workers.judge.sandbox.seccomp`.
+    It gets its own session and control group, resource limits, and its own uid. It loses all descriptors except
+    ``keep`` and the standard three, all capabilities, the right to gain privileges, all files out of its reach, and the
+    system calls denied by :mod:`workers.judge.sandbox.seccomp`. It is the out-of-memory killer's first choice, and
+    dies with its parent.
+
+    Args:
+        profile: the candidate's limits.
+        means: the host's means for a seal.
+        group: the candidate's control group, or None.
+        parent: the pid of the process that forked it.
+        keep: descriptors to keep open.
     """
     os.setsid()
     _close_all_but(keep | {0, 1, 2})
@@ -91,19 +99,19 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     limit()
     resource.setrlimit(resource.RLIMIT_FSIZE, (profile.file_bytes, profile.file_bytes))
     if profile.uid is not None:
-        # Counted by uid: without one of its own a candidate would be bounded by its neighbours.
+        # Linux counts processes by uid, so this limit needs a separate uid.
         resource.setrlimit(resource.RLIMIT_NPROC, (profile.processes, profile.processes))
         become(profile.uid)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    # After the change of uid, which clears it. The parent may have died before it took hold.
+    # After the change of uid, which clears the setting. The parent may have died before.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.umask(0o077)
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
-    tempfile.tempdir = None  # what was found before is out of reach now
+    tempfile.tempdir = None  # the cached directory is now out of reach
     more: tuple[str, ...] = ()
     if profile.role is Role.BUILDER:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -117,30 +125,36 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
 
 
 def limit() -> None:
-    """The limits that are the same for every candidate."""
+    """Set the resource limits that all candidates share."""
     for resource_limit in _NONE:
         resource.setrlimit(resource_limit, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
 
 
 def become(uid: int) -> None:
-    """Become another user, with the group of the same number and no other; for root."""
+    """Change from root to another uid, and to the group of the same number alone."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # Leaving root made the process undumpable: its own /proc/self would be closed to it.
+    # Leaving root makes a process undumpable, which would close its own /proc/self to it.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
 def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
-    """Give up all files but what the means leave, ``scratch``, and ``more`` to read; and what else Landlock takes."""
+    """Apply Landlock to the calling process.
+
+    Args:
+        means: the host's means, with the files that stay in reach.
+        scratch: the private directory, which stays writable.
+        more: further paths that stay readable.
+    """
     rules = landlock.Ruleset(means.landlock)
     means.reach.allow(rules, scratch, more)
     rules.enforce()
 
 
 def private_directories(scratch: str) -> dict[str, str]:
-    """The environment that sends every cache and temporary file of a candidate into its own directory."""
+    """Return environment variables that put a candidate's caches and temporary files into its own directory."""
     names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
     more = ("TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR")
     return {name: str(Path(scratch, name.lower())) for name in (*names, *more)}
@@ -149,7 +163,7 @@ def private_directories(scratch: str) -> dict[str, str]:
 def _close_all_but(keep: set[int]) -> None:
     low = 0
     for descriptor in sorted(keep):
-        if low < descriptor:  # an empty range would be taken for one without an end
+        if low < descriptor:  # closerange(0, 0) would close every descriptor
             os.closerange(low, descriptor)
         low = descriptor + 1
     os.closerange(low, 1 << 20)

@@ -1,7 +1,7 @@
-"""The system calls that a sealed process does without, as a filter in the kernel's own little language.
+"""A seccomp filter (BPF) of the system calls that a sealed process must not make.
 
-A list of what is denied, since what libraries need changes with each version and what kernels must not do
-does not. A denied call fails with EPERM and ends nothing: honest libraries try another way.
+The filter lists denied calls, because the calls that libraries need change with each version, but the calls that
+kernels must not make do not. A denied call fails with EPERM instead of killing: honest libraries have fallbacks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 
 from workers.judge.host import linux
 
-# Numbers on x86-64 and on aarch64; None where the call does not exist there.
+# Numbers on x86-64 and aarch64; None if the call does not exist there.
 _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
-    # Sockets: a candidate has its channel and reaches nobody else's. Postgres and Redis may listen on a path.
-    # Making one of its own and listening there must stay: without that CUDA does not start.
+    # Sockets: a candidate may use only its channel; Postgres and Redis may listen on a path. Creating a socket and
+    # listening on it must stay allowed, because CUDA does so when it starts.
     "connect": (42, 203),
     "accept": (43, 202),
     "accept4": (288, 242),
@@ -35,7 +35,7 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "pidfd_send_signal": (424, 424),
     "kcmp": (312, 272),
     "migrate_pages": (256, 238),
-    # Parts of the kernel in which holes are found most often.
+    # Parts of Linux in which holes are found most often.
     "perf_event_open": (298, 241),
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
@@ -67,7 +67,7 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
     "open_tree_attr": (467, 467),
-    # What outlives the process that made it: System V objects and message queues.
+    # Objects that outlive their creator: System V objects and message queues.
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -81,7 +81,7 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # The scheduler, where the class asked for lies in memory that a filter cannot see.
+    # The scheduler: the requested class is in memory, which a filter cannot see.
     "sched_setattr": (314, 274),
     # The machine.
     "acct": (163, 89),
@@ -106,7 +106,8 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "uselib": (134, None),
     "vhangup": (153, 58),
 }
-#: A filter cannot see the flags of clone3: the C library then asks clone, whose flags it can see.
+#: Calls that fail as unknown (ENOSYS). A filter cannot see the flags of clone3; the C library then falls back to clone,
+#: whose flags it can see.
 _UNKNOWN: Final = {"clone3": (435, 435)}
 
 _NEW_NAMESPACES: Final = 0x7E020000
@@ -116,7 +117,7 @@ _REAL_TIME: Final = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
 _QUERY: Final = 0xFFFFFFFF
 
 _SET_MODE_FILTER: Final = 1
-#: Without it older kernels slow the process down against side channels that its seal does not rest on.
+#: Without this flag, older kernels slow the process down against side channels that its seal does not rely on.
 _SPEC_ALLOW: Final = 1 << 2
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
@@ -127,7 +128,7 @@ _X32: Final = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """What differs between processors: the kernel's name for it, and the place of its numbers in the table."""
+    """A processor's constants: its audit architecture, its column in the table, and the numbers of filtered calls."""
 
     audit: int
     column: int
@@ -175,22 +176,25 @@ def _refuse_unless(*values: int) -> bytes:
 
 
 def program(machine: str) -> bytes:
-    """The filter for a processor as ``uname -m`` names it.
+    """Return the filter for a processor.
+
+    Args:
+        machine: the processor's name, as by ``uname -m``.
 
     Raises:
-        KeyError: a processor whose numbers are not known here.
+        KeyError: the processor is unknown.
     """
     arch = _ARCHITECTURES[machine]
-    myself = _refuse_unless(0)  # 0 names the caller; any other number may name a neighbour
+    myself = _refuse_unless(0)  # 0 is the caller; any other number may be a neighbour
     kinds = _refuse_unless(int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
     unix = _argument(0) + _refuse_unless(int(socket.AF_UNIX)) + _argument(1) + _step(_AND, 0xF) + kinds
     conditions = {
         arch.clone: _argument(0) + _refuse_if(_ANY_BIT, _NEW_NAMESPACES),
-        # Not of datagrams: those could be turned to somebody's path.
+        # No datagram sockets: they could send to any path.
         arch.socket: unix,
         arch.socketpair: unix,
         arch.sendto: _argument(4) + _refuse_unless(0) + _argument(4, high=True) + _refuse_unless(0),
-        # A neighbour of the same user must not be slowed down, least of all the one that times the reference.
+        # A candidate must not slow down neighbours of the same user, such as the reference that is timed beside it.
         arch.prlimit64: _argument(0) + myself,
         arch.sched_setaffinity: _argument(0) + myself,
         arch.sched_setparam: _argument(0) + myself,
@@ -202,11 +206,11 @@ def program(machine: str) -> bytes:
         + _argument(1)
         + _step(_AND, 0xFF)
         + b"".join(_refuse_if(_EQUAL, policy) for policy in _REAL_TIME),
-        # Typing for whoever sits at a terminal.
+        # These would type into a terminal.
         arch.ioctl: _argument(1)
         + b"".join(_refuse_if(_EQUAL, request) for request in (_TIOCSTI, _TIOCSETD, _TIOCLINUX)),
         arch.personality: _argument(0) + _refuse_unless(0, _QUERY),
-        # It dies with its parent, and cannot take that back.
+        # It dies with its parent, and cannot undo that.
         arch.prctl: _argument(0)
         + _step(_EQUAL, linux.PR_SET_PDEATHSIG, 0, 3)
         + _argument(1)
@@ -231,10 +235,10 @@ class _Program(ctypes.Structure):
 
 
 def enforce(steps: bytes) -> None:
-    """Put the calling thread, and all that comes of it, under a filter. It has ``no_new_privs``.
+    """Apply a filter to the calling thread and its descendants. The thread must have ``no_new_privs``.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: Linux refuses.
     """
     filled = _Program(len(steps) // 8, steps)
     number = _ARCHITECTURES[platform.machine()].seccomp

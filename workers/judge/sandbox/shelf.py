@@ -1,7 +1,7 @@
-"""Built libraries on their way from the process that compiled them to the one that runs them.
+"""Copies compiled libraries from a builder to its candidate.
 
-The builder keeps them as ``made/<key>/<module>.so`` in its own directory. When nothing of it lives any more they
-are copied to a directory of the fleet's, which the candidate reads and cannot write.
+The builder writes them as ``made/<key>/<module>.so`` in its own directory. When all of its processes have ended, they
+are copied to a directory of the fleet's, which the candidate can read but not write.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-#: Where in its directory a builder keeps its libraries.
+#: The folder in its directory in which a builder puts its libraries.
 MADE: Final = "made"
-#: The most libraries that are taken, and the most bytes of them: who waits for the copy must not wait long.
+#: The most libraries and bytes to copy: the candidate waits for the copy.
 _MOST: Final = 64
 _BYTES: Final = 256 << 20
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _LIBRARY: Final = re.compile(r"[^.].*\.so")
-#: Neither links are followed nor pipes waited for.
+#: Do not follow links or wait for pipes.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make(shelf: Path) -> None:
-    """Make the directory, to be read by all and written by the caller."""
+    """Create the directory, readable by all and writable by the caller."""
     shelf.mkdir()
     shelf.chmod(0o755)
 
 
 def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
-    """Copy what an ended builder has made. What is not as it should be is left behind, and compiled again.
+    """Copy the libraries of an ended builder. The candidate compiles again whatever is left out.
 
-    Taken are regular files of the builder's own, with no other name: one that it had linked would open a
-    stranger's file to the candidate.
+    Only regular files that the builder owns and that have one name are copied: a hard link could open another user's
+    file to the candidate.
 
     Args:
         scratch: the builder's directory.
-        shelf: what :func:`make` made.
+        shelf: the directory from :func:`make`.
         owner: the builder's uid.
-        most: the most bytes in all.
+        most: most bytes in total.
     """
     left = min(most, _BYTES)
     with contextlib.suppress(OSError), _directory(scratch / MADE) as made, os.scandir(made) as places:
@@ -66,7 +66,7 @@ def _directory(path: Path | str, within: int | None = None) -> Generator[int]:
 
 
 def _copy(name: str, directory: int, place: Path, owner: int, most: int) -> int:
-    """Copy one library, whole or not at all; returns its bytes."""
+    """Copy one library completely or not at all. Return the number of bytes copied."""
     source = os.open(name, _READ, dir_fd=directory)
     part = place.with_name("part")
     try:

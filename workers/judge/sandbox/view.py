@@ -1,9 +1,8 @@
-"""What of the file system a candidate with a uid of its own must be able to read.
+"""The directories that a candidate with its own uid must be able to read.
 
-The interpreter and its packages may live where only the fleet's user may go, such as root's home. A fork
-server that may mount builds itself a private view in which the directory in the way is an empty one that
-holds nothing but the interpreter's: the candidate can read what it runs on, and what else lies there is out
-of sight. Where mounting is refused the candidate keeps the fleet's uid, and the verdict says so.
+The interpreter and its packages may be in a directory that only the fleet's user can enter, such as root's home. A fork
+server that may mount then builds a private view: it replaces that directory by an empty one that contains only the
+interpreter and its packages. If mounting is refused, the candidate keeps the fleet's uid, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from workers.judge.host import linux
 
 
 def needed() -> list[Path]:
-    """Directories that a candidate reads: interpreter, packages, compilers."""
+    """Return the directories that a candidate reads: interpreter, packages, compilers."""
     paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]}
-    # Found, not imported: the supervisor looks here too, and is light.
+    # Found without importing torch, because the supervisor calls this too.
     if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
         paths.add(Path(torch.origin).parent)
     paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
@@ -31,17 +30,17 @@ def needed() -> list[Path]:
 
 
 def _toolkit() -> Path | None:
-    """CUDA's, found as torch's extension builder finds it: nvcc runs programs and reads headers that lie beside it."""
+    """Return CUDA's directory as torch's extension builder finds it. nvcc needs the programs and headers in it."""
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(home)
     nvcc = shutil.which("nvcc")
     home = Path(nvcc).resolve().parents[1] if nvcc else None
-    # A script of that name in somebody's bin does not open what that is in.
+    # A mere script of that name must not open the directory that it is in.
     return home if home is not None and (home / "nvvm").is_dir() else None
 
 
 def obstacle(path: Path) -> Path | None:
-    """The first directory on the way to ``path`` that others may not traverse; None if they may go there."""
+    """Return the first directory on the way to ``path`` that other users cannot traverse, or None."""
     for part in [*reversed(path.parents), path]:
         mode = part.stat().st_mode
         if not mode & stat.S_IXOTH:
@@ -50,7 +49,7 @@ def obstacle(path: Path) -> Path | None:
 
 
 def unreadable() -> dict[Path, list[Path]]:
-    """The needed directories out of reach for other users, by the directory in the way."""
+    """Return the needed directories that other users cannot reach, by the directory in the way."""
     blocked: dict[Path, list[Path]] = {}
     for path in needed():
         if (where := obstacle(path)) is not None:
@@ -59,7 +58,7 @@ def unreadable() -> dict[Path, list[Path]]:
 
 
 def rebuild() -> None:
-    """Give this process a private view in which :func:`needed` can be read by everybody.
+    """Give this process a private view in which all users can read :func:`needed`.
 
     Raises:
         OSError: this process may not mount.
@@ -70,7 +69,7 @@ def rebuild() -> None:
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     for where, paths in blocked.items():
-        # What lies in the shade of the new directory is reached through descriptors opened before.
+        # The new mount hides the old directories; descriptors opened before still reach them.
         outermost = [path for path in paths if not any(other in path.parents for other in paths)]
         descriptors = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in outermost}
         linux.mount("tmpfs", str(where), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")

@@ -1,10 +1,9 @@
-"""The build: what the kernel's source has compiled at import is compiled by a process of its own.
+"""The build: a separate process, the builder, compiles what a kernel's source compiles at import.
 
-A builder is sealed like the candidate, with another uid and no GPU. Final are only a compiler's deadline, what breaks
-the seal, and, where the candidate has no GPU either, a compiler's word. A module may ask for the GPU behind torch's
-back, and hand its compiler other flags where there is none: beside a GPU only the candidate's compiler refuses.
-On anything else, such as a module that asks torch for a GPU at import, the candidate compiles for itself what is
-missing.
+A builder is sealed like the candidate, with another uid and without a GPU. Three of its failures are final: a timeout
+of the compiler, a breach of the seal, and, on a CPU slot, a compiler's error. On a GPU slot a compiler's error is not
+final: a module may detect the GPU without torch, and pass other flags if there is none. After any other failure, such
+as a module that asks torch for a GPU at import, the candidate compiles what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from workers.judge.sandbox.seal import Profile
 #: The backends whose sources torch's extension builder compiles.
 BACKENDS: Final = frozenset({Backend.CUDA, Backend.CPP})
 _FINAL: Final = frozenset({Category.COMPILE_TIMEOUT, Category.SANDBOX_VIOLATION})
-#: How long a builder may take to get ready, in seconds.
+#: Deadline of the builder's preparation.
 _PREPARE_S: Final = 60.0
 
 
@@ -38,14 +37,14 @@ class Build:
     def __init__(
         self, forkserver: ForkServer, profile: Profile, deadlines: Deadlines, source: str, *, on_gpu: bool
     ) -> None:
-        """Have a builder forked, and do not wait. None of the kernel's code runs yet.
+        """Start forking a builder without waiting. None of the kernel's code runs yet.
 
         Args:
-            forkserver: the slot's.
-            profile: the builder's bounds; ``built`` is the candidate's.
-            deadlines: the evaluation's.
-            source: the kernel's.
-            on_gpu: whether the candidate has a GPU.
+            forkserver: the slot's fork server.
+            profile: the builder's limits, with the candidate's ``built`` directory.
+            deadlines: the evaluation's deadlines.
+            source: the kernel's source.
+            on_gpu: True if the candidate has a GPU.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -55,27 +54,28 @@ class Build:
         self._deadlines = deadlines
         self._built = Path(profile.built)
         self._architectures = _architectures() if on_gpu else ""
-        #: Compilers here have all that the candidate's would have.
+        #: On a CPU slot the builder's compilers have everything that the candidate's would have.
         self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
-        # It learns nothing else of the evaluation.
+        # The builder learns nothing else about the evaluation.
         bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0, memory_fraction=1.0)
         self._opening = self.process.send(Order.OPEN, payload=bare)
 
     @property
     def log(self) -> str:
-        """The end of what it wrote; empty where the candidate imports the source as it did, and writes the same."""
+        """The end of the builder's log; empty if it compiled nothing, for then the candidate writes the same again."""
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
     def run(self) -> dict[str, Any]:
         """Build, and end the builder.
 
         Returns:
-            for the evidence: ``where`` the kernel is compiled, ``builder`` or ``candidate``, and what it took.
+            for the evidence: ``where`` the kernel is compiled (``builder`` or ``candidate``), ``libraries``,
+            ``seconds``, ``peak_bytes``, and ``skipped``, the reason if the build stopped early.
 
         Raises:
-            EvaluationEnded: a compiler refused where its word is final, or took too long, or the kernel broke out.
-            ForkServerError: the builder could not be made ready or ended.
+            EvaluationEnded: the build failed, and its failure is final.
+            ForkServerError: the builder could not be prepared or ended.
         """
         begun = time.monotonic()
         self.process.enter(Phase.PREPARE, _PREPARE_S)
@@ -83,7 +83,7 @@ class Build:
         try:
             self.process.receive(self._opening)
         except EvaluationEnded as ended:
-            raise ForkServerError(f"a builder could not be made ready: {ended}") from None
+            raise ForkServerError(f"a builder could not be prepared: {ended}") from None
         self.process.stop_clock()
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
         skipped = ""
@@ -96,11 +96,11 @@ class Build:
         report = self.process.stop()
         if report.reason is End.STUCK:
             raise self.process.died()
-        # Where a build was cut short, compilers of other threads may have been at work: they are swept, and no more.
+        # If a build stopped early, compilers of other threads may still have run: they are killed without consequence.
         if report.leftovers and not skipped:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION,
-                f"the kernel left {report.leftovers} process(es) behind when it was built",
+                f"the kernel's build left {report.leftovers} process(es) behind",
                 Phase.LOAD,
                 leftovers=report.leftovers,
             )
@@ -116,7 +116,7 @@ class Build:
 
 
 def _architectures() -> str:
-    """What torch's builder would compile for beside this GPU, which it does not see; never more than torch knows."""
+    """Return the architecture that torch's builder would target if it saw this GPU, at most the newest it supports."""
     known = [int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
     major, minor = min(torch.cuda.get_device_capability(), divmod(max(known), 10))
     return f"{major}.{minor}+PTX"

@@ -1,13 +1,13 @@
-"""Whether a candidate's outputs are the reference's.
+"""Compare a candidate's outputs with the reference's.
 
-Two verdicts are reached side by side. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict
-one asks of every output tensor:
+There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict verdict requires of
+every output tensor:
 
-* every value lies within the tolerance. What does not is excused only where the reference itself does no better,
-  as after cancellation: where its distance from the float64 reference is not far above the reference's own among
-  values of that size, or far below the size of the values that were summed;
-* all values together are nearer to the reference than nothing, or than its mean, would be. Where the reference is
-  tiny, or nearly constant, such answers lie within the tolerance of each value.
+* Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better, as
+  after cancellation: the value's distance from the float64 reference is not far above the reference's own distance for
+  values of that size, or is far below the size of the values that were summed.
+* All values together are closer to the reference than zeros or the reference's mean would be. If the reference is tiny
+  or nearly constant, such answers are within the tolerance of each value.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case
 
 @dataclass(frozen=True, slots=True)
 class _Grade:
-    """What is asked of outputs of one floating dtype.
+    """The requirements for outputs of one floating dtype.
 
     Attributes:
-        tolerance: the largest accepted error of each value, ``atol`` and ``rtol`` alike: KernelBench's for 32 and
-            16 bits.
-        farthest: the largest accepted distance of all values together, as a share of the reference's size.
-        noise: how many times the dtype's epsilon may lie between two right answers, all values together.
-        downgrade: the relative distance from the float64 reference from which on a lower precision than the
-            reference's may have been used: TF32 and fp16 products give 3e-4, bf16's 2e-3, fp8's 3e-2.
+        tolerance: largest error of a value, as ``atol`` and as ``rtol``; for 32 and 16 bits KernelBench's.
+        farthest: largest distance of all values together, as a share of the reference's norm.
+        noise: largest distance between two correct answers, all values together, in multiples of the dtype's epsilon.
+        downgrade: relative distance from the float64 reference that suggests a lower precision than the reference's.
+            Products give 3e-4 in TF32 and fp16, 2e-3 in bf16, 3e-2 in fp8.
     """
 
     tolerance: float
@@ -47,10 +46,10 @@ class _Grade:
 _WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=1e-4)
 _FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=1e-3)
 _BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=5e-3)
-#: Of 8 bits a rounding apart: the step from one value to the next is 1/8 and 1/4 of it.
+#: For 8 bits one rounding step, which is 1/8 or 1/4 of a value.
 _E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=0.2)
 _E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=0.2)
-#: By dtype, the coarser the later; values of dtypes that are not floating must be equal.
+#: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
 _GRADES: Final = {
     torch.float64: _WIDE,
     torch.complex128: _WIDE,
@@ -61,24 +60,23 @@ _GRADES: Final = {
     torch.float8_e4m3fn: _E4M3,
     torch.float8_e5m2: _E5M2,
 }
-#: How much farther from the float64 reference than the reference itself a right kernel may be. Measured on products
-#: of 64 to 8192 terms: up to 1 summed in blocks, 7.2 one term after another, 700 in TF32, 5000 in bf16.
+#: How many times farther than the reference a correct kernel may be from the float64 reference. Measured on products of
+#: 64 to 8192 terms: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
 _LENIENCE: Final = 8.0
-#: Among values of one size, the largest error that cancellation explains, as a share of their own size.
+#: Largest error that cancellation explains among values of one size, as a share of their norm.
 _CANCELLED: Final = 0.25
-#: The largest accepted distance as a share of how far the reference's values lie from their mean, where there are
-#: enough of them to tell.
+#: Largest distance as a share of the spread of the reference's values around their mean, given enough values.
 _FROM_MEAN: Final = 0.5
 _ENOUGH: Final = 64
 _SHOWN: Final = 5
-#: Values that are looked at together: bounds the memory that a comparison takes.
+#: Values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
-#: Values that are enough to know how those of one size fare.
+#: Values to sample for the error that is usual among values of one size.
 _SAMPLE: Final = 1 << 21
 
 
 def tolerance_for(dtype: torch.dtype, settings: Settings) -> Tolerance:
-    """The tolerance that holds for each value of outputs of ``dtype``."""
+    """Return the tolerance for each value of an output of ``dtype``."""
     if dtype not in _GRADES:
         return Tolerance(atol=0.0, rtol=0.0)
     tolerance = _grade(dtype, settings).tolerance
@@ -86,7 +84,7 @@ def tolerance_for(dtype: torch.dtype, settings: Settings) -> Tolerance:
 
 
 def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
-    """The coarser of the output's dtype and the evaluation's: fp32 made of bf16 values is as coarse as those."""
+    """Return the coarser of the output's and the evaluation's dtype: fp32 results of bf16 values are as coarse."""
     return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
 
 
@@ -95,10 +93,15 @@ def _grade(dtype: torch.dtype, settings: Settings) -> _Grade:
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
-    """Say how outputs that a candidate could not deliver differ from the reference's.
+    """Explain why a candidate could not deliver its outputs.
+
+    Args:
+        reply: the candidate's description of its outputs.
+        structure: the structure of the reference's outputs.
+        specs: shape, dtype and device of each of the reference's outputs.
 
     Raises:
-        EvaluationEnded: always; the first difference in the order structure, shape, dtype, device.
+        EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
     """
     got = list(reply.tensors)
     if reply.structure != structure or len(got) != len(specs):
@@ -119,14 +122,19 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
 
 
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
-    """Compare delivered outputs with the reference's, all of one spec.
+    """Compare delivered outputs with the reference's.
+
+    Args:
+        outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
+        case: the case, with the reference's outputs.
+        settings: the evaluation's settings.
 
     Returns:
-        the error's figures, the worst of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``,
-        |output - reference| / |reference|; ``error_ratio``, the output's distance from the float64 reference over
-        the reference's own (None without one); ``precision_downgrade``, whether that looks like a lower precision
-        than the reference's (given cases only); and both verdicts, ``strict_correct`` and ``kernelbench_correct``
-        (None but for given cases).
+        the worst figures of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``, which is
+        |output - reference| / |reference|; ``error_ratio``, the output's distance from the float64 reference divided
+        by the reference's own (None without a float64 reference); ``precision_downgrade``, True if that suggests a
+        lower precision than the reference's (given cases only); and the verdicts ``strict_correct`` and
+        ``kernelbench_correct`` (None except for given cases).
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
@@ -134,7 +142,7 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     """
     judged = [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
     if judged:
-        # One wait for the device, whatever the number of outputs.
+        # Waits for the device once, whatever the number of outputs.
         for output, numbers in zip(judged, torch.stack([each.measure() for each in judged]).tolist(), strict=True):
             output.figures = _Figures(*numbers)
     given = case.kind == GIVEN
@@ -153,14 +161,14 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What one pass over an output tells. Sums and norms are taken in float64, over finite values."""
+    """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
 
-    #: Values that are not finite where the reference is; beyond the tolerance; beyond KernelBench's.
+    #: Numbers of values: not finite where the reference is; beyond the tolerance; beyond KernelBench's tolerance.
     strays: float
     wrong: float
     unlike: float
-    #: Values that are finite in the reference, their sum, and the sums of squares of: their difference from the
-    #: output, themselves, output minus exact, reference minus exact, exact.
+    #: Number and sum of the reference's finite values. Then sums of squares: output minus reference, reference, output
+    #: minus exact, reference minus exact, exact.
     finite: float
     total: float
     distance2: float
@@ -181,14 +189,14 @@ class _Figures:
 
     @property
     def spread(self) -> float:
-        """How far the reference's values lie from their mean, all together."""
+        """The norm of the reference's values minus their mean."""
         around = self.size2 - self.total**2 / max(self.finite, 1.0)
         return around**0.5 if around > 1e-13 * self.size2 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why an output is not right."""
+    """The reason why an output is wrong."""
 
     category: Category
     message: str
@@ -201,13 +209,9 @@ class _Fault:
         return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
 
 
-#: How many of a :class:`_Figures` are added over chunks; the rest are maxima.
-_ADDED: Final = 10
-
-
 @dataclass(slots=True)
 class _Output:
-    """One output beside the reference's."""
+    """One output and the reference's."""
 
     number: int
     out: torch.Tensor
@@ -216,7 +220,7 @@ class _Output:
     shape: tuple[int, ...]
     tolerance: Tolerance
     loose: Tolerance
-    #: None where values must be equal, or the evaluation has its own tolerance.
+    #: None if values must be equal, or the evaluation sets its own tolerance.
     grade: _Grade | None
     epsilon: float
     figures: _Figures
@@ -225,7 +229,7 @@ class _Output:
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
         floating = ref.dtype in _GRADES
-        loose = CLOSE[settings.precision]  # KernelBench's follows the precision, whatever the output's dtype
+        loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype
         return cls(
             number,
             _flat(out),
@@ -240,7 +244,7 @@ class _Output:
         )
 
     def measure(self) -> torch.Tensor:
-        """The fields of :class:`_Figures` on the device; does not wait for it."""
+        """Return the fields of :class:`_Figures` as a tensor on the device, without waiting for it."""
         added: torch.Tensor | None = None
         largest: torch.Tensor | None = None
         for out, ref, exact in self._chunks():
@@ -266,7 +270,7 @@ class _Output:
         wrong = ~self._within(self.tolerance, same, error, size, finite)
         unlike = wrong if self.loose == self.tolerance else ~self._within(self.loose, same, error, size, finite)
         counted = finite & ~stray
-        # Where both are infinite their difference is NaN; what is not finite has been counted.
+        # The difference of two infinities is NaN. Values that are not finite are counted above.
         most = torch.finfo(error.dtype).max
         error = torch.where(counted, error, 0.0).clamp_max(most)
         value = torch.where(finite, ref, 0.0)
@@ -293,11 +297,11 @@ class _Output:
     ) -> torch.Tensor:
         if tolerance.atol == 0 == tolerance.rtol:
             return same  # 64-bit integers do not fit a float
-        # Where the reference is infinite only the same infinity will do.
+        # Where the reference is infinite, only the same infinity is correct.
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
     def strict_fault(self) -> _Fault | None:
-        """What the strict verdict finds wrong."""
+        """Return the strict verdict's fault, or None."""
         figures, tolerance = self.figures, self.tolerance
         if figures.strays:
             return self._not_finite()
@@ -308,7 +312,7 @@ class _Output:
         if figures.distance > self.grade.farthest * figures.size and not self._as_near_as_the_reference():
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
-                "every value is within the tolerance, but only because the reference's are tiny:"
+                "every value is within the tolerance, but only because the reference's values are tiny:"
                 f" |output - reference| is {share} of |reference|"
             )
         if (
@@ -318,19 +322,19 @@ class _Output:
             and not self._as_near_as_the_reference()
         ):
             return self._together(
-                "every value is within the tolerance, but only because the reference's are nearly constant:"
-                " their mean would be as near to them"
+                "every value is within the tolerance, but only because the reference's values are nearly constant:"
+                " their mean would be as close to them"
             )
         return None
 
     def kernelbench_fault(self) -> _Fault | None:
-        """What ``torch.allclose`` with KernelBench's tolerance finds wrong."""
+        """Return the fault by ``torch.allclose`` with KernelBench's tolerance, or None."""
         if self.figures.strays:
             return self._not_finite()
         return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
 
     def ratio(self) -> float | None:
-        """The distance from the float64 reference over the reference's own, which is a rounding at least."""
+        """Return the distance from the float64 reference divided by the reference's own (at least a rounding)."""
         if self.exact is None:
             return None
         own = max(self.figures.own2**0.5, self.epsilon / 4 * self.figures.truth2**0.5)
@@ -338,20 +342,20 @@ class _Output:
         return astray / own if own else None if astray else 1.0
 
     def downgraded(self) -> bool:
-        """Whether the error is that of a lower precision than the reference's."""
+        """True if the error suggests a lower precision than the reference's."""
         ratio, grade = self.ratio(), self.grade
         astray, truth = self.figures.astray2**0.5, self.figures.truth2**0.5
         return ratio is not None and grade is not None and ratio >= _LENIENCE and astray >= grade.downgrade * truth
 
     def _as_near_as_the_reference(self) -> bool:
-        """Whether the output is not much farther from the float64 reference than the reference itself."""
+        """True if the output is not much farther from the float64 reference than the reference is."""
         return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
 
     def _excused(self) -> bool:
-        """Whether the values beyond the tolerance are as good as the reference's own precision lets one ask.
+        """True if the values beyond the tolerance are as good as the reference's own precision allows.
 
-        The precision differs from value to value, and is known only from many: from the *peers*, all values that
-        are not larger than the largest in question (and some more where those are few).
+        That precision differs from value to value, and can only be estimated from many. It is taken from the *peers*:
+        all values not larger than the largest value in question, and some more if those are few.
         """
         if self.grade is None:
             return False
@@ -381,7 +385,7 @@ class _Output:
         return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
 
     def _largest_beyond(self) -> float:
-        """The size of the largest value beyond the tolerance."""
+        """Return the size of the largest value beyond the tolerance."""
         largest = 0.0
         for out, ref, exact in self._chunks():
             truth = _comparable(ref) if exact is None else exact
@@ -391,7 +395,7 @@ class _Output:
         return largest
 
     def _all_within(self, allowed: float) -> bool:
-        """Whether all values beyond the tolerance lie within it, or within ``allowed``, of what is known best."""
+        """True if all values beyond the tolerance are within it, or within ``allowed``, of the best known answer."""
         for out, ref, exact in self._chunks():
             beyond = self._beyond_of(out, ref, self.tolerance)
             truth = (_comparable(ref) if exact is None else exact)[beyond]
@@ -402,7 +406,7 @@ class _Output:
 
     def _not_finite(self) -> _Fault:
         count = int(self.figures.strays)
-        message = f"{count} values are not finite where the reference is"
+        message = f"{count} values are not finite where the reference's are"
         return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
 
     def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:
@@ -431,7 +435,7 @@ class _Output:
 
 
 def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several cases as one: the worst of each; what is None anywhere does not count there."""
+    """Combine the figures of several cases: the worst of each, ignoring None."""
     merged: dict[str, Any] = {}
     for one in figures:
         for name, value in one.items():
@@ -446,7 +450,7 @@ def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _merged(judged: list[_Output], *, given: bool) -> dict[str, Any]:
-    """The worst figures of all outputs."""
+    """Return the worst figures of all outputs."""
     ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
     norms = [output.figures.distance / output.figures.size for output in judged if output.figures.size]
     return {
@@ -459,23 +463,23 @@ def _merged(judged: list[_Output], *, given: bool) -> dict[str, Any]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All values in one dimension, complex ones as two."""
+    """Return all values in one dimension, complex ones as two."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Values in a type in which differences are exact enough: fp32 for small floats, else 64 bits."""
+    """Convert to a dtype for exact enough differences: fp32 for floats up to 32 bits, else float64."""
     small = tensor.is_floating_point() and tensor.dtype is not torch.float64
     return tensor.to(torch.float32 if small else torch.float64)
 
 
 def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
-    """Where values are equal; before 64-bit integers become floats."""
+    """Return where values are equal. Compares 64-bit integers before they become floats."""
     return out == ref if out.dtype.itemsize > 1 else _comparable(out) == _comparable(ref)
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    """The root of the sum of squares, in float64 and without a copy of that size."""
+    """Return the Euclidean norm, in float64 without a float64 copy of the values."""
     return torch.linalg.vector_norm(values, dtype=torch.float64)
 
 

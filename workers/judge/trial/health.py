@@ -1,7 +1,7 @@
-"""Whether the GPU is fit: before a kernel is timed on it, and when the kernel is gone.
+"""Checks of the GPU before a kernel is timed on it, and after the kernel is gone.
 
-The judge asks in its own process and its own context. What it finds wrong the supervisor tries again in a fresh
-process (:mod:`workers.monitor`).
+The judge runs them in its own process and context. If one fails, the supervisor tests the GPU again in a fresh process
+(:mod:`workers.monitor`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from workers.judge.host import linux
 
 _nvml: Any = _pynvml
 
-#: How long a test may take, in seconds; the worker's parent ends a judge that overruns it.
+#: Deadline of a test. The worker's parent ends a judge that overruns it.
 CANARY_S: Final = 20.0
-#: How long a stranger's work is waited for, and between looks.
+#: Seconds to wait for other processes to leave the GPU, and between two looks.
 _WAIT_S: Final = 60.0
 _LOOK_S: Final = 1.0
-#: How far back at first NVML is asked what processes did.
+#: The first question to NVML about other processes' activity covers this time.
 _SAMPLES_S: Final = 2.0
 
 
 def test() -> str:
-    """Have the GPU compute what is known, in this process. Returns how that went.
+    """Test in this process that the GPU computes known answers. Return the result as text.
 
     Raises:
         EvaluationEnded: ``gpu_unhealthy``.
@@ -52,7 +52,7 @@ def test() -> str:
 
 
 class Memory:
-    """A GPU's memory that belongs to no living process, now and later."""
+    """Detects GPU memory that has leaked since this object was created."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
@@ -61,7 +61,7 @@ class Memory:
             self.before = facts.unaccounted_bytes(handle)
 
     def leak(self) -> int | None:
-        """Bytes that nobody has given back since; None where that cannot be known."""
+        """Return the number of leaked bytes; None if that cannot be known."""
         if self.before is None:
             return None
         with _asking():
@@ -70,31 +70,37 @@ class Memory:
 
 
 class Sharing:
-    """Who else computes on the GPU: processes that are not below this host's supervisor.
-
-    ``strangers`` tells of each that was seen: pid, name, bytes of the GPU's memory, and whether it was seen at work
-    (None where NVML does not tell). It is None where they cannot be told from the fleet's own.
-    """
+    """Detects strangers on the GPU: processes that do not descend from this host's supervisor."""
 
     def __init__(self, uuid: str | None, policy: Literal["wait", "refuse", "label"]) -> None:
-        """Name the GPU, None where nothing is timed on one, and what is done about strangers at work."""
+        """Configure the detection.
+
+        Args:
+            uuid: the GPU; None on a CPU slot.
+            policy: what to do about strangers at work; see ``Config.gpu_shared``.
+        """
         self._uuid = uuid
         self._policy = policy
         self._seen: dict[int, dict[str, Any]] = {}
         self._known = True
         self._looked_at = time.time() - _SAMPLES_S
-        # The judge is the worker's child, and that the supervisor's.
+        # This judge's grandparent is the supervisor.
         self._fleet = linux.parent(os.getppid())
 
     @property
     def strangers(self) -> list[dict[str, Any]] | None:
+        """The strangers seen so far; None if they cannot be told from the fleet's own processes.
+
+        Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU, and ``active``: True if it was seen at work,
+        None if NVML does not report that.
+        """
         return list(self._seen.values()) if self._known else None
 
     def before_timing(self) -> None:
-        """Return when no stranger computes on the GPU, or when that does not matter.
+        """Wait until no stranger computes on the GPU, as far as the policy demands.
 
         Raises:
-            EvaluationEnded: ``timing_unstable``.
+            EvaluationEnded: ``timing_unstable``: a stranger still computes.
         """
         deadline = time.monotonic() + (_WAIT_S if self._policy == "wait" else 0)
         while self._look() and self._policy != "label":
@@ -103,18 +109,21 @@ class Sharing:
             time.sleep(_LOOK_S)
 
     def after_timing(self) -> None:
-        """Look whether a stranger has begun meanwhile; raises as above."""
+        """Check that no stranger has computed meanwhile. Raises as :meth:`before_timing`."""
         if self._look() and self._policy != "label":
             raise self._shared("while the kernel was timed")
 
     def _shared(self, when: str) -> EvaluationEnded:
         busy = ", ".join(f"{s['name'] or 'unknown'} ({s['pid']})" for s in self._seen.values() if s["active"])
         return EvaluationEnded(
-            Category.TIMING_UNSTABLE, f"others computed on the GPU {when}: {busy}", Phase.TIME, strangers=self.strangers
+            Category.TIMING_UNSTABLE,
+            f"other processes computed on the GPU {when}: {busy}",
+            Phase.TIME,
+            strangers=self.strangers,
         )
 
     def _look(self) -> bool:
-        """Whether a stranger is at work, or was since the last look."""
+        """True if a stranger has been at work since the last look."""
         if self._uuid is None:
             return False
         with _asking(), opened(self._uuid) as handle:
@@ -137,7 +146,7 @@ class Sharing:
         return False
 
     def _active(self, handle: Any) -> set[int] | None:
-        """The processes that were at work since the last look; None where NVML does not tell."""
+        """Return the processes at work since the last look; None if NVML does not report them."""
         since, self._looked_at = self._looked_at, time.time()
         try:
             samples = _nvml.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
@@ -148,6 +157,6 @@ class Sharing:
 
 @contextlib.contextmanager
 def _asking() -> Any:
-    """What NVML cannot be asked is not known."""
+    """Treat questions that NVML refuses as unanswered."""
     with contextlib.suppress(_nvml.NVMLError):
         yield

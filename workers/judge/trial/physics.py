@@ -1,4 +1,4 @@
-"""The floor under a kernel's time that memory sets."""
+"""The lower bound that memory bandwidth sets on a kernel's time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from kqueue.contract import Measurement, Phase
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial.cases import Case
 
-#: What a time may lie below the floor before it is called impossible, as a share and in milliseconds: the
-#: bandwidth is a measurement, and so is the time.
+#: Tolerance below the bound, as a share and in milliseconds: bandwidth and time are both measurements.
 _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
 
 def floor(written: int, case: Case, bandwidth: float) -> dict[str, Any]:
-    """What a kernel must move, and how long that takes at least.
+    """Return how many bytes a kernel must move, and the least time for that.
 
     Args:
-        written: bytes of the outputs that must be written.
-        case: an answered one.
-        bandwidth: what the device's memory moves, in bytes a second.
+        written: bytes of output that must be written.
+        case: a case with answers.
+        bandwidth: the device's memory bandwidth in bytes per second.
 
     Returns:
-        ``bytes_in`` (all inputs read once: a kernel that needs only a part of them may be faster),
-        ``bytes_out`` (all outputs written once: nothing may be faster), ``bandwidth_gbs``, ``floor_ms`` for
-        both and ``floor_out_ms`` for the outputs alone.
+        ``bytes_in`` (all inputs read once; a kernel that needs only a part of them may be faster), ``bytes_out``
+        (all outputs written once; no kernel can be faster), ``bandwidth_gbs``, ``floor_ms`` for both, and
+        ``floor_out_ms`` for the outputs alone.
     """
     read = sum(tensor.nbytes for tensor in case.inputs)
     return {
@@ -39,12 +38,16 @@ def floor(written: int, case: Case, bandwidth: float) -> dict[str, Any]:
 
 
 def enforce(known: dict[str, Any], runtime: Measurement) -> None:
-    """Refuse the impossible.
+    """Reject an impossible time.
+
+    Args:
+        known: the result of :func:`floor`.
+        runtime: the kernel's time.
 
     Raises:
         EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time.
     """
-    # What writes nothing may take no time, which can be measured as less than none.
+    # A kernel without outputs may take no time, and noise can make the measurement negative.
     if known["bytes_out"] and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_out_ms"]:
         raise EvaluationEnded(
             Category.REWARD_HACK,

@@ -1,8 +1,8 @@
-"""Whose code did a kernel's work on the GPU: that of its own source, or a library's.
+"""Provenance: how much of a kernel's GPU time its own kernels took, and how much a library's.
 
-It rests on what the candidate's own process recorded, which a kernel can forge, and on names: it is a label with
-reasons, and errs on the candidate's side. A name that is neither in the source nor known for a library's is
-*unclear* and accuses nobody: sources may make up names by macros, templates and strings.
+The basis is a record from the candidate's own process, which a kernel can forge, and the names in it. So the result is
+a label with reasons, in doubt in the candidate's favour. A name that is neither in the source nor known to be a
+library's is *unclear* and accuses nobody: sources may build names from macros, templates and strings.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from kqueue.contract import Backend, Phase, Policy
 from workers.judge.channel.activities import REST
 from workers.judge.ending import EvaluationEnded
 
-#: Own kernels that take a smaller share of the time in kernels do not do the work.
+#: Below this share of the time in kernels, own kernels count as a decoy.
 DECOY_BELOW: Final = 0.01
 BASIS: Final = "the candidate's own profile"
 
 _COPIES: Final = frozenset({"[memcpy]", "[memset]"})
 _LIBRARIES_SHOWN: Final = 8
 _OWN_SHOWN: Final = 16
-#: A torch kernel is whatever torch runs; C++ kernels run on CPUs, or on GPUs by torch's operators.
+#: Backends whose kernels must be the source's own. Torch kernels run torch's; C++ kernels run on CPUs, or through
+#: torch's operators.
 _OWN_EXPECTED: Final = frozenset({Backend.CUDA, Backend.TRITON, Backend.CUPY})
 
-#: Namespaces that are a library's whatever the source says, as the name after them may be anyone's.
+#: Namespaces that always belong to a library, because the name after them may be anyone's.
 _FOREIGN: Final = ("at::", "c10::", "at_cuda_detail::", "cudnn::", "cublas::", "cublasLt::", "pytorch_flash::")
-#: Namespaces of headers: kernels of theirs are the source's own where it includes them, as it compiled them.
+#: Namespaces of header-only libraries. If a source includes them it compiled their kernels, so they are its own.
 _HEADERS: Final = {
     "cub": ("cub::", "thrust::"),
     "thrust": ("cub::", "thrust::"),
     "cutlass": ("cutlass::", "cute::"),
     "cute": ("cutlass::", "cute::"),
 }
-#: What kernels of torch, its compiler, cuBLAS, cuDNN, CUTLASS, cuFFT, NCCL and CuPy are called.
+#: Names of kernels of torch, its compiler, cuBLAS, cuDNN, CUTLASS, cuFFT, NCCL and CuPy.
 _LIBRARY: Final = re.compile(
     r"""
       triton_(poi|per|red|tem|for|spl|mm|bmm)_ | nvjet_ | cudnn_ | cublas | cutlass | nccl | cupy_ | fmha_
@@ -46,18 +47,18 @@ _LIBRARY: Final = re.compile(
     """,
     re.VERBOSE,
 )
-#: A comment in C++, also one that does not end.
+#: A comment in C++, even if it does not end.
 CPP_COMMENT: Final = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*\Z)", re.DOTALL)
 _INCLUDE: Final = re.compile(r'#\s*include\s*[<"](\w+)/')
-#: An attribute with or without its argument, or a name that an opening parenthesis follows.
+#: An attribute, with or without arguments, or a name before an opening parenthesis.
 _WORDS: Final = re.compile(r"(?P<word>\w+)\s*(?P<arguments><[^<>(){};]{0,200}>\s*)?(?P<call>\()?")
 _TRITON_TEXT: Final = re.compile(r"@(?:triton\.)?jit\b[^\n]{0,200}\n\s{0,40}def\s{1,8}(\w+)")
-#: How far after `__global__` its name stands at most.
+#: Characters after `__global__` in which the kernel's name must follow.
 _HEAD_CHARS: Final = 400
 
 
 def own_kernels(nodes: Sequence[ast.AST]) -> frozenset[str]:
-    """The names of the GPU kernels that a source defines, as far as they can be read from its syntax tree."""
+    """Return the names of the GPU kernels that a source defines, as far as its syntax tree shows them."""
     names = set[str]()
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
@@ -72,7 +73,7 @@ def own_kernels(nodes: Sequence[ast.AST]) -> frozenset[str]:
 
 
 def texts(nodes: Sequence[ast.AST]) -> list[str]:
-    """The string constants of a source that may be code: comments cut, docstrings and other idle strings left out."""
+    """Return a source's strings that may be code, with C++ comments cut. Docstrings and unused strings are left out."""
     idle = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return [
         CPP_COMMENT.sub(" ", node.value)
@@ -82,16 +83,16 @@ def texts(nodes: Sequence[ast.AST]) -> list[str]:
 
 
 def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backend) -> dict[str, Any]:
-    """Share out the GPU time of one call.
+    """Attribute the GPU time of one call to own kernels, libraries and copies.
 
     Args:
-        kernels: name, nanoseconds and launches, as :func:`workers.judge.channel.activities.decode` gives them.
-        source: the kernel's.
-        backend: what it claims to be written in. Kernels of ``torch`` and ``cpp`` are never decoys.
+        kernels: name, nanoseconds and launches, from :func:`workers.judge.channel.activities.decode`.
+        source: the kernel's source.
+        backend: the backend that it claims. Kernels for ``torch`` and ``cpp`` are never decoys.
 
     Returns:
-        a JSON-safe record. Shares are of all GPU time of the call, copies included; ``decoy`` says that own kernels
-        take less than :data:`DECOY_BELOW` of the time in kernels, and libraries' the rest.
+        a JSON-safe record. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
+        unclear kernels take less than :data:`DECOY_BELOW` of the time in kernels, and libraries the rest.
     """
     nodes = nodes_of(source)
     own = own_kernels(nodes)
@@ -131,10 +132,10 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backen
 
 
 def enforce(result: dict[str, Any] | None, policy: Policy) -> None:
-    """End the evaluation of a decoy where the policy says so.
+    """End the evaluation of a decoy, if the policy says so.
 
     Raises:
-        EvaluationEnded: ``reward_hack``, with what was found in the facts.
+        EvaluationEnded: ``reward_hack``, with the shares in the facts.
     """
     if policy is Policy.REJECT and result is not None and result["decoy"]:
         raise EvaluationEnded(
@@ -173,7 +174,13 @@ def _by_cost(times: dict[str, int]) -> list[str]:
 
 
 def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
-    """``own``, ``library`` or ``unclear``, for a source that compiles headers' kernels of some namespaces."""
+    """Return ``own``, ``library`` or ``unclear`` for a kernel.
+
+    Args:
+        name: the kernel's name.
+        own: names of kernels that the source defines.
+        compiled: namespaces of the headers that the source includes.
+    """
     if name == REST:
         return "unclear"
     path = _path(name)
@@ -182,24 +189,24 @@ def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
     if path.startswith(_FOREIGN) or any(path.startswith(spaces) for spaces in _HEADERS.values()):
         return "library"
     base = path.rpartition("::")[2]
-    # Passes of CuPy's reductions have a suffix, and the variants that torch's compiler makes of a Triton kernel.
+    # Passes of CuPy's reductions have a suffix; so do variants of a Triton kernel by torch's compiler.
     if base in own or re.sub(r"(_pass[12]|_\d{1,4})\Z", "", base) in own:
         return "own"
     return "library" if _LIBRARY.match(path) else "unclear"
 
 
 def _path(name: str) -> str:
-    """A kernel's qualified name, without its return type, anonymous namespaces, template's and own arguments."""
+    """Return a kernel's qualified name, without return type, anonymous namespaces, and arguments of any kind."""
     if name.startswith("_Z"):
         name = "::".join(_mangled(name)) or name
-    # A return type stands before templates only.
+    # Only templates have a return type in their names.
     name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
     name = re.split(r"[<(\[]", name, maxsplit=1)[0].strip()
     return "::".join(part for part in name.split("::") if not part.startswith("_GLOBAL__N"))
 
 
 def _mangled(name: str) -> Iterator[str]:
-    """The parts of a mangled symbol's qualified name, where nothing could demangle it."""
+    """Yield the parts of a mangled symbol's qualified name."""
     at = re.match(r"_ZN?[KVL]*(?:St)?L?", name)
     rest = name[at.end() :] if at else ""
     while match := re.match(r"L?(\d{1,3})", rest):
@@ -213,7 +220,7 @@ def _mangled(name: str) -> Iterator[str]:
 
 
 def nodes_of(source: str) -> list[ast.AST]:
-    """Every node of a source's syntax tree; none where it has no tree."""
+    """Return every node of a source's syntax tree; none if it does not parse."""
     try:
         return list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -221,18 +228,18 @@ def nodes_of(source: str) -> list[ast.AST]:
 
 
 def _last(node: ast.expr) -> str:
-    """The last part of a dotted name."""
+    """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Whether a decorator makes a GPU kernel of a function: Triton's, Gluon's, Numba's or CuPy's."""
+    """True if a decorator turns a function into a GPU kernel: Triton's, Gluon's, Numba's or CuPy's."""
     made = decorator.func if isinstance(decorator, ast.Call) else decorator
     return _last(made) in ("jit", "autotune", "heuristics", "rawkernel", "fuse")
 
 
 def _made_by_call(call: ast.Call) -> Iterator[str]:
-    """Kernels that a call makes: a wrapped function, or CuPy's by their name."""
+    """Yield the names of the kernels that a call creates: a wrapped function, or CuPy's by name."""
     made = _last(call.func)
     if made in ("jit", "fuse", "rawkernel"):
         yield from (argument.id for argument in call.args[:1] if isinstance(argument, ast.Name))
@@ -247,7 +254,7 @@ def _made_by_call(call: ast.Call) -> Iterator[str]:
 
 
 def _globals(code: str) -> Iterator[str]:
-    """The names of the ``__global__`` functions in a string."""
+    """Yield the names of the ``__global__`` functions in a string."""
     for part in code.split("__global__")[1:]:
         head, at = part[:_HEAD_CHARS], 0
         while match := _WORDS.search(head, at):
@@ -262,7 +269,7 @@ def _globals(code: str) -> Iterator[str]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Behind the parenthesis that closes the one before ``at``."""
+    """Return the position after the parenthesis that closes the one before ``at``."""
     depth = 1
     while at < len(text) and depth:
         depth += {"(": 1, ")": -1}.get(text[at], 0)

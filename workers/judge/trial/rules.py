@@ -1,7 +1,7 @@
-"""The project's own rules about a kernel's source: what in it may be a cheat's, and where.
+"""The project's own rules, which find lines in a kernel's source that may belong to a cheat.
 
-They read the syntax tree, with names followed through imports, and C++ in strings. ``cheat`` is kept for what serves
-nothing else in a kernel; the rest are reasons to look. Every rule is linear in the source, or nearly.
+They read the syntax tree, resolving names through imports, and C++ in strings. ``cheat`` is reserved for code that has
+no other use in a kernel; the rest are reasons to look closer. Every rule takes linear time in the source, or nearly.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ ENTRY: Final = "ModelNew"
 
 Severity = Literal["note", "suspicious", "cheat"]
 
-#: Parts of a dotted name that are read.
+#: Most parts of a dotted name to read.
 _PARTS: Final = 12
 
-#: Every rule of ours: how severe it is, and what it means.
+#: The severity and meaning of every rule.
 RULES: Final[dict[str, tuple[Severity, str]]] = {
     "patched_clock": ("cheat", "replaces a clock, an event, a wait for the device or a benchmark's helper"),
     "patched_comparison": ("cheat", "replaces a function that compares tensors"),
     "patched_seed": ("cheat", "replaces a function that seeds or draws random numbers"),
-    "planted_module": ("cheat", "puts an object of its own in the place of a known module"),
+    "planted_module": ("cheat", "replaces a known module by an object of its own"),
     "evaluator_import": ("cheat", "imports the evaluator's own modules"),
-    "process_memory": ("cheat", "reads or writes processes' memory by the means of a debugger"),
+    "process_memory": ("cheat", "reads or writes a process's memory as a debugger does"),
     "interposed_clock": ("cheat", "defines a function of the CUDA runtime or of libc under its own name"),
     "patched_library": ("suspicious", "replaces a part of a library for the whole process"),
-    "stack_walk": ("suspicious", "looks at the frames of its callers"),
-    "heap_walk": ("suspicious", "looks through the objects of its process"),
+    "stack_walk": ("suspicious", "inspects its callers' frames"),
+    "heap_walk": ("suspicious", "searches the objects of its process"),
     "native_memory": ("suspicious", "reads or writes addresses by ctypes, or changes the protection of memory"),
     "proc_files": ("suspicious", "reads the kernel's view of processes, shared memory or open files"),
     "network": ("suspicious", "uses the network"),
@@ -45,36 +45,36 @@ RULES: Final[dict[str, tuple[Severity, str]]] = {
     "files_in_forward": ("suspicious", "writes or loads files while it is called"),
     "threads_in_forward": ("suspicious", "starts threads or tasks while it is called"),
     "sleep_in_forward": ("suspicious", "sleeps or reads a clock while it is called"),
-    "tensor_subclass": ("suspicious", "tensors whose operations run code of its own, perhaps later"),
+    "tensor_subclass": ("suspicious", "defines tensors whose operations run its own code, perhaps later"),
     "instance_override": ("suspicious", "changes the class or the dictionary of an object at run time"),
-    "fallback": ("suspicious", "a library answers where its own code raises"),
+    "fallback": ("suspicious", "uses a library's answer if its own code raises"),
     "no_own_kernel": ("suspicious", "defines no kernel in the language that it claims"),
-    "compiled_by_torch": ("suspicious", "torch's compiler writes kernels, where a handwritten kernel is claimed"),
-    "pointer_key": ("suspicious", "remembers by a tensor's address, identity or version, which later tensors share"),
-    "content_key": ("suspicious", "compares a call's inputs with remembered tensors"),
-    "call_count": ("suspicious", "counts its calls and does something else for some of them"),
+    "compiled_by_torch": ("suspicious", "claims a handwritten kernel, but torch's compiler writes it"),
+    "pointer_key": ("suspicious", "caches by a tensor's address, identity or version, which later tensors may share"),
+    "content_key": ("suspicious", "compares a call's inputs with stored tensors"),
+    "call_count": ("suspicious", "counts its calls and treats some of them differently"),
     "unjoined_stream": ("suspicious", "works on a stream of its own that nothing waits for"),
     "host_callback": ("suspicious", "has the device call back into the host"),
-    "shared_device_memory": ("suspicious", "opens or gives away other processes' device memory"),
+    "shared_device_memory": ("suspicious", "shares device memory with other processes"),
     "persisting_l2": ("suspicious", "keeps data in the L2 cache beyond a call"),
     "seed_in_forward": ("suspicious", "seeds random numbers while it is called"),
-    "rules_stopped": ("suspicious", "the source is so long or so deep that the rules were stopped"),
-    "registered_module": ("note", "registers a module under a name that it makes at run time"),
-    "shape_key": ("note", "remembers by shape: workspaces and compiled code, or answers"),
+    "rules_stopped": ("suspicious", "the source is so long or deep that the rules were stopped"),
+    "registered_module": ("note", "registers a module under a name made at run time"),
+    "shape_key": ("note", "caches by shape: workspaces and compiled code, or answers"),
     "seed": ("note", "seeds random numbers"),
     "cuda_graph": ("note", "records and replays CUDA graphs"),
-    "global_flag": ("note", "changes a setting of a library, such as the precision of products"),
-    "torch_compile": ("note", "has torch's compiler write kernels"),
-    "library_call": ("note", "a library's operator does a part of the work"),
-    "dynamic_code": ("note", "executes code that it makes at run time"),
+    "global_flag": ("note", "changes a library's setting, such as the precision of products"),
+    "torch_compile": ("note", "uses torch's compiler to write kernels"),
+    "library_call": ("note", "uses a library's operator for a part of the work"),
+    "dynamic_code": ("note", "executes code made at run time"),
     "ctypes": ("note", "calls native libraries by ctypes"),
-    "guard_stopped": ("note", "kernelguard did not come to an end over this source, and was stopped"),
-    "guard_skipped": ("note", "kernelguard was not asked: the source is too long"),
+    "guard_stopped": ("note", "kernelguard took too long on this source and was stopped"),
+    "guard_skipped": ("note", "kernelguard was not run: the source is too long"),
 }
 
 
 def hits(source: str, backend: Backend) -> Iterator[tuple[str, int]]:
-    """The rules of :data:`RULES` that a source meets, each with a line, perhaps several times.
+    """Yield the rules of :data:`RULES` that a source triggers, each with a line. Pairs may repeat.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: the source has no syntax tree.
@@ -85,10 +85,10 @@ def hits(source: str, backend: Backend) -> Iterator[tuple[str, int]]:
     yield from _authorship(reading, backend)
 
 
-#: What a rule gives: its name and a line.
+#: Names of rules and line numbers.
 _Hits = Iterator[tuple[str, int]]
 
-#: Modules and classes of which a kernel has nothing to replace, and what that would be.
+#: Modules and classes in which a kernel has no reason to replace anything, and the rule that finds it.
 _OWNERS: Final = {
     "time": "patched_clock",
     "timeit": "patched_clock",
@@ -102,7 +102,7 @@ _OWNERS: Final = {
     "torch.testing": "patched_comparison",
     "numpy.testing": "patched_comparison",
 }
-#: Single names of which the same is true.
+#: Single names that a kernel has no reason to replace.
 _NAMES: Final = {
     **dict.fromkeys(
         ("torch.cuda.Event", "torch.Event", "torch.cuda.synchronize", "torch.cuda.Stream"), "patched_clock"
@@ -118,7 +118,7 @@ _NAMES: Final = {
         for name in ("manual_seed", "manual_seed_all", "seed", "rand", "randn", "randint", "random")
     },
 }
-#: A module's other names for the same things.
+#: Other names of modules, and the usual ones.
 _SAME: Final = (
     ("np.", "numpy."),
     ("torch.cuda.streams.", "torch.cuda."),
@@ -130,7 +130,7 @@ _LIBRARIES: Final = frozenset(
     {"torch", "triton", "time", "statistics", "numpy", "cupy", "builtins", "os", "sys", "random"}
 )
 _FLAGS: Final = ("torch.backends.", "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-#: Where libraries and tools ask to be configured by assignment.
+#: Names to which assignment is the documented way of configuration.
 _CONFIGURED: Final = ("os.environ", "sys.stdout", "sys.stderr", "sys.path", "torch.classes.", "torch.ops.")
 _EVALUATOR: Final = (
     "kqueue",
@@ -175,7 +175,7 @@ _MODULES: Final = {
     "subprocess": "processes",
     "multiprocessing": "processes",
 }
-#: What counts only while the kernel is called.
+#: Calls that count only inside the kernel's call.
 _CALLS_IN_FORWARD: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("time.sleep", "time.time", "time.perf_counter", "time.monotonic", "time.time_ns"), "sleep_in_forward"
@@ -197,7 +197,7 @@ _CALLS_IN_FORWARD: Final[dict[str, str]] = {
     **dict.fromkeys(("torch.manual_seed", "torch.cuda.manual_seed", "torch.seed"), "seed_in_forward"),
     **dict.fromkeys(("torch.equal", "torch.allclose"), "content_key"),
 }
-#: torch's operators that do a problem's work. What allocates, reshapes or reads facts is nobody's work.
+#: torch's operators that do a problem's work. Allocation, reshaping and queries do not count.
 _OPERATORS: Final = re.compile(
     r"(torch|torch\.nn\.functional|cupy|torch\.linalg|torch\.special|torch\.ops\.aten)\."
     r"(mm|bmm|matmul|addmm|baddbmm|einsum|tensordot|dot|mv|conv\w*|linear|bilinear|softmax|log_softmax|gelu|silu|relu"
@@ -208,7 +208,7 @@ _TENSOR_CLASSES: Final = frozenset({"torch.Tensor", "torch.nn.Parameter"})
 _MODES: Final = ("TorchDispatchMode", "TorchFunctionMode")
 _HOOKS: Final = frozenset({"__torch_function__", "__torch_dispatch__"})
 
-#: What C++ in a string gives away. No expression here can run away: each has bounded parts only.
+#: Rules for C++ in strings. All repetitions are bounded, so that no expression backtracks for long.
 _IN_CPP: Final = (
     ("process_memory", re.compile(r"\b(?:ptrace|process_vm_readv|process_vm_writev|pidfd_getfd)\s{0,8}\(")),
     (
@@ -239,7 +239,7 @@ _CPP_STREAM: Final = re.compile(r"\bcudaStreamCreate\w{0,20}\s{0,8}\(|\bgetStrea
 _CPP_JOIN: Final = re.compile(r"cudaStreamWaitEvent|cudaStreamSynchronize|cudaDeviceSynchronize|\.block\s{0,8}\(")
 _STREAMS: Final = frozenset({"torch.cuda.Stream", "torch.Stream", "cupy.cuda.Stream"})
 _JOINS: Final = frozenset({"wait_stream", "wait_event", "wait"})
-#: What judges and harnesses call of a tensor.
+#: Methods that judges and harnesses call on a tensor.
 _TENSOR_METHODS: Final = frozenset(
     {"clone", "contiguous", "copy_", "cpu", "data_ptr", "detach", "double", "float", "numpy", "to", "untyped_storage"}
 )
@@ -248,14 +248,14 @@ _PROC_MEM: Final = re.compile(r"/proc/[^/\s]{1,40}/mem\Z")
 
 
 class _Reading:
-    """A source's syntax tree, with the questions that rules ask of it."""
+    """A source's syntax tree, with the queries that rules need."""
 
     def __init__(self, source: str) -> None:
         self.nodes = list(ast.walk(ast.parse(source)))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
 
     def name(self, node: ast.AST | None) -> str:
-        """What a name or attribute stands for, dotted, by the imports: ``torch.nn.functional.gelu``; else empty."""
+        """Resolve a name or attribute by the imports, as to ``torch.nn.functional.gelu``; empty if unknown."""
         parts = list[str]()
         while isinstance(node, ast.Attribute) and len(parts) < _PARTS:
             parts.append(node.attr)
@@ -273,7 +273,7 @@ class _Reading:
         return name
 
     def _module(self, node: ast.AST | None) -> str:
-        """The module that an expression such as ``sys.modules["time"]`` or ``__import__("time")`` gives."""
+        """Return the module that an expression such as ``sys.modules["time"]`` or ``__import__("time")`` yields."""
         named: ast.expr | None = None
         if isinstance(node, ast.Subscript) and _ends(node.value, "modules"):
             named = node.slice
@@ -287,7 +287,7 @@ class _Reading:
 
     @cached_property
     def _aliases(self) -> dict[str, str]:
-        """What imports, and assignments of what was imported, call things here."""
+        """The names from imports, and from assignments of imported names, with their full dotted names."""
         names = dict[str, str]()
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -309,7 +309,7 @@ class _Reading:
 
     @cached_property
     def strings(self) -> list[tuple[str, int]]:
-        """Strings that may be code or paths, comments in C++ cut, each with its first line."""
+        """The strings that may be code or paths, each with its first line."""
         idle = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
         return [
             (node.value, node.lineno)
@@ -319,7 +319,7 @@ class _Reading:
 
     @cached_property
     def forward(self) -> list[ast.AST]:
-        """What may run when the kernel is called: ``forward``, and what it calls by names that are defined here."""
+        """The nodes that may run in the kernel's call: ``forward``, and the functions defined here that it calls."""
         functions = dict[str, list[ast.AST]]()
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -355,7 +355,7 @@ def _text(node: ast.AST | None) -> str:
 
 
 def _patches(reading: _Reading) -> _Hits:
-    """Parts of libraries that are assigned, set, deleted or mocked."""
+    """Find parts of libraries that are assigned, set, deleted or mocked."""
     for node in reading.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield from _patched(reading.name(node.value), node.attr, node.lineno)
@@ -389,7 +389,7 @@ def _patched_by_call(reading: _Reading, call: ast.Call) -> _Hits:
 
 
 def _dictionary(reading: _Reading, node: ast.AST) -> str:
-    """Whose names ``vars(module)`` or ``module.__dict__`` holds."""
+    """Return the owner of the dictionary ``vars(module)`` or ``module.__dict__``."""
     if isinstance(node, ast.Attribute) and node.attr == "__dict__":
         return reading.name(node.value)
     if isinstance(node, ast.Call) and _ends(node.func, "vars") and node.args:
@@ -398,7 +398,7 @@ def _dictionary(reading: _Reading, node: ast.AST) -> str:
 
 
 def _patched(owner: str, name: str, line: int) -> _Hits:
-    """What it is to replace ``name``, empty where it is only known at run time, of a module or class."""
+    """Return the rule for replacing ``name`` of a module or class. An empty name is only known at run time."""
     root = owner.partition(".")[0]
     if root not in _LIBRARIES and owner not in _OWNERS:
         return
@@ -441,7 +441,7 @@ def _imports(reading: _Reading) -> _Hits:
 
 
 def _named(reading: _Reading) -> _Hits:
-    """Functions that are called, and attributes that are read, wherever."""
+    """Find names and attributes that are suspicious anywhere in the source."""
     for node in reading.nodes:
         if not isinstance(node, ast.Attribute | ast.Name) or not isinstance(node.ctx, ast.Load):
             continue
@@ -484,7 +484,7 @@ def _in_forward(reading: _Reading) -> _Hits:
 
 
 def _overrides(node: ast.AST) -> bool:
-    """Whether an object other than ``self`` is given methods of a tensor, or whatever a loop names."""
+    """True if an object other than ``self`` gets a tensor's method, or an attribute whose name is computed."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.attr in _TENSOR_METHODS and _last(node.value) != "self"
     if not isinstance(node, ast.Call) or not _ends(node.func, "setattr") or len(node.args) < 3:
@@ -505,7 +505,7 @@ def _is_operator(reading: _Reading, node: ast.AST) -> bool:
 
 
 def _counters(reading: _Reading) -> _Hits:
-    """What is increased at a call, and decides at one."""
+    """Find counters that a call increases and that decide what a call does."""
     counted = {
         _key(node.target)
         for node in reading.forward
@@ -529,7 +529,7 @@ def _counters(reading: _Reading) -> _Hits:
 
 
 def _key(node: ast.AST) -> str:
-    """A name for a place that outlives a call: ``self.n`` or ``state["n"]``, or a plain name."""
+    """Return a name for a variable that can outlive a call: ``self.n``, ``state["n"]``, or a plain name."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
@@ -538,7 +538,7 @@ def _key(node: ast.AST) -> str:
 
 
 def _memories(reading: _Reading) -> _Hits:
-    """Dictionaries and comparisons by what identifies a tensor."""
+    """Find lookups and comparisons by something that identifies a tensor."""
     kinds = dict[str, str]()
     for node in reading.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
@@ -558,7 +558,7 @@ def _memories(reading: _Reading) -> _Hits:
         elif isinstance(node, ast.Compare) and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
             keys = [node.left]
         elif isinstance(node, ast.Compare) and all(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
-            # Two shapes are compared by any kernel; an address or version, only by one that remembers another.
+            # Any kernel compares shapes. Only one that caches compares addresses or versions.
             keys = [side for side in (node.left, *node.comparators) if kind_of(side) == "pointer_key"]
         elif isinstance(node, ast.Call) and _ends(node.func, "get", "setdefault", "pop") and node.args:
             keys = [node.args[0]]
@@ -567,7 +567,7 @@ def _memories(reading: _Reading) -> _Hits:
 
 
 def _identity(reading: _Reading, node: ast.AST) -> str:
-    """The rule for remembering by this expression, where it is an address, an identity, a version or a shape."""
+    """Return the rule for caching by this expression, if it is an address, an identity, a version or a shape."""
     shape = False
     for part in [node, *(node.elts if isinstance(node, ast.Tuple) else ())]:
         inner = (
@@ -592,7 +592,7 @@ def _streams(reading: _Reading) -> _Hits:
             continue
         if reading.name(node.value.func) in _STREAMS:
             own.update(_key(target) for target in node.targets)
-    # A stream of its own that waits for others is not thereby waited for.
+    # It does not count if the own stream waits for others: something must wait for the own stream.
     joined = any(
         _ends(call.func, "synchronize")
         or (isinstance(call.func, ast.Attribute) and call.func.attr in _JOINS and _key(call.func.value) not in own)
@@ -625,12 +625,12 @@ def _in_strings(reading: _Reading) -> _Hits:
 
 
 def _blank(comment: re.Match[str]) -> str:
-    """As many lines as a comment had."""
+    """Return as many line breaks as the comment has."""
     return " " + "\n" * comment[0].count("\n")
 
 
 def _authorship(reading: _Reading, backend: Backend) -> _Hits:
-    """Who wrote the kernel that is claimed."""
+    """Find signs that the source's author did not write the kernel that it claims."""
     claims = backend is not Backend.TORCH
     for node in reading.nodes:
         if isinstance(node, ast.Attribute | ast.Name) and reading.name(node) == "torch.compile":

@@ -1,10 +1,11 @@
-"""Checks that need no device: what settles a hopeless kernel in milliseconds, and labels for what looks like a cheat.
+"""Static checks of a kernel's source: syntax, the entry point, and findings that suggest a cheat.
 
-Findings are labels with evidence: a line of the source and what it means. ``cheat`` is kept for what serves nothing
-else in a kernel; most cheats can only be suspected from a source, and are caught by what they do. Nothing of the source
-is executed, imported or unpickled. Our own rules are in :mod:`workers.judge.trial.rules`; a second opinion is
-kernelguard's. Both are bounded in CPU time, as a source may be written to hold them up: kernelguard's expressions take
-very long over some texts.
+They need no device, and reject a hopeless kernel in milliseconds. A finding is a label with evidence: a line of the
+source and its meaning. ``cheat`` is reserved for code that has no other use in a kernel. Most cheats can only be
+suspected from a source, and are caught by what they do. Nothing of the source is executed, imported or unpickled.
+
+Findings come from :mod:`workers.judge.trial.rules` and, as a second opinion, from kernelguard. Both have a limit of
+CPU time, because a source may be written to delay them: kernelguard's regular expressions are slow on some texts.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules
 from workers.judge.trial.rules import ENTRY
 
-#: Findings of one rule, and in all.
+#: Most findings of one rule, and in total.
 _OF_ONE_RULE: Final = 3
 _FINDINGS: Final = 40
 _EVIDENCE_CHARS: Final = 160
-#: What kernelguard is given: sources up to so many characters, for so many seconds of CPU time (usual: 0.02).
+#: kernelguard's limits: characters of the source, and seconds of CPU time (it usually takes 0.02).
 _GUARD_CHARS: Final = 64 << 10
 _GUARD_S: Final = 1.0
-#: And our own rules: what is usual for a megabyte.
+#: CPU time for our own rules: what they usually take for a megabyte.
 _OWN_S: Final = 10.0
-#: The modules whose code can be broken off.
+#: Modules whose code may be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
     {"ast", "kernelguard", "re", "tokenize", "workers.judge.trial.rules", "workers.judge.trial.provenance"}
 )
 
 
 def findings(source: str, backend: Backend) -> list[dict[str, Any]]:
-    """What rules find in a kernel's source, the most severe first. To be called from the main thread.
+    """Apply all rules to a kernel's source. Call it from the main thread.
 
     Returns:
-        JSON-safe records: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``), ``line`` (None where the rule
-        tells none), ``evidence`` (text of the source, shortened, without controls), ``by`` (``kqueue`` or
-        ``kernelguard``) and ``meaning``. At most 3 of a rule and 40 in all.
+        JSON-safe records, the most severe first: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``),
+        ``line`` (None if unknown), ``evidence`` (shortened text of the source, without control characters), ``by``
+        (``kqueue`` or ``kernelguard``) and ``meaning``. At most 3 per rule and 40 in total.
     """
     found = [*_own(source, backend), *_guard(source)]
     order = {"cheat": 0, "suspicious": 1, "note": 2}
@@ -61,7 +62,7 @@ def findings(source: str, backend: Backend) -> list[dict[str, Any]]:
 
 
 def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
-    """End the evaluation of a kernel with a ``cheat`` where the policy says so.
+    """End the evaluation of a kernel that has a ``cheat`` finding, if the policy says so.
 
     Raises:
         EvaluationEnded: ``rejected_by_policy``, with the findings in the facts.
@@ -92,7 +93,7 @@ def check_problem(source: str) -> None:
 
 
 def check(source: str) -> None:
-    """Refuse what cannot be imported or cannot define the entry point.
+    """Reject a source that cannot be imported or cannot define the entry point.
 
     Raises:
         EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
@@ -118,7 +119,7 @@ def check(source: str) -> None:
 
 
 def _imports_anything(node: ast.AST) -> bool:
-    """Whether a name could come from elsewhere: a star import, or code made at run time."""
+    """True for a star import or code created at run time, either of which could define any name."""
     if isinstance(node, ast.ImportFrom):
         return any(alias.name == "*" for alias in node.names)
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
@@ -163,11 +164,11 @@ def _printable(text: str) -> str:
 
 
 class _TimeUp(BaseException):
-    """Its time is up. No handler of exceptions in it may keep this one."""
+    """The time limit has passed. A ``BaseException``, so that no handler in the interrupted code catches it."""
 
 
 def _guard(source: str) -> Iterator[dict[str, Any]]:
-    """kernelguard's opinion; its rules accuse by likeness, so that none of it counts for more than suspicion."""
+    """Yield kernelguard's findings. Its rules go by similarity, so none counts as more than ``suspicious``."""
     if len(source) > _GUARD_CHARS:
         yield _about_the_guard("guard_skipped")
         return
@@ -177,7 +178,7 @@ def _guard(source: str) -> Iterator[dict[str, Any]]:
     except _TimeUp:
         yield _about_the_guard("guard_stopped")
         return
-    except Exception:  # noqa: BLE001 -- whatever a stranger's rules make of a stranger's source
+    except Exception:  # noqa: BLE001 -- third-party rules may fail in any way on an untrusted source
         return
     for match in result["matched_patterns"]:
         pattern = str(match["pattern"])
@@ -195,17 +196,17 @@ def _about_the_guard(rule: str) -> dict[str, Any]:
 
 @contextmanager
 def _cpu_time(seconds: float) -> Generator[None]:
-    """Break the block off with :class:`_TimeUp` after so much CPU time of this process."""
+    """Interrupt the block with :class:`_TimeUp` after so many seconds of this process's CPU time."""
     running = True
 
     def up(_signal: int, frame: FrameType | None) -> None:
-        # Not in a finaliser or a callback of the collector, where it would be swallowed and printed: the next
-        # signal comes elsewhere.
+        # Not in a finaliser or a garbage collector's callback, where Python swallows exceptions. The next signal comes
+        # elsewhere.
         if running and frame is not None and frame.f_globals.get("__name__") in _INTERRUPTIBLE:
             raise _TimeUp
 
     previous = signal.signal(signal.SIGVTALRM, up)
-    # Again and again, until one comes where it can be raised and nothing has swallowed it.
+    # Repeat the signal until one arrives where the exception can be raised.
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)
     try:
         yield

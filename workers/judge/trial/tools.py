@@ -1,4 +1,4 @@
-"""What a backend needs of the worker. What a worker lacks is the fleet's fault, never a kernel's."""
+"""The tools that each backend needs. A missing tool is the fleet's failure, never the kernel's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workers.judge.ending import EvaluationEnded
 
 
 def require(backend: Backend) -> None:
-    """Refuse to judge what this worker could only fail.
+    """Check that this worker has the tools for a backend.
 
     Raises:
-        EvaluationEnded: ``judge_error``, with what is missing and what to do.
+        EvaluationEnded: ``judge_error``, with the missing tools and what to do.
     """
     lacks = missing(backend)
     if lacks:
@@ -32,7 +32,7 @@ def require(backend: Backend) -> None:
 
 
 def missing(backend: Backend) -> list[str]:
-    """What a candidate of ``backend`` would not find here, each with what to do; empty if all is there."""
+    """Return the tools that a backend lacks here, each with what to do."""
     packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy"}
     lacks: list[str] = []
     if backend in packages and importlib.util.find_spec(packages[backend]) is None:

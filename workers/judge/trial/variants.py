@@ -1,9 +1,8 @@
-"""Inputs of other distributions than a problem's own.
+"""Hidden inputs, from other distributions than the problem's own.
 
-A kernel may rely on what the problem's inputs are like: positive, within [0, 1], rows that sum to one, a symmetric
-matrix. So variants stay within what the given inputs let one assume, and inputs that are structured are kept as
-they are. The reference tells what a variant cannot know of a problem's domain:
-:meth:`workers.judge.trial.reference.Reference.answer`.
+A kernel may rely on properties of the problem's inputs: positive values, values within [0, 1], rows that sum to one, a
+symmetric matrix. Variants therefore stay within the range of the given inputs, and leave structured inputs unchanged.
+The reference decides the rest of a problem's domain: :meth:`workers.judge.trial.reference.Reference.answer`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Final
 
 import torch
 
-#: The largest inputs of which variants are made, in bytes, all together: each costs a reference's and a kernel's call.
+#: Largest total size of inputs for which variants are made. Each costs a call of the reference and of the kernel.
 MAX_BYTES: Final = {"cuda": 256 << 20, "cpu": 8 << 20}
 _SCALE: Final = 100.0
-#: For values that never leave [-1, 1], which may be so by their meaning.
+#: Factor for values that never leave [-1, 1]: their meaning may forbid larger ones.
 _SHRINK: Final = 1 / 128
 _INTEGER: Final = 3
-#: The share of values that are replaced by special ones.
+#: Share of the values to replace by special ones.
 _SPECIAL: Final = 1 / 64
-#: The share of zeros from which on a tensor counts as sparse: a mask, a triangle.
+#: Share of zeros above which a tensor counts as sparse, such as a mask or a triangle.
 _SPARSE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What the given values of one tensor lie between, both bounds being values of it."""
+    """The smallest and the largest value of one given tensor."""
 
     low: float
     high: float
@@ -40,10 +39,13 @@ class _Range:
 
 
 def variants(inputs: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-    """Other inputs of the same specs, by the name of their distribution. Draws from torch's default generators.
+    """Make variants of inputs, with the same shapes and dtypes. Draws from torch's default generators.
 
     Args:
-        inputs: of one given case. What is not floating, and what is structured, is the same in all variants.
+        inputs: the inputs of one given case. Tensors that are structured or not floating stay the same.
+
+    Returns:
+        the inputs of each variant, by the name of its distribution.
     """
     ranges = [_range(tensor) for tensor in inputs]
     kinds: dict[str, list[torch.Tensor]] = {}
@@ -55,20 +57,20 @@ def variants(inputs: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
 
 
 def _scaled(tensor: torch.Tensor, own: _Range) -> torch.Tensor | None:
-    """A hundred times as large; a 128th where values never leave [-1, 1]."""
+    """Multiply by 100, or by 1/128 if values never leave [-1, 1]."""
     factor = _SHRINK if own.bounded else _SCALE
     if own.bounded and own.low > own.high * _SHRINK:
-        return None  # values that keep away from zero
+        return None  # the values are bounded away from zero
     return tensor * factor if _fits(tensor, own, factor) else None
 
 
 def _uniform(tensor: torch.Tensor, own: _Range) -> torch.Tensor | None:
-    """Spread evenly over the range that was seen."""
+    """Draw uniformly from the given range."""
     return (torch.rand_like(tensor) * (own.high - own.low) + own.low).clamp(own.low, own.high)
 
 
 def _integers(tensor: torch.Tensor, own: _Range) -> torch.Tensor | None:
-    """Small whole numbers: sums of their products are exact in every order."""
+    """Draw small whole numbers: sums of their products are exact in any order."""
     low, high = math.ceil(max(own.low, -_INTEGER)), math.floor(min(own.high, _INTEGER))
     if low >= high:
         return None
@@ -76,7 +78,7 @@ def _integers(tensor: torch.Tensor, own: _Range) -> torch.Tensor | None:
 
 
 def _adversarial(tensor: torch.Tensor, own: _Range) -> torch.Tensor | None:
-    """A few special values among the given ones: extremes, outliers, zeros of both signs, denormals."""
+    """Replace a few values by extremes, outliers, zeros of both signs, and denormals."""
     specials = [own.low, own.high]
     if own.low <= 0 <= own.high:
         specials += [0.0, -0.0] if own.low < 0 else [0.0]
@@ -103,12 +105,12 @@ _MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range], torch.Tensor | None]]]
 
 
 def _fits(tensor: torch.Tensor, own: _Range, factor: float) -> bool:
-    """Whether values times ``factor`` are far from overflowing."""
+    """True if the values times ``factor`` are far from overflow."""
     return factor * max(abs(own.low), abs(own.high)) < torch.finfo(tensor.dtype).max / 64
 
 
 def _range(tensor: torch.Tensor) -> _Range | None:
-    """The range of a floating tensor without visible structure; None for any other."""
+    """Return the range of a floating tensor without visible structure, and None for any other tensor."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or tensor.numel() < 2 or _is_expanded(tensor):
         return None
     low, high = (float(bound) for bound in torch.stack(tensor.aminmax()).tolist())
@@ -118,12 +120,12 @@ def _range(tensor: torch.Tensor) -> _Range | None:
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether one value in memory stands at several places."""
+    """True if several elements share memory, as after ``expand``."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _is_structured(tensor: torch.Tensor) -> bool:
-    """Whether values are whole, sparse, sorted, symmetric, or normalised along a dimension."""
+    """True if the values are whole, sparse, sorted, symmetric, or normalised along a dimension."""
     close = max(1e-5, torch.finfo(tensor.dtype).eps / 2)
     values = tensor.double()
     signs = [(values == values.round()).all(), (values == 0).double().mean() > _SPARSE]
