@@ -25,6 +25,7 @@ from workers.judge.candidate import libraries, profile
 from workers.judge.channel import activities, flags
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart
 from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
+from workers.judge.channel.packets import send_with_fds
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_TENSORS,
@@ -41,7 +42,6 @@ from workers.judge.channel.protocol import (
     Where,
     describe,
     receive_command,
-    send_with_fds,
 )
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores

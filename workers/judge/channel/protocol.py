@@ -11,18 +11,18 @@ its bound before it uses it; where an output lies is a claim until the judge has
 
 from __future__ import annotations
 
-import array
 import os
 import pickle
 import socket
 import struct
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
 import torch
+
+from workers.judge.channel.packets import receive_with_fds, send_with_fds
 
 #: The most tensors that an output may hold.
 MAX_TENSORS: Final = 32
@@ -495,22 +495,6 @@ def receive_command(channel: socket.socket) -> Command | None:
         with os.fdopen(memory, "rb") as stream:
             payload = pickle.load(stream)  # noqa: S301 -- written by the judge, for the candidate alone
     return Command(Order(order), sequence, seed, payload, tuple(fds), wide)
-
-
-def send_with_fds(channel: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """Send one packet and descriptors beside it."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    channel.sendmsg([data], ancillary)
-
-
-def receive_with_fds(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Receive one packet of at most ``size`` bytes and the descriptors beside it."""
-    fds = array.array("i")
-    data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(253 * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return data, list(fds)
 
 
 def receive_record(channel: socket.socket) -> Reply | Export | None:

@@ -33,7 +33,7 @@ import torch
 
 from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
-from workers.judge.channel.protocol import receive_with_fds, send_with_fds
+from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux
 from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
 from workers.judge.keeper import control

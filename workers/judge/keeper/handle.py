@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workers.judge.channel.protocol import receive_with_fds, send_with_fds
+from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.keeper import control
 from workers.judge.keeper.control import Keep, Spawn, Take
 from workers.judge.place import Place

@@ -11,7 +11,8 @@ import sys
 
 import torch
 import torch.nn as nn
-from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where, send_with_fds
+from workers.judge.channel.packets import send_with_fds
+from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
 
 
 def orders():

@@ -12,7 +12,8 @@ import sys
 import torch
 import torch.nn as nn
 from workers.judge.channel.buffers import Exports
-from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where, send_with_fds
+from workers.judge.channel.packets import send_with_fds
+from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where
 
 
 def orders():
