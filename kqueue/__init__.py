@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kqueue.client import AsyncTicket as AsyncTicket
     from kqueue.client import Client as Client
     from kqueue.client import Ticket as Ticket
+    from kqueue.client.remote import AsyncRemoteClient as AsyncRemoteClient
+    from kqueue.client.remote import RemoteClient as RemoteClient
     from kqueue.config import Config as Config
     from kqueue.contract import Backend as Backend
     from kqueue.contract import Deadlines as Deadlines
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
     from kqueue.errors import UnknownLane as UnknownLane
     from kqueue.errors import UnknownProblem as UnknownProblem
     from kqueue.errors import WaitTimeout as WaitTimeout
-    from kqueue.remote import AsyncRemoteClient as AsyncRemoteClient
-    from kqueue.remote import RemoteClient as RemoteClient
 
 _HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
@@ -91,7 +91,7 @@ _HOMES: Final = {
         "UnknownProblem",
         "WaitTimeout",
     ],
-    "kqueue.remote": ["AsyncRemoteClient", "RemoteClient"],
+    "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

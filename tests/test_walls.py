@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +26,28 @@ print(bad)
     assert out.stdout.strip().splitlines()[-1] == "[]"
 
 
-def test_the_base_package_imports_without_torch_and_quickly() -> None:
-    """`import kqueue` and the client bring in neither torch nor Triton."""
-    code = "import sys, kqueue; kqueue.Client; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert out.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("code", "needless"),
+    [
+        ("import kqueue", {"celery", "httpx", "pydantic", "sqlalchemy", "torch"}),
+        ("import kqueue; kqueue.Client", {"celery", "httpx", "numpy", "sqlalchemy", "torch", "triton"}),
+        ("import kqueue; kqueue.Client(database_url='postgresql://x/y')", {"httpx", "numpy", "torch", "triton"}),
+        ("import kqueue; kqueue.RemoteClient", {"celery", "kombu", "psycopg", "rich", "sqlalchemy", "torch"}),
+        ("import kqueue.store.evaluations, kqueue.store.workers", {"celery", "kombu", "redis"}),
+    ],
+)
+def test_what_is_imported_loads_nothing_needless(code: str, needless: set[str]) -> None:
+    """Each part of the package is loaded when it is first used, so a producer starts quickly."""
+    code += "; import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert needless & set(json.loads(done.stdout)) == set()
+
+
+def test_httpx_s_command_line_is_itself_again() -> None:
+    """The client keeps it from being loaded with httpx, and from nothing else."""
+    code = "import kqueue; kqueue.RemoteClient; import httpx._main; print(httpx._main.main.name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "main"
 
 
 def test_the_supervisor_is_light() -> None:

@@ -322,7 +322,7 @@ class TestWait:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ticket.wait, 1.0)
             time.sleep(0.3)
-            event.listen(client._core._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+            event.listen(client._transport._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
             with pytest.raises(WaitTimeout):
                 waiting.result()
         assert asked == []
@@ -343,7 +343,7 @@ class TestWait:
     def test_many_waiters_one_thread(self, client: Client, judge, fields) -> None:
         """A hundred tickets, several waiters each, need one more thread and one more connection."""
         tickets = client.submit_batch(fields(n) for n in range(100))
-        futures = [client._core.watch(ticket.evaluation_id) for ticket in tickets * 3]
+        futures = [client._transport.watch(ticket.evaluation_id) for ticket in tickets * 3]
         assert [thread.name for thread in threading.enumerate()].count("kqueue-verdicts") == 1
         for ticket in tickets:
             judge(ticket.evaluation_id)
@@ -525,6 +525,6 @@ def test_a_ticket_is_a_value(client: Client, fields) -> None:
     """Tickets compare by evaluation, can be dict keys, and print without their client."""
     ticket = client.submit(**fields())
     assert client.get(ticket.evaluation_id).evaluation_id == ticket.evaluation_id
-    assert "_core" not in repr(ticket)
+    assert "_transport" not in repr(ticket)
     assert isinstance(hash(ticket), int)
     assert isinstance(ticket, Ticket)

@@ -38,7 +38,7 @@ def evaluations(kq: Client, run: str) -> int:
 
     from kqueue.store.engine import connect, transaction
 
-    engine = connect(kq._core._config.require_database(), application="tests", pool_size=1)
+    engine = connect(kq._transport._config.require_database(), application="tests", pool_size=1)
     try:
         with transaction(engine) as connection:
             return connection.scalar(

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from kqueue.categories import Category
+from kqueue.client.remote import RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.process import running
-from kqueue.remote import RemoteClient
 
 PROBLEM = """
 import torch

@@ -1,0 +1,202 @@
+"""The transport to a fleet's Postgres and Redis."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import Final
+from uuid import UUID
+
+from celery import Celery
+from pydantic import SecretStr
+
+from kqueue import broker
+from kqueue.client.entries import at
+from kqueue.client.transport import Accepted, Transport
+from kqueue.config import Config, load
+from kqueue.contract import CPU_BACKENDS, Request, Verdict
+from kqueue.errors import (
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    IdempotencyConflict,
+    InvalidRequest,
+    KqueueError,
+    LaneUnavailable,
+    UnknownEvaluation,
+    UnknownProblem,
+)
+from kqueue.store import evaluations, schema, workers
+from kqueue.store.engine import connect
+from kqueue.store.listener import Listener
+
+_log = logging.getLogger(__name__)
+
+_APPLICATION: Final = "kqueue-client"
+#: Messages sent between two notes in the database that they were.
+_MARK_EVERY: Final = 500
+
+
+class DatabaseTransport(Transport):
+    """The way to a fleet whose database and broker this process can reach.
+
+    Args:
+        config: all settings; None: the environment's.
+        database_url: Postgres, instead of the configured one.
+        redis_url: Redis, instead of the configured one.
+
+    Raises:
+        ConfigError: no database is known.
+    """
+
+    def __init__(self, config: Config | None, *, database_url: str | None, redis_url: str | None) -> None:
+        if config is None:
+            config = load(database_url=database_url, redis_url=redis_url)
+        else:
+            given = {"database_url": database_url, "redis_url": redis_url}
+            config = config.model_copy(update={k: SecretStr(v) for k, v in given.items() if v is not None})
+        self._config = config
+        url = config.require_database()
+        self._engine = connect(url, application=_APPLICATION)
+        self._listener = Listener(url, self._engine, application=_APPLICATION)
+        self._lock = threading.Lock()
+        self._checked = False
+        self._closed = False
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._listener.close()
+        self._engine.dispose()
+        if "_app" in self.__dict__:
+            self._app.close()
+
+    @cached_property
+    def _app(self) -> Celery:
+        return broker.make_app(self._config)
+
+    def _ready(self) -> None:
+        """Check the schema, once before the database is used."""
+        with self._lock:
+            if self._closed:
+                raise KqueueError("the client is closed")
+            if not self._checked:
+                schema.check(self._engine)
+                self._checked = True
+
+    def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
+        self._ready()
+        resolved = self._resolve(requests, allow_idle_lane)
+        for number, request in enumerate(resolved):
+            if isinstance(request, InvalidRequest):
+                raise at(number, request) if len(resolved) > 1 else request
+        return self._accept([request for request in resolved if isinstance(request, Request)])
+
+    def submit_each(
+        self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
+    ) -> list[Accepted | InvalidRequest]:
+        self._ready()
+        good = iter(self._resolve([entry for entry in entries if isinstance(entry, Request)], allow_idle_lane))
+        entries = [next(good) if isinstance(entry, Request) else entry for entry in entries]
+        while True:
+            try:
+                accepted = iter(self._accept([entry for entry in entries if isinstance(entry, Request)]))
+            except IdempotencyConflict as conflict:
+                entries = [
+                    IdempotencyConflict([entry.idempotency_key])
+                    if isinstance(entry, Request) and entry.idempotency_key in conflict.keys
+                    else entry
+                    for entry in entries
+                ]
+            except UnknownProblem as unknown:
+                entries = [
+                    UnknownProblem([entry.problem_hash])
+                    if isinstance(entry, Request) and entry.problem_hash in unknown.hashes
+                    else entry
+                    for entry in entries
+                ]
+            else:
+                return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
+
+    def _resolve(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Request | InvalidRequest]:
+        """Return each request with its lane, or why it has none."""
+        if not requests:
+            return []
+        live = workers.live_lanes(self._engine, within_s=self._config.lease_s)
+        resolved: list[Request | InvalidRequest] = []
+        for request in requests:
+            try:
+                resolved.append(request.model_copy(update={"lane": _lane(request, live, allow_idle_lane)}))
+            except InvalidRequest as error:
+                resolved.append(error)
+        return resolved
+
+    def _accept(self, requests: Sequence[Request]) -> list[Accepted]:
+        """Write evaluations and send their messages."""
+        app = self._app
+        submitted = evaluations.submit(self._engine, requests)
+        new = [evaluation.message for evaluation in submitted if evaluation.created]
+        try:
+            for start in range(0, len(new), _MARK_EVERY):
+                sent = new[start : start + _MARK_EVERY]
+                broker.publish(app, sent)
+                evaluations.mark_published(self._engine, [message.evaluation_id for message in sent])
+        except (BrokerUnavailable, DatabaseUnavailable) as error:
+            _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
+        return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
+
+    def existing(self, evaluation_id: UUID) -> UUID:
+        self._ready()
+        if not evaluations.existing(self._engine, [evaluation_id]):
+            raise UnknownEvaluation(evaluation_id)
+        return evaluation_id
+
+    def batch(self, name: str) -> list[UUID]:
+        self._ready()
+        return evaluations.in_batch(self._engine, name)
+
+    def verdict(self, evaluation_id: UUID) -> Verdict | None:
+        self._ready()
+        return evaluations.verdict(self._engine, evaluation_id)
+
+    def cancel(self, evaluation_id: UUID) -> bool:
+        self._ready()
+        cancelled = evaluations.cancel(self._engine, evaluation_id)
+        if cancelled:
+            try:
+                broker.revoke(self._app, evaluation_id)
+            except KqueueError as error:
+                _log.warning("%s is cancelled, but its worker could not be told to stop it: %s", evaluation_id, error)
+        return cancelled
+
+    def watch(self, evaluation_id: UUID) -> Future[Verdict]:
+        return self._listener.watch(evaluation_id)
+
+
+def _lane(request: Request, live: Mapping[str, int], allow_idle_lane: bool) -> str:
+    """Return the lane that a request goes to.
+
+    Raises:
+        InvalidRequest: its kernel cannot be judged there.
+        UnknownLane: there is no such lane.
+        LaneUnavailable: no live worker serves it.
+    """
+    start = "start one with `kqueue up` or `kqueue worker`"
+    on_cpu = request.backend in CPU_BACKENDS
+    if request.lane == "auto":
+        for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
+            if lane in live:
+                return lane
+        need = "gpu or cpu" if on_cpu else f"gpu, which a {request.backend} kernel needs"
+        raise LaneUnavailable(f"lane: no live worker serves {need}; {start}")
+    broker.check_lane(request.lane)
+    if request.lane == "cpu" and not on_cpu:
+        raise InvalidRequest(f"backend: a {request.backend} kernel cannot be judged on the lane cpu; use the lane gpu")
+    if request.lane not in live and not allow_idle_lane:
+        served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items())) or "none"
+        raise LaneUnavailable(f"lane: no live worker serves {request.lane} (served now: {served}); {start}")
+    return request.lane

@@ -1,0 +1,86 @@
+"""Entries: what a producer gives, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from kqueue.contract import Request, parse_request
+from kqueue.errors import InvalidRequest, UnknownEvaluation
+
+#: A whole request, or its fields by name.
+Entry = Request | Mapping[str, Any]
+
+
+def entry_of(request: Request | None, **fields: Any) -> Entry:
+    """Return the entry that was given whole or by its fields.
+
+    Raises:
+        InvalidRequest: it was given both ways.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    if request is None:
+        return given
+    if given.keys() - {"lane"} or given.get("lane", "auto") != "auto":
+        raise InvalidRequest("request: give a Request or its fields, not both")
+    return request
+
+
+def check(entry: Entry) -> Request:
+    """Return a checked request.
+
+    Raises:
+        InvalidRequest: a field is wrong.
+    """
+    if isinstance(entry, Request):
+        return entry
+    if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequest(f"request: a kqueue.Request or a mapping of its fields is needed, not {type(entry)}")
+    return parse_request(entry)
+
+
+def check_all(entries: Iterable[Entry]) -> list[Request]:
+    """Return checked requests.
+
+    Raises:
+        InvalidRequest: an entry is wrong; the message gives its number, from 0.
+    """
+    requests: list[Request] = []
+    for number, entry in enumerate(entries):
+        try:
+            requests.append(check(entry))
+        except InvalidRequest as error:
+            raise at(number, error) from None
+    return requests
+
+
+def check_each(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
+    """Return checked requests, and in the place of a wrong one what is wrong with it."""
+    checked: list[Request | InvalidRequest] = []
+    for entry in entries:
+        try:
+            checked.append(check(entry))
+        except InvalidRequest as error:
+            checked.append(error)
+    return checked
+
+
+def at(number: int, error: InvalidRequest) -> InvalidRequest:
+    """Return the same error, with the number of the entry that it is about."""
+    error.args = (f"entry {number}: {error}",)
+    return error
+
+
+def id_of(evaluation_id: UUID | str) -> UUID:
+    """Return an evaluation's id.
+
+    Raises:
+        UnknownEvaluation: the text is no id.
+    """
+    if isinstance(evaluation_id, UUID):
+        return evaluation_id
+    try:
+        return UUID(evaluation_id)
+    except (ValueError, AttributeError, TypeError):
+        raise UnknownEvaluation(evaluation_id) from None

@@ -1,0 +1,178 @@
+"""Asking one `kqueue serve`, again where it cannot answer now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kqueue.client import wire
+from kqueue.errors import ConfigError, KqueueError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+#: httpx's command line brings in rich and pygments, which take a third of the time that a client needs to start.
+_COMMAND_LINE: Final = "httpx._main"
+_modules = cast("dict[str, Any]", sys.modules)
+_modules.setdefault(_COMMAND_LINE, None)
+try:
+    import httpx
+except ImportError as missing:
+    raise ConfigError("clients over HTTP need httpx: `pip install 'kqueue[http]'`") from missing
+finally:
+    if _modules[_COMMAND_LINE] is None:
+        del _modules[_COMMAND_LINE]
+
+_log = logging.getLogger(__name__)
+
+#: Statuses after which the same is asked again: no room, or a server or proxy that cannot answer now.
+_AGAIN: Final = frozenset({429, 502, 503, 504})
+#: The first pause before something is asked again, doubled each time, and the longest.
+_PAUSE_S: Final = (0.1, 5.0)
+#: The longest pause that a server can ask for.
+_LONGEST_WAIT_S: Final = 30.0
+
+
+class Server:
+    """A server's HTTP interface. All methods but the constructor belong to one event loop.
+
+    Args:
+        url: its address, ``http://host:18188``.
+        token: the token to send; None for none.
+        retry_s: seconds for which something is asked again before the error is raised.
+        connections: connections that are kept open.
+
+    Raises:
+        ConfigError: ``url`` is not one of HTTP, or ``token`` cannot be one.
+    """
+
+    def __init__(self, url: str, token: SecretStr | None, *, retry_s: float, connections: int) -> None:
+        self.url = _checked_url(url)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {_checked_token(token)}"}
+        self._retry_s = retry_s
+        self._connections = connections
+        self._http: httpx.AsyncClient | None = None
+
+    async def ask(
+        self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}, patient: bool = False
+    ) -> dict[str, Any]:
+        """Return the JSON object that the server answers. It is asked again while it cannot answer.
+
+        Args:
+            method: of HTTP.
+            path: below the server's URL.
+            body: sent as JSON.
+            query: the URL's parameters.
+            patient: ask without a limit on time.
+
+        Raises:
+            ServerUnavailable: the server cannot be reached, has no room, or is not kqueue's.
+            KqueueError: what else it answers.
+        """
+        if self._http is None:
+            self._http = self._open()
+        began, pause_s = time.monotonic(), _PAUSE_S[0]
+        while True:
+            wait_s = 0.0
+            try:
+                answer = await self._http.request(method, path, params=query, json=body)
+            except httpx.RequestError as fault:
+                error: KqueueError = ServerUnavailable(
+                    f"{self.url} cannot be reached ({str(fault) or type(fault).__name__}): check the address, and "
+                    "that `kqueue serve` runs there"
+                )
+            else:
+                if answer.is_success:
+                    return _content(answer)
+                error = _error(answer)
+                if answer.status_code not in _AGAIN:
+                    raise error
+                wait_s = _retry_after_s(answer)
+            if not patient and time.monotonic() - began > self._retry_s:
+                raise error
+            _log.debug("asked again in a moment: %s", error)
+            await asyncio.sleep(max(wait_s, pause_s) * random.uniform(0.5, 1.0))  # noqa: S311 no secret
+            pause_s = min(2 * pause_s, _PAUSE_S[1])
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._http is not None:
+            await self._http.aclose()
+
+    def _open(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers=self._headers,
+            timeout=httpx.Timeout(60.0, connect=10.0, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._connections),
+        )
+
+
+def _checked_url(url: str) -> str:
+    """Return a server's URL without a slash at its end.
+
+    Raises:
+        ConfigError: it is not one of HTTP.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in {"http", "https"} or not parsed.host or (parsed.port or 0) > 65535:
+        raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188")
+    return url.rstrip("/")
+
+
+def _checked_token(token: SecretStr) -> str:
+    """Return a token that a header can hold.
+
+    Raises:
+        ConfigError: a header cannot hold it.
+    """
+    secret = token.get_secret_value().strip()
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ConfigError("KQUEUE_TOKEN: not one that `kqueue token create` printed; it begins with kq_")
+    return secret
+
+
+def _content(answer: httpx.Response) -> dict[str, Any]:
+    """Return what a successful answer says.
+
+    Raises:
+        ServerUnavailable: it is no JSON object, so no kqueue answered.
+    """
+    try:
+        content = answer.json()
+    except ValueError:
+        raise _stranger(answer) from None
+    if not isinstance(content, dict):
+        raise _stranger(answer)
+    return cast("dict[str, Any]", content)
+
+
+def _error(answer: httpx.Response) -> KqueueError:
+    """Return the exception that an answer stands for that is no success."""
+    try:
+        return wire.load_error(answer.json())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _stranger(answer)
+
+
+def _stranger(answer: httpx.Response) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"{answer.request.url} answers {answer.status_code} and nothing that kqueue would: check the address"
+    )
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """Return the seconds after which the server wants to be asked again; 0 if it names none."""
+    try:
+        return min(float(int(answer.headers.get("Retry-After", 0))), _LONGEST_WAIT_S)
+    except ValueError:
+        # A date, as proxies may give.
+        return 0.0
