@@ -7,8 +7,9 @@ import sys
 
 from kqueue import logs
 from kqueue.config import load
-from workers.fleet import Supervisor, plan
+from workers.fleet import Supervisor
 from workers.judge.gpu.devices import choose, devices
+from workers.plan import plan
 
 # A program that starts Python, which workers are started by.
 sys.executable = os.environ.get("JUDGES_PYTHON", sys.executable)

@@ -16,9 +16,9 @@ from kqueue.config import Config, load
 from kqueue.contract import Phase, gpu_model
 from kqueue.errors import ConfigError
 from workers.delivery import outcome_of
-from workers.fleet import environment, plan
 from workers.judge.gpu.devices import Device, choose, devices
 from workers.judge.host.blackbox import Record
+from workers.plan import environment, plan
 from workers.pool import ChildDied
 
 GPUS = [

@@ -1,0 +1,208 @@
+"""A supervisor's work in Postgres and Redis: its workers' rows and leases, and the sweeper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+
+from kqueue import broker, sweeper
+from kqueue.config import Config
+from kqueue.errors import BrokerUnavailable, DatabaseUnavailable, SchemaMismatch
+from kqueue.store import engine as store_engine
+from kqueue.store import evaluations, schema
+from kqueue.store import workers as registry
+from workers.slot import Slot
+
+_log: Any = structlog.get_logger(__name__)
+
+_SWEEP_EVERY_S: Final = 1.0
+#: Interval of sweeps while every evaluation has its verdict.
+_SWEEP_IDLE_S: Final = 3.0
+#: Delay of the next sweep after a service was away.
+_SWEEP_AGAIN_S: Final = 3.0
+#: Seconds to wait for the services at the start.
+_SERVICES_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Loss:
+    """A dead worker whose row is still open."""
+
+    worker_id: UUID
+    message: str
+    handed_back: bool
+    since: float = field(default_factory=time.monotonic)
+
+
+class Bookkeeping:
+    """Keeps the rows of one host's workers.
+
+    If Postgres is away, nothing is lost: methods return False or keep their work for the next call.
+    """
+
+    def __init__(self, config: Config, host: str) -> None:
+        """Configure the connections without opening them.
+
+        Args:
+            config: the fleet's settings.
+            host: this host's name.
+        """
+        self._config = config
+        self._host = host
+        self.engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=2)
+        self._app = broker.make_app(config)
+        # A Redis that hangs must not delay heartbeats.
+        self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
+        self._away = False
+        self._losses: list[_Loss] = []
+        self._heartbeat_at = 0.0
+        self._sweep_at = 0.0
+
+    def check_services(self) -> None:
+        """Check Postgres, its schema and Redis. Wait a moment for them, because the schema may just be migrating.
+
+        Raises:
+            DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
+            SchemaMismatch: the database's schema does not match this version of kqueue.
+        """
+        deadline = time.monotonic() + _SERVICES_S
+        while True:
+            try:
+                schema.check(self.engine)
+                broker.check(self._app)
+                return
+            except (DatabaseUnavailable, BrokerUnavailable, SchemaMismatch):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+
+    @property
+    def due_at(self) -> float:
+        """When the next heartbeat or sweep is due, on the monotonic clock."""
+        return min(self._heartbeat_at, self._sweep_at)
+
+    @property
+    def settled(self) -> bool:
+        """True if the rows of all dead workers are closed."""
+        return not self._losses
+
+    def attempt(self, work: Callable[[], object]) -> bool:
+        """Run a function that uses Postgres. Return False if Postgres is away, which is logged once per outage."""
+        try:
+            work()
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            # Another version's schema counts too: it is being upgraded, or downgraded.
+            if not self._away:
+                _log.error("Postgres is away: what needs it waits", reason=str(error))
+            self._away = True
+            return False
+        if self._away:
+            _log.info("Postgres is back")
+        self._away = False
+        return True
+
+    def register(self, slot: Slot, pid: int, paused: str | None) -> bool:
+        """Write a worker's row, with the reason if it is paused. Return False if Postgres is away."""
+        return self.attempt(
+            lambda: registry.register(
+                self.engine,
+                id=slot.worker_id,
+                name=f"{slot.name}@{self._host}",
+                host=self._host,
+                pid=pid,
+                lanes=slot.lanes,
+                device=slot.device,
+                paused=paused,
+            )
+        )
+
+    def pause(self, reasons: Mapping[UUID, str | None]) -> bool:
+        """Write for each worker the reason why it is paused, or None. Return False if Postgres is away."""
+        return self.attempt(lambda: registry.pause(self.engine, reasons))
+
+    def lose(self, worker_id: UUID, message: str, *, handed_back: bool = False) -> None:
+        """Close a dead worker's row at the next :meth:`settle`.
+
+        Args:
+            worker_id: the row.
+            message: what happened to the worker.
+            handed_back: True if the supervisor killed it, so that its evaluation does not use up an attempt.
+        """
+        self._losses.append(_Loss(worker_id, message, handed_back))
+
+    def settle(self, *, stopping: bool, at_once: bool) -> None:
+        """Close the rows of dead workers, and queue their evaluations again.
+
+        Args:
+            stopping: give up after one lease if Postgres is away. A sweeper then does it when the leases run out.
+            at_once: give up at once.
+        """
+        while self._losses:
+            loss = self._losses[0]
+
+            def close(loss: _Loss = loss) -> None:
+                evaluations.lose_worker(
+                    self.engine,
+                    loss.worker_id,
+                    retry_delay_s=self._config.retry_delay_s,
+                    message=loss.message,
+                    handed_back=loss.handed_back,
+                )
+                registry.stop(self.engine, loss.worker_id)
+
+            if not self.attempt(close):
+                late = time.monotonic() - loss.since > self._config.lease_s
+                if at_once or (stopping and late):
+                    self._losses.clear()
+                return
+            self._losses.pop(0)
+            # Its evaluation is queued again.
+            self._sweep_at = time.monotonic()
+
+    def step(self, worker_ids: Sequence[UUID]) -> None:
+        """Renew the leases of the given workers, and sweep, if due."""
+        now = time.monotonic()
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._config.lease_s / 4
+            self.attempt(lambda: registry.heartbeat(self.engine, worker_ids, lease_s=self._config.lease_s))
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_EVERY_S
+            # A supervisor that cannot renew its own leases must not declare others' overdue.
+            if not self._away:
+                self._sweep()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()
+
+    def _sweep(self) -> None:
+        report: sweeper.SweepReport | None = None
+
+        def sweep() -> None:
+            nonlocal report
+            report = sweeper.sweep(
+                self.engine,
+                self._app,
+                retry_delay_s=self._config.retry_delay_s,
+                retention_days=self._config.retention_days,
+                log_retention_days=self._config.log_retention_days,
+            )
+
+        if not self.attempt(sweep) or report is None or report.broker_error:
+            self._sweep_at = time.monotonic() + _SWEEP_AGAIN_S
+            return
+        for evaluation_id, recorded in report.lost:
+            _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
+        if report.published:
+            _log.info("messages sent that Redis lacked", count=report.published)
+        if report.pruned:
+            _log.info("old evaluations removed", **asdict(report.pruned))
+        if report.more:
+            self._sweep_at = time.monotonic()
+        elif report.idle:
+            self._sweep_at = time.monotonic() + _SWEEP_IDLE_S

@@ -1,0 +1,197 @@
+"""One slot's worker process: starting it, exchanging words with it over a socket, and ending it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import uuid4
+
+import structlog
+
+from kqueue import broker
+from kqueue.config import Config
+from workers.judge.host import linux
+from workers.judge.keeper.handle import clean_environment
+from workers.plan import environment
+from workers.pool import STUCK_S, kill_group
+from workers.slot import GO, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
+
+_log: Any = structlog.get_logger(__name__)
+
+#: Delay before a worker that died young is started again; doubled each time up to the last.
+_FIRST_BACKOFF_S: Final = 1.0
+_LAST_BACKOFF_S: Final = 30.0
+#: A worker that lived this long is started again with the first delay.
+_HEALTHY_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A slot and its current worker process, if it has one.
+
+    Attributes:
+        slot: the slot; its ``worker_id`` is that of the current or last process.
+        selector: watches the socket to the process while it runs.
+        process: the process; None while none runs.
+        pid: the id of the current or last process.
+        ready: True once the process has said so.
+        registered: True while its row in the table ``workers`` is open.
+        killed_at: when it was killed, on the monotonic clock; 0 if it was not.
+        survivors: processes of the last worker that were killed and have not died.
+        survived_at: when they were killed.
+        stuck: the reason why nothing may run in the slot: something that was killed in it does not die. None if
+            nothing such is left.
+        start_at: when the next process may start.
+    """
+
+    slot: Slot
+    selector: selectors.BaseSelector
+    process: subprocess.Popen[bytes] | None = None
+    pid: int = 0
+    ready: bool = False
+    registered: bool = False
+    killed_at: float = 0.0
+    survivors: set[int] = field(default_factory=set[int])
+    survived_at: float = 0.0
+    stuck: str | None = None
+    start_at: float = 0.0
+    #: Our end of the socket pair to the process. None if it has ended or was told to.
+    _link: socket.socket | None = None
+    #: The last word that was sent.
+    _said: bytes = b""
+    _started_at: float = 0.0
+    _backoff_s: float = _FIRST_BACKOFF_S
+
+    @property
+    def waits(self) -> bool:
+        """True if the process is ready and waits to be told to take messages or to pause."""
+        return self.ready and not self.registered and self._link is not None
+
+    def start(self, config: Config, *, program: str, host: str, cores: int) -> None:
+        """Start a worker process in the slot, whose directory must be empty.
+
+        Args:
+            config: the fleet's settings.
+            program: the module that the process runs.
+            host: this host's name.
+            cores: this host's number of cores.
+        """
+        self.slot = slot = replace(self.slot, worker_id=uuid4())
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", program, "worker"]
+        command += ["-n", f"{slot.name}@{host}", "-Q", ",".join(broker.queue(lane).name for lane in slot.lanes)]
+        command += ["--concurrency", "1", "--without-gossip", "--without-mingle", "-E"]
+        command += ["--loglevel", config.log_level.upper()]
+        # A killed worker's temporary files go with the slot's directory when the next worker starts.
+        full = environment(slot, config, cores, os.environ) | {"TMPDIR": str(slot.scratch)}
+        settings = _in_memory(full)
+        env = clean_environment(full) | {
+            VARIABLE: full[VARIABLE],
+            READY_VARIABLE: str(theirs.fileno()),
+            SETTINGS_VARIABLE: str(settings),
+        }
+        with theirs:
+            # A session of its own: only the supervisor acts on a terminal's Ctrl-C. preexec_fn is safe because the
+            # supervisor has one thread.
+            self.process = subprocess.Popen(
+                command,
+                # Celery imports from its working directory, so that must not be writable by others.
+                cwd="/",
+                env=env,
+                pass_fds=[theirs.fileno(), settings],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=linux.die_with(os.getpid()),
+            )
+        os.close(settings)
+        ours.setblocking(False)
+        self._link, self._said = ours, b""
+        self.ready, self.registered = False, False
+        self.killed_at, self.stuck = 0.0, None
+        self._started_at = time.monotonic()
+        self.selector.register(ours, selectors.EVENT_READ, self)
+        self.pid = self.process.pid
+        _log.info("worker started", slot=slot.name, device=slot.device, pid=self.pid)
+
+    def hear(self) -> None:
+        """Read what the process has said: that it is ready, or that something it killed does not die."""
+        if self._link is None:
+            return
+        words = b""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            words = self._link.recv(64)
+        if not words:
+            # It died; the supervisor notices that elsewhere.
+            self.selector.unregister(self._link)
+        for word in words:
+            if word == READY[0]:
+                self.ready = True
+            else:
+                self.stuck = "a process that it killed does not die" if word == STUCK[0] else None
+                _log.warning("a slot is stuck" if self.stuck else "a slot is free again", slot=self.slot.name)
+
+    def tell(self, reason: str | None) -> None:
+        """Tell the process to pause for ``reason``, or with None to take messages."""
+        word = GO if reason is None else PAUSE
+        if self._link is not None and self._said != word:
+            self._said = word
+            with contextlib.suppress(OSError):  # it died; the supervisor notices that elsewhere
+                self._link.sendall(word)
+
+    def finish(self) -> None:
+        """Tell the process to finish its evaluation and end."""
+        if self.process is not None:
+            _log.info("worker told to finish and end", slot=self.slot.name)
+            self._hang_up()
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the process and its group."""
+        if self.process is not None:
+            self.killed_at = self.killed_at or time.monotonic()
+            kill_group(self.process.pid)
+
+    def returncode(self, now: float) -> int | None:
+        """Return how the process ended; None while it runs. One that was killed and hangs counts as ended."""
+        if self.process is None:
+            return None
+        code = self.process.poll()
+        if code is None and self.killed_at and now - self.killed_at > STUCK_S:
+            return -signal.SIGKILL
+        return code
+
+    def close(self) -> None:
+        """Note that the process has ended, and when the next may start."""
+        self._hang_up()
+        now = time.monotonic()
+        if now - self._started_at >= _HEALTHY_S:
+            self._backoff_s = _FIRST_BACKOFF_S
+        self.process, self.registered, self.stuck = None, False, None
+        self.start_at = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            if self._link in self.selector.get_map():
+                self.selector.unregister(self._link)
+            self._link.close()
+            self._link = None
+
+
+def _in_memory(settings: Mapping[str, str]) -> int:
+    """Return a descriptor to read the settings from. Unlike an environment, no other process can see it."""
+    descriptor = os.memfd_create("kqueue-settings", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "w") as stream:
+        json.dump(dict(settings), stream)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,95 @@
+"""The directories and uids of a fleet's slots, which no other fleet on the host uses at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from kqueue.errors import ConfigError
+from workers.judge.host import linux, uids
+from workers.slot import Slot
+
+#: Prefix of directories that wait to be removed.
+_TRASH: Final = "trash-"
+
+
+class Scratch:
+    """Gives each slot a private directory and a uid, and removes old directories in the background."""
+
+    def __init__(self, root: Path) -> None:
+        """Configure the scratch without creating anything.
+
+        Args:
+            root: the setting ``scratch``.
+        """
+        self._root = root.absolute()
+        #: Descriptors whose locks reserve the fleet's directory and uids.
+        self._held: list[int] = []
+        self._removals: list[subprocess.Popen[bytes]] = []
+
+    def assign(self, slots: list[Slot]) -> list[Slot]:
+        """Create the shared directories, which other users may only traverse. Return the slots with place and uid.
+
+        Raises:
+            ConfigError: another user owns the directories.
+        """
+        locks = self._root / "locks"
+        for directory in (self._root, locks):
+            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                raise ConfigError(f"{directory} belongs to another user: set KQUEUE_SCRATCH to a directory of yours")
+        self._root.chmod(0o711)
+        locks.chmod(0o700)
+        place = self._reserve()
+        self._removals += [linux.start_removal(old) for old in place.glob(_TRASH + "*")]
+        assigned: list[Slot] = []
+        for slot in slots:
+            uid = None
+            if slot.uid is not None:
+                held = uids.hold(slot.uid)
+                self._held.append(held.descriptor)
+                uid = held.uid
+            assigned.append(replace(slot, scratch=place / slot.name, uid=uid))
+        return assigned
+
+    def renew(self, directory: Path) -> None:
+        """Create a slot's empty directory for a new worker. Start removing the old one, without waiting."""
+        with contextlib.suppress(FileNotFoundError):
+            self._removals.append(linux.start_removal(directory.rename(directory.with_name(_TRASH + uuid4().hex))))
+        directory.mkdir(mode=0o711, parents=True)
+
+    def reap(self) -> None:
+        """Reap the processes that have finished removing directories."""
+        self._removals = [removal for removal in self._removals if removal.poll() is None]
+
+    def pids(self) -> set[int]:
+        """Return the processes that remove directories."""
+        return {removal.pid for removal in self._removals}
+
+    def release(self) -> None:
+        """Release the directory and the uids to other fleets."""
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+    def _reserve(self) -> Path:
+        """Lock and return the first fleet directory that no other fleet uses."""
+        for number in itertools.count():
+            place = self._root / f"fleet-{number}"
+            place.mkdir(mode=0o711, exist_ok=True)
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                continue
+            self._held.append(descriptor)
+            return place
+        raise AssertionError("itertools.count() does not end")
