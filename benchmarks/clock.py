@@ -1,17 +1,17 @@
-"""How true the judge's clock is: `python benchmarks/clock.py [--out DIR] [--rounds 3] [--only spin]`.
+"""Compare the judge's clock with others: `python benchmarks/clock.py [--out DIR] [--rounds 3] [--only spin]`.
 
-Kernels that spin for 1 to 5000 us, one that waits for the GPU, and real ones in Triton and torch are timed side
-by side, in one run on one GPU, in turns:
+Kernels that spin for 1 to 5000 us, one that waits for the GPU, and real ones in Triton and torch are timed in one run
+on one GPU, alternately
 
 - by the whole fleet, started in a temporary home: the verdict's ``runtime``;
-- by a fresh process of its own (``own_clocks.py``): its events, a CUDA graph's replay, ``triton.testing.do_bench``,
-  and CUPTI, each with a cold L2.
+- by a fresh process (``own_clocks.py``): its events, a CUDA graph's replay, ``triton.testing.do_bench``, and CUPTI,
+  each with a cold L2.
 
-What is shown for a kernel is each method's median over the rounds, in microseconds. Then: how far the judge's
-times are from CUPTI's for the spins; what ending at a precision (the default) saves beside exactly 100 calls; and
-how long an evaluation takes, and has the GPU alone. Everything is printed and, with ``--out``, written as JSON
-together with the fleet's logs. Exit status 0 if everything could be measured, by the clock that was to measure it;
-no time is judged.
+The table has each method's median over the rounds for each kernel, in microseconds. Then follow the difference between
+the judge's times and CUPTI's for the spins; the saving by ending at a precision (the default) instead of after exactly
+100 calls; and the duration of an evaluation, and of its exclusive use of the GPU. Everything is printed and, with
+``--out``, written as JSON together with the fleet's logs. The exit status is 0 if every time was measured by the
+expected clock, whatever the times.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ OWN_CLOCKS: Final = Path(__file__).resolve().with_name("own_clocks.py")
 LANE: Final = "gpu"
 METHODS: Final = ("events", "graph", "do_bench", "cupti")
 SPINS_US: Final = (1, 10, 50, 500, 5000)
-#: Of the kernel that waits for the GPU.
+#: Spin of the kernel that waits for the GPU.
 SYNC_US: Final = 50
-#: Cycles of two spins that tell how many cycles a microsecond has.
+#: Cycles of two spins, whose times give the cycles per microsecond.
 CALIBRATION: Final = (2_000_000, 4_000_000)
-#: How many processes are importing torch ahead of their turn.
+#: Processes that import torch ahead of their turn.
 AHEAD: Final = 2
-#: For a process of its own, and for a verdict, in seconds.
+#: Deadline of a process's measurement and of a verdict.
 PATIENCE_S: Final = 300.0
-#: What a difference from CUPTI is held against: so many microseconds and such a share of the time.
+#: Acceptable difference from CUPTI: microseconds plus a share of the time.
 GOAL: Final = (1.0, 0.01)
 
 SPIN_PROBLEM: Final = """
@@ -70,7 +70,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-#: One launch. Pointers are passed as numbers, which costs least on the way to the launch.
+#: One launch. Pointers are passed as numbers, the cheapest way to launch.
 SPIN_KERNEL: Final = '''
 import cupy
 import torch
@@ -97,7 +97,7 @@ class ModelNew(torch.nn.Module):
         AFTERWARDS
         return out
 '''
-#: Backend, kernel of the gallery, what its problem's ``get_inputs`` makes, and what it makes here.
+#: Backend, kernel of the gallery, the inputs of its problem there, and the inputs here.
 REAL: Final = (
     ("triton", "gelu", "512, 1024", "512, 1024"),
     ("triton", "gelu", "512, 1024", "8192, 4096"),
@@ -112,21 +112,21 @@ REAL: Final = (
 
 
 class UnmeasuredError(Exception):
-    """A kernel could not be timed by one of the methods, or not by the clock that it was to be timed by."""
+    """A method could not time a kernel, or timed it by an unexpected clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel to be timed.
+    """A kernel to time.
 
     Attributes:
         name: unique here.
         problem: source of the reference.
         kernel: source of the kernel.
-        backend: what it is written in.
-        spin: whether it only spins.
-        waits: whether its forward waits for the GPU: the judge must time it by the CPU's clock, and there can be
-            no graph of it.
+        backend: its backend.
+        spin: True if it only spins.
+        waits: True if its forward waits for the GPU. The judge must then time it by the CPU's clock, and it has no
+            CUDA graph.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Row:
     waits: bool = False
 
     def request(self, timing: Timing | None = None) -> Request:
-        """What to submit."""
+        """Return the request for the fleet."""
         return Request(
             problem=self.problem,
             kernel=self.kernel,
@@ -149,16 +149,16 @@ class Row:
         )
 
     def job(self, methods: Sequence[str] = METHODS) -> dict[str, Any]:
-        """What to ask of a process of its own."""
+        """Return the job for ``own_clocks.py``."""
         wanted = [method for method in methods if not (self.waits and method == "graph")]
         return {"problem": self.problem, "kernel": self.kernel, "methods": wanted}
 
 
 class OwnClocks:
-    """Fresh processes, one for each kernel, that import torch while the judge is still busy with another."""
+    """Fresh processes, one per kernel, which import torch while the judge is busy with another kernel."""
 
     def __init__(self, environment: dict[str, str], program: Path = OWN_CLOCKS) -> None:
-        """Name the environment; the first processes are started by ``with``."""
+        """Configure the processes. ``with`` starts the first ones."""
         self._command = [sys.executable, str(program)]
         self._environment = environment
         self._waiting: deque[subprocess.Popen[str]] = deque()
@@ -173,10 +173,10 @@ class OwnClocks:
             process.communicate()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Have the next process do a job, and wait until it is gone.
+        """Give the next process a job, and wait until it has ended.
 
         Raises:
-            UnmeasuredError: it failed or took too long; the end of what it wrote to stderr is in the message.
+            UnmeasuredError: it failed or took too long; the message has the end of its stderr.
         """
         process = self._waiting.popleft()
         self._fill()
@@ -185,9 +185,9 @@ class OwnClocks:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            raise UnmeasuredError(f"its own process took more than {PATIENCE_S:.0f} s") from None
+            raise UnmeasuredError(f"the process took more than {PATIENCE_S:.0f} s") from None
         if process.returncode != 0 or not answer.strip():
-            raise UnmeasuredError(f"its own process ended with {process.returncode}:\n{errors.strip()[-2000:]}")
+            raise UnmeasuredError(f"the process exited with {process.returncode}:\n{errors.strip()[-2000:]}")
         return json.loads(answer)
 
     def _fill(self) -> None:
@@ -199,14 +199,14 @@ class OwnClocks:
 
 
 def spin_row(name: str, cycles: int, *, waits: bool = False) -> Row:
-    """A kernel that copies its input and spins for so many cycles."""
+    """Return a kernel that copies its input and spins for ``cycles``."""
     kernel = SPIN_KERNEL.replace("CYCLES", str(cycles))
     kernel = kernel.replace("        AFTERWARDS\n", "        torch.cuda.synchronize()\n" if waits else "")
     return Row(name, SPIN_PROBLEM, kernel, "cupy", spin=not waits, waits=waits)
 
 
 def real_row(backend: str, name: str, given: str, wanted: str) -> Row:
-    """A kernel of the gallery, its problem with inputs of another size."""
+    """Return a kernel of the gallery, with its problem's inputs in another size."""
     problem = (EXAMPLES / "problems" / f"{name}.py").read_text(encoding="utf-8")
     assert f"({given})" in problem, f"the gallery's problem {name} has other inputs than {given}"
     kernel = (EXAMPLES / "kernels" / "good" / backend / f"{name}.py").read_text(encoding="utf-8")
@@ -215,14 +215,14 @@ def real_row(backend: str, name: str, given: str, wanted: str) -> Row:
 
 
 def all_rows(cycles_per_us: float) -> list[Row]:
-    """Every kernel to be timed."""
+    """Return every kernel to time."""
     spins = [spin_row(f"spin {us} us", round(us * cycles_per_us)) for us in SPINS_US]
     waits = spin_row(f"sync {SYNC_US} us", round(SYNC_US * cycles_per_us), waits=True)
     return [*spins, waits, *(real_row(*real) for real in REAL)]
 
 
 def calibrate(own: OwnClocks) -> float:
-    """Cycles of the SM clock in a microsecond, from what CUPTI records of two spins."""
+    """Return the SM clock's cycles per microsecond, from CUPTI's records of two spins."""
     times = [
         own.measure(spin_row("calibration", cycles).job(["cupti"]))["cupti"]["median_us"] for cycles in CALIBRATION
     ]
@@ -230,10 +230,10 @@ def calibrate(own: OwnClocks) -> float:
 
 
 def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
-    """What a verdict says of time.
+    """Return a verdict's times.
 
     Raises:
-        UnmeasuredError: the kernel did not pass, or was not timed by the clock that it was to be timed by.
+        UnmeasuredError: the kernel did not pass, or was timed by an unexpected clock.
     """
     taken, baseline = verdict.runtime, verdict.baseline
     if taken is None:
@@ -258,7 +258,7 @@ def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 
 def judged(kq: Client, row: Row) -> dict[str, Any]:
-    """The fleet's figures of one evaluation, submitted alone, with the seconds until its verdict was there.
+    """Return the fleet's figures of one evaluation, submitted alone, with the seconds until its verdict.
 
     Raises:
         UnmeasuredError: see :func:`figures`.
@@ -270,7 +270,7 @@ def judged(kq: Client, row: Row) -> dict[str, Any]:
 
 
 def judged_in_full(kq: Client, rows: list[Row], failed: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The fleet's figures of each row with exactly 100 timed calls, by row."""
+    """Return the fleet's figures of each row with exactly 100 timed calls, by row."""
     timing = Timing(calls=100, precision=0)
     tickets = kq.submit_batch([row.request(timing) for row in rows])
     found: dict[str, dict[str, Any]] = {}
@@ -290,7 +290,7 @@ def in_turns(
     found: dict[str, list[dict[str, Any]]],
     failed: dict[str, str],
 ) -> None:
-    """All rows by both, so many times; who goes first alternates. ``found`` gets one entry a round, by row."""
+    """Time all rows by both, in alternating order. ``found`` gets one entry per round and row."""
     for number in range(rounds):
         for row in rows:
             print(f"-- round {number + 1} of {rounds}: {row.name}", flush=True)
@@ -307,12 +307,12 @@ def in_turns(
 
 
 def baseline_was_known(one: dict[str, Any]) -> bool:
-    """Whether an evaluation had only its kernel to time; the first with a problem times the reference as well."""
+    """True if an evaluation timed only its kernel. A problem's first evaluation times the reference too."""
     return "baseline" not in one["judge"]["durations_s"]
 
 
 def summary(row: Row, rounds: list[dict[str, Any]], full: dict[str, Any] | None) -> dict[str, Any]:
-    """One row's medians over the rounds, and the differences of these."""
+    """Return a row's medians over the rounds, and their differences."""
 
     def over(who: str, *path: str, among: list[dict[str, Any]] = rounds) -> float | None:
         values: list[float] = []
@@ -358,7 +358,7 @@ def summary(row: Row, rounds: list[dict[str, Any]], full: dict[str, Any] | None)
 
 
 def overall(summaries: list[dict[str, Any]], rounds: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """How far the spins are from CUPTI's times, and what evaluations cost whose baseline was known."""
+    """Return the spins' differences from CUPTI, and the cost of evaluations whose baseline was known."""
     apart = {one["name"]: abs(one["minus_cupti_us"]) for one in summaries if one["spin"]}
     allowed = {one["name"]: GOAL[0] + GOAL[1] * one["cupti_us"] for one in summaries if one["spin"]}
     known = [one["judge"] for one in rounds if baseline_was_known(one)]
@@ -379,7 +379,7 @@ def _difference(a: float | None, b: float | None) -> float | None:
 
 
 def table(summaries: list[dict[str, Any]]) -> str:
-    """The rows for people: times in microseconds, stages in seconds."""
+    """Format the rows: times in microseconds, stages in seconds."""
     columns = (
         ("kernel", "name", ""),
         ("judge", "judge_us", ".2f"),
@@ -413,11 +413,11 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for clock.json and the fleet's logs")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each kernel is timed by both (default 3)")
-    parser.add_argument("--only", action="append", help="only kernels whose name holds this; may be given again")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each kernel is timed by both (default 3)")
+    parser.add_argument("--only", action="append", help="only kernels whose name contains this; repeatable")
     parser.add_argument(
         "--slots",
         type=int,
@@ -431,23 +431,23 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(rows: list[Row], only: list[str] | None) -> list[Row]:
-    """The rows that were asked for; SystemExit if there are none."""
+    """Return the selected rows. Raises SystemExit if there are none."""
     rows = [row for row in rows if not only or any(part in row.name for part in only)]
     if not rows:
-        sys.exit(f"clock: no kernel's name holds {' or '.join(map(repr, only or []))}")
+        sys.exit(f"clock: no kernel's name contains {' or '.join(map(repr, only or []))}")
     return rows
 
 
 def gpu() -> str:
-    """The UUID of the GPU to measure on: the first that the fleet would use; SystemExit without one."""
+    """Return the UUID of the first GPU that the fleet would use. Raises SystemExit without one."""
     found = devices.choose(load().gpus, devices.devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not found:
-        sys.exit("clock: no NVIDIA GPU was found here (nvidia-smi must list one); the judge's GPU clock needs one")
+        sys.exit("clock: no NVIDIA GPU found (nvidia-smi must list one)")
     return found[0].uuid
 
 
 def main() -> int:
-    """Run everything; the exit status."""
+    """Run everything. Return the exit status."""
     options = arguments()
     uuid = gpu()
     chosen(all_rows(1.0), options.only)

@@ -1,14 +1,14 @@
-"""What the HTTP door costs: `python benchmarks/doors.py [--lane cpu|gpu] [--out FILE]`.
+"""Measure the cost of HTTP: `python benchmarks/doors.py [--lane cpu|gpu] [--out FILE]`.
 
-Starts a fleet of this machine in a temporary home and `kqueue serve` before it, then
+It starts this machine's fleet in a temporary home, and `kqueue serve` for it. Then it
 
-1. posts 200 evaluations to `/eval` that all have to wait, and asks `/health` again and again meanwhile;
-2. evaluates one quick kernel after another by the plain client and by `POST /eval` in turns: how long each takes
-   beyond the time from the evaluation's submission to its verdict;
-3. asks for some pages over many connections at once, as `wrk` does.
+1. posts 200 evaluations to `/eval` that all have to wait, and polls `/health` meanwhile;
+2. evaluates one quick kernel after another, alternately by the plain client and by `POST /eval`, and measures the time
+   that each takes beyond the time from the evaluation's submission to its verdict;
+3. requests some pages over many connections at once, as `wrk` does.
 
-Everything is printed as tables and, with `--out`, written as JSON. The exit status is 1 where the 99th percentile
-of `/health` was above 50 ms while requests waited, or a request was not answered as it should be.
+Everything is printed as tables and, with `--out`, written as JSON. The exit status is 1 if the 99th percentile of
+`/health` exceeded 50 ms while requests waited, or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kqueue import Client, Verdict
 from kqueue.config import Config, load
 from kqueue.local.fleet import LocalFleet
 
-#: The 99th percentile of `/health`, in milliseconds, while 200 requests wait.
+#: Limit of the 99th percentile of `/health` while 200 requests wait.
 GOAL_MS = 50.0
-#: Between two questions for `/health`.
+#: Pause between two requests to `/health`.
 PAUSE_S = 0.005
 PROBLEM = """
 import torch
@@ -54,22 +54,22 @@ def get_init_inputs():
     return []
 """
 KERNEL = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
-#: Holds a slot, and no core, until it is cancelled.
+#: A kernel that occupies a slot, but no core, until it is cancelled.
 NAP = "import time, torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        time.sleep(3600)\n"
 
 
 def sources(name: object) -> dict[str, str]:
-    """A request's fields; for another name it is another request."""
+    """Return a request's sources. Another name makes another request."""
     return {"original_model_src": PROBLEM, "custom_model_src": f"{KERNEL}# {name}\n"}
 
 
-#: The rest of them: as little judging as there can be.
+#: The rest of a request's fields: as little judging as possible.
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "measure_performance": False}
 
 
 @contextmanager
 def serving(config: Config) -> Generator[str]:
-    """`kqueue serve` on a free port of loopback, in a process of its own."""
+    """Run `kqueue serve` on a free loopback port, in a separate process."""
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -87,7 +87,7 @@ def serving(config: Config) -> Generator[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody listens and is well."""
+    """True if the server answers that it is healthy."""
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
@@ -95,9 +95,9 @@ def answers(url: str) -> bool:
 
 
 async def ask(url: str, path: str, seconds: float, pause_s: float = 0.0) -> list[float]:
-    """Ask for a page again and again on one connection; milliseconds of each answer, all of them 200.
+    """Request a page repeatedly over one connection. Return the milliseconds of each answer; all must be 200.
 
-    On a bare socket: a client library's own work would be most of what is measured.
+    It uses a bare socket, because a client library would cost more than the server.
     """
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -120,7 +120,7 @@ async def ask(url: str, path: str, seconds: float, pause_s: float = 0.0) -> list
 
 
 def asked(url: str, path: str, seconds: float, connections: int, pause_s: float = 0.0) -> list[float]:
-    """:func:`ask` on so many connections at once, in a process of its own."""
+    """Run :func:`ask` over many connections at once, in a separate process."""
 
     async def every() -> list[float]:
         each = await asyncio.gather(*(ask(url, path, seconds, pause_s) for _ in range(connections)))
@@ -130,13 +130,13 @@ def asked(url: str, path: str, seconds: float, connections: int, pause_s: float 
 
 
 def figures(took: list[float]) -> dict[str, float]:
-    """Count, median, 99th percentile and maximum, in milliseconds."""
+    """Return count, median, 99th percentile and maximum, in milliseconds."""
     cuts = statistics.quantiles(took, n=100, method="inclusive")
     return {"count": len(took), "p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(took)}
 
 
 def posted(url: str, waiters: int) -> int:
-    """Post so many evaluations at once, in a process of its own; how many were answered with 200 and as correct."""
+    """Post evaluations at once, in a separate process. Return how many were answered with 200 and as correct."""
 
     async def every() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=waiters)
@@ -148,7 +148,7 @@ def posted(url: str, waiters: int) -> int:
 
 
 def health(url: str, client: Client, slots: int, lane: str, waiters: int, seconds: float) -> dict[str, Any]:
-    """`/health` on an idle server, while so many requests come in, and while they wait."""
+    """Measure `/health` on an idle server, while many requests arrive, and while they wait."""
     entry: dict[str, Any] = {"problem": PROBLEM, "backend": "torch", "lane": lane}
     entry["settings"] = {"deadlines": {"construct_s": 900}}
     naps = client.submit_batch([entry | {"kernel": f"{NAP}# {n}"} for n in range(slots)])
@@ -169,7 +169,7 @@ def health(url: str, client: Client, slots: int, lane: str, waiters: int, second
 
 
 def overhead(url: str, client: Client, lane: str, pairs: int) -> dict[str, Any]:
-    """Milliseconds of evaluations beyond what lies between submission and verdict, by both ways in turns."""
+    """Measure the milliseconds of evaluations beyond submission to verdict, alternately by both ways."""
 
     def beyond(wall_s: float, verdict: Verdict) -> float:
         return (wall_s - (verdict.finished_at - verdict.submitted_at).total_seconds()) * 1000
@@ -193,7 +193,7 @@ def overhead(url: str, client: Client, lane: str, pairs: int) -> dict[str, Any]:
 
 
 def load_test(url: str, client: Client, connections: int, seconds: float) -> dict[str, Any]:
-    """Answers a second of some pages, over so many connections at once."""
+    """Measure answers per second for some pages, over many connections at once."""
     ticket = client.submit(problem=PROBLEM, kernel=KERNEL, backend="torch", settings={"timing": {"enabled": False}})
     ticket.wait(120)
     pages: dict[str, Any] = {}
@@ -215,14 +215,14 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu", help="where the evaluations are judged")
+    parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu", help="lane of the evaluations")
     parser.add_argument("--waiters", type=int, default=200, help="requests that wait at once")
     parser.add_argument("--pairs", type=int, default=30, help="evaluations by each way")
-    parser.add_argument("--connections", type=int, default=32, help="connections of the load")
+    parser.add_argument("--connections", type=int, default=32, help="connections of the load test")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--out", type=Path, help="a file for the figures as JSON")
+    parser.add_argument("--out", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     found: dict[str, Any] = {"lane": options.lane, "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory(prefix="kqueue-doors-") as home:
@@ -238,7 +238,7 @@ def main() -> int:
     title = f"GET /health beside {waiting['waiters']} of POST /eval ({waiting['answered 200 and correct']} answered)"
     table(title, waiting["health"])
     table("Beyond submission to verdict, one evaluation at a time", found["overhead"]["ways"])
-    print(f"the door costs {found['overhead']['door_costs_ms']:.1f} ms an evaluation (medians)")
+    print(f"HTTP costs {found['overhead']['door_costs_ms']:.1f} ms per evaluation (medians)")
     table(f"Load over {found['load']['connections']} connections", found["load"]["pages"])
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")

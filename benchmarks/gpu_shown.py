@@ -1,17 +1,16 @@
-"""The whole fleet on a GPU, shown: `python benchmarks/gpu_shown.py [--out DIR] [--quick]`.
+"""Run the whole fleet on a GPU: `python benchmarks/gpu_shown.py [--out DIR] [--slots N] [--long N]`.
 
-Starts Postgres, Valkey and the workers of this machine in a temporary home, then
+It starts Postgres, Valkey and this machine's workers in a temporary home. Then it
 
 1. judges the gallery's GPU entries and compares every category with the expected one;
 2. judges 300 evaluations in one batch, 30 % of them faulty in mixed ways, and compares again;
-3. judges correct small Triton kernels in one batch: evaluations a second;
-4. judges one kernel after another on the idle fleet: latency from submission to verdict;
-5. asks how long after a segfault and after a deadline the next evaluation started;
+3. judges correct small Triton kernels in one batch, for evaluations per second;
+4. judges one kernel after another on the idle fleet, for the latency from submission to verdict;
+5. measures the time from a segfault, and from a deadline, to its verdict and to the slot's next evaluation.
 
-and at the end looks for what is left: processes of candidates, memory of the GPU, and a parent of judges
-or candidates that has touched it. Everything is printed
-and, with `--out`, written as JSON. Exit status 0 only if every category was the expected one and nothing
-was left.
+At the end it checks for leftovers: processes of candidates, GPU memory, and parents of judges or candidates that have
+touched the GPU. Everything is printed and, with `--out`, written as JSON. The exit status is 0 only if every category
+was as expected and nothing was left.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Deadlines
 from kqueue.local.fleet import LocalFleet
 
-#: Quick faulty kernels, in mixed ways: what 30 % of the long run are.
+#: The quick faulty kernels that make up 30 % of the long run.
 FAULTY = (
     "bad/illegal_memory_access_triton",
     "bad/segfault",
@@ -80,7 +79,7 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(kq: Client, chosen: list[tuple[Entry, str]], name: str) -> tuple[list[Verdict], float]:
-    """Submit a batch and wait; verdicts in order and seconds from submission to the last."""
+    """Submit a batch and wait. Return the verdicts in order, and the seconds from submission to the last."""
     requests = [entry.request(lane).model_copy(update={"batch": name}) for entry, lane in chosen]
     begun = time.monotonic()
     tickets = kq.submit_batch(requests)
@@ -89,7 +88,7 @@ def judge(kq: Client, chosen: list[tuple[Entry, str]], name: str) -> tuple[list[
 
 
 def differing(chosen: list[tuple[Entry, str]], verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """The verdicts that are not the expected ones, with what helps to see why."""
+    """Return the unexpected verdicts, with details that help to explain them."""
     return [
         {
             "name": entry.name,
@@ -106,7 +105,7 @@ def differing(chosen: list[tuple[Entry, str]], verdicts: list[Verdict]) -> list[
 
 
 def gpu_state() -> dict[str, Any]:
-    """Used memory in bytes and the processes that the driver knows on the first GPU."""
+    """Return the first GPU's used memory in bytes, and its processes by the driver."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -122,7 +121,7 @@ def gpu_state() -> dict[str, Any]:
 
 
 def candidates_alive(config: Config) -> list[str]:
-    """Command lines of living processes that are candidates by name or by uid."""
+    """Return the command lines of living candidates, found by name or by uid."""
     found: list[str] = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -138,7 +137,7 @@ def candidates_alive(config: Config) -> list[str]:
 
 
 def parents_on_the_gpu(pids: list[int]) -> list[str]:
-    """Descriptors of NVIDIA's devices that the workers' parents, or their fork servers, hold: there must be none."""
+    """Return the NVIDIA devices that workers or fork servers hold open. There must be none."""
     found: list[str] = []
     for pid in pids:
         family = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
@@ -150,7 +149,7 @@ def parents_on_the_gpu(pids: list[int]) -> list[str]:
 
 
 def stages(verdicts: list[Verdict]) -> dict[str, float]:
-    """Median seconds of each stage of these verdicts."""
+    """Return the median seconds of each stage of these verdicts."""
     names = {name for verdict in verdicts for name in verdict.evidence.get("durations_s", {})}
     return {
         name: round(statistics.median(v.evidence["durations_s"].get(name, 0.0) for v in verdicts), 4)
@@ -159,7 +158,7 @@ def stages(verdicts: list[Verdict]) -> dict[str, float]:
 
 
 def gaps(url: str) -> dict[str, dict[str, float]]:
-    """Seconds from the end of an attempt to the start of the same worker's next, by what the first came to."""
+    """Return the seconds from an attempt's end to the start of the worker's next, by the first one's category."""
     query = text(
         """
         SELECT category, extract(epoch FROM next_start - ended_at) AS gap
@@ -173,7 +172,7 @@ def gaps(url: str) -> dict[str, dict[str, float]]:
     engine = create_engine(url)
     with engine.connect() as connection:
         for category, gap in connection.execute(query):
-            if float(gap) < 5:  # the worker was idle in between: no more work was waiting
+            if float(gap) < 5:  # a longer gap means that no work was waiting
                 found.setdefault(category, []).append(float(gap))
     engine.dispose()
     return {
@@ -187,7 +186,7 @@ def gaps(url: str) -> dict[str, dict[str, float]]:
 
 
 def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
-    """How long after a death and after a deadline their verdicts were written."""
+    """Measure the time from a death, and from a deadline, to its verdict."""
     died: list[float] = []
     for _ in range(times):
         request = good.request("gpu").model_copy(update={"kernel": TELLS_ITS_DEATH})
@@ -209,12 +208,12 @@ def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run everything; the exit status."""
+    """Run everything. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for shown.json and the fleet's logs")
     parser.add_argument("--slots", type=int, help="slots per GPU (the fleet's default)")
     parser.add_argument("--long", type=int, default=300, help="evaluations of the long run (default 300)")
-    parser.add_argument("--skip-gallery", action="store_true", help="go without the gallery")
+    parser.add_argument("--skip-gallery", action="store_true", help="do not judge the gallery")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="kqueue-shown-"))
     root.chmod(0o711)

@@ -1,21 +1,21 @@
-"""One kernel timed by the clocks of its own process: what `clock.py` holds the judge's clock against.
+"""Time one kernel by the clocks of its own process, for `clock.py` to compare with the judge's.
 
-Started ahead of need, it imports what it will use and waits for one line of JSON on stdin, the job::
+It starts ahead of need, does its imports, and waits for a job, one line of JSON on stdin::
 
     {"problem": source, "kernel": source, "methods": ["events", "graph", "do_bench", "cupti"]}
 
-It answers with one line of JSON on stdout: for each method median, quartiles and count, in microseconds. What
-else it or the kernel prints goes to stderr. It ends with 0 unless something could not be measured, and at once
-when stdin ends without a job. Until it has one it leaves the GPU alone.
+It answers with one line of JSON on stdout: median, quartiles and count for each method, in microseconds. Other output
+goes to stderr. The exit status is 0 unless something could not be measured. It does not touch the GPU before it has a
+job, and exits at once if stdin ends without one.
 
-All methods start from a cold L2 (a fill of twice its size before each call), and all but Triton's own
-``do_bench`` from a GPU that still works on something longer, so that no launch is waited for:
+All methods start from a cold L2 (a fill of twice its size precedes each call). All except Triton's own ``do_bench``
+start while the GPU still works on something longer, so that no launch delays the GPU:
 
-- ``events``: CUDA events round a call;
-- ``graph``: CUDA events round the replay of a graph of one call;
+- ``events``: CUDA events around a call;
+- ``graph``: CUDA events around the replay of a CUDA graph of one call;
 - ``do_bench``: ``triton.testing.do_bench(return_mode="median")``;
-- ``cupti``: what CUPTI records, through torch's profiler, of the kernels of a call: from the beginning of the
-  first to the end of the last; ``cupti_busy`` is the sum of their own times, which differs where there are several.
+- ``cupti``: CUPTI's records of a call's kernels, through torch's profiler, from the start of the first to the end of
+  the last; ``cupti_busy`` is the sum of the kernels' own times.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from typing import Any, Final
 
 import torch
 
-#: What keeps the GPU busy while a call is enqueued, in cycles: about half a millisecond.
+#: Cycles for which the GPU is kept busy while a call is enqueued: about half a millisecond.
 _AHEAD_CYCLES: Final = 1_000_000
-#: Activities of a call that are not the kernel's: the one that keeps the GPU busy, and the flush.
+#: Activities before each call's own: the one that keeps the GPU busy, and the flush of the L2.
 _BEFORE: Final = 2
-#: Calls to be timed: as many as fit into this time (in seconds), within bounds.
+#: Time as many calls as fit into this time, within bounds.
 _SECONDS: Final = 0.15
 _FEWEST, _MOST = 11, 51
 _WARMUP: Final = 10
-#: How often a recording is repeated that does not hold what ran.
+#: Most attempts at a complete recording.
 _TRIES: Final = 3
 
 Call = Callable[[], object]
 
 
 def subject(problem: str, kernel: str, directory: Path) -> Call:
-    """One call of the kernel's ``ModelNew`` on the problem's inputs, on the GPU.
+    """Return a function that calls the kernel's ``ModelNew`` once on the problem's inputs, on the GPU.
 
     Args:
         problem: a source that defines ``get_inputs()`` and ``get_init_inputs()``.
         kernel: a source that defines ``class ModelNew``.
-        directory: where the kernel's source is written, as Triton reads sources from files.
+        directory: directory for the kernel's source, because Triton reads sources from files.
     """
     reference = types.ModuleType("problem")
     exec(compile(problem, "<problem>", "exec"), reference.__dict__)
@@ -73,7 +73,7 @@ def subject(problem: str, kernel: str, directory: Path) -> Call:
 
 
 def cold() -> Call:
-    """What goes before each call: something longer than enqueuing it takes, then the flush of the L2 cache."""
+    """Return the function to run before each call: it keeps the GPU busy, then flushes the L2."""
     size: int = torch.cuda.get_device_properties(0).L2_cache_size
     buffer = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
     cuda: Any = torch.cuda
@@ -86,7 +86,7 @@ def cold() -> Call:
 
 
 def spans(call: Call, before: Call, count: int) -> list[float]:
-    """Microseconds between events round each of ``count`` calls."""
+    """Return the microseconds between events around each of ``count`` calls."""
     found: list[float] = []
     for _ in range(count):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -100,7 +100,7 @@ def spans(call: Call, before: Call, count: int) -> list[float]:
 
 
 def graph_of(call: Call) -> Call:
-    """The replay of a CUDA graph of one call."""
+    """Return the replay of a CUDA graph of one call."""
     side: Any = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -113,10 +113,10 @@ def graph_of(call: Call) -> Call:
 
 
 def recorded(call: Call, before: Call, count: int) -> list[list[tuple[float, float]]]:
-    """Beginning and end in microseconds of each kernel of ``count`` calls, as CUPTI has them.
+    """Return start and end in microseconds of each kernel of ``count`` calls, by CUPTI.
 
     Raises:
-        RuntimeError: the recordings did not hold the same for each call.
+        RuntimeError: the recordings differ between the calls.
     """
     found: list[tuple[float, float, str]] = []
     for _ in range(_TRIES):
@@ -132,14 +132,14 @@ def recorded(call: Call, before: Call, count: int) -> list[list[tuple[float, flo
         )
         if (calls := by_call(found, count)) is not None:
             return calls
-    raise RuntimeError(f"torch's profiler recorded {len(found)} activities of {count} calls: not the same of each")
+    raise RuntimeError(f"torch's profiler recorded {len(found)} activities of {count} calls, which differ")
 
 
 def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tuple[float, float]]] | None:
-    """Activities (begin, end, name), in order, as those of each call without what went before it.
+    """Split activities (start, end, name), in order, into those of each call, without the ones before it.
 
     Returns:
-        None if they are not ``count`` times the same.
+        None if the calls' activities differ.
     """
     each, rest = divmod(len(found), count)
     if rest or each <= _BEFORE:
@@ -152,13 +152,13 @@ def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tupl
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
-    """Median, quartiles and count."""
+    """Return median, quartiles and count."""
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return {"median_us": median, "q1_us": q1, "q3_us": q3, "count": len(values)}
 
 
 def measure(call: Call, methods: list[str]) -> dict[str, Any]:
-    """The call by each of the methods. CUPTI comes last: it stays attached once it has been used."""
+    """Time the call by each of the methods. CUPTI comes last, because it stays attached after its first use."""
     before = cold()
     for _ in range(_WARMUP):
         call()
@@ -183,7 +183,7 @@ def measure(call: Call, methods: list[str]) -> dict[str, Any]:
 
 
 def sm_mhz() -> float:
-    """The SM clock now, as NVML tells."""
+    """Return the current SM clock by NVML."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -195,7 +195,7 @@ def sm_mhz() -> float:
 
 
 def main() -> int:
-    """One job, from stdin to stdout; the exit status."""
+    """Do one job from stdin. Return the exit status."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in ("triton", "triton.testing", "cupy"):

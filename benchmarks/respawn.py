@@ -1,7 +1,7 @@
-"""How fast a worker gets its next child: stock Celery's pool and kqueue's, side by side.
+"""Measure how fast a worker gets its next child with stock Celery's pool and with kqueue's.
 
-One worker, one task a child, torch imported by the parent, no database: what is left is the pool. Run
-``python benchmarks/respawn.py`` (two minutes, most of it stock Celery waiting); needs the extra `embedded`.
+One worker, one task per child, torch imported by the parent, no database: only the pool differs. Run
+``python benchmarks/respawn.py`` (two minutes, mostly waits of stock Celery). It needs the extra `embedded`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kqueue import broker
 from kqueue.config import load
 from kqueue.local.valkey import Valkey
 
-#: (name, pool, whether the parent freezes its garbage)
+#: (name, pool, True if the parent freezes its garbage)
 CASES = [("stock", "prefork", False), ("kqueue", "workers.pool:TaskPool", True)]
 
 if "RESPAWN_LOG" in os.environ:
@@ -35,7 +35,7 @@ if "RESPAWN_LOG" in os.environ:
 
     @app.task(name="noop")
     def noop() -> None:
-        """Say when it ran."""
+        """Record when it runs."""
         begun = time.time()
         with Path(os.environ["RESPAWN_LOG"]).open("a") as log:
             log.write(f"{begun} {time.time()}\n")
@@ -49,7 +49,7 @@ if "RESPAWN_LOG" in os.environ:
 
     @signals.worker_init.connect
     def prepare(**_: object) -> None:
-        """As workers/app.py does."""
+        """Prepare the parent as workers/app.py does."""
         if importlib.util.find_spec("torch"):
             importlib.import_module("torch")
         if os.environ["RESPAWN_FREEZE"] == "True":
@@ -58,7 +58,7 @@ if "RESPAWN_LOG" in os.environ:
 
 
 def measure(directory: Path, url: str, pool: str, freeze: bool, tasks: int) -> tuple[float, list[float]]:
-    """Tasks a second, and the seconds between one task's end and the next one's start."""
+    """Return the tasks per second, and the seconds between each task's end and the next one's start."""
     log = directory / "log"
     log.unlink(missing_ok=True)
     own = {"RESPAWN_LOG": str(log), "RESPAWN_POOL": pool, "RESPAWN_FREEZE": str(freeze)}
@@ -99,7 +99,7 @@ def measure(directory: Path, url: str, pool: str, freeze: bool, tasks: int) -> t
 
 
 def main() -> None:
-    """Measure both and print them."""
+    """Measure and print both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tasks", type=int, help="tasks for kqueue's pool; stock Celery gets a tenth", default=200)
     tasks = parser.parse_args().tasks
@@ -107,7 +107,7 @@ def main() -> None:
     for case, pool, freeze in CASES:
         count = tasks if case == "kqueue" else max(5, tasks // 10)
         print(f"{case}: {count} tasks", flush=True)
-        # A server of its own: Redis may hand a message to a worker that was killed a moment ago.
+        # A new server for each case: Redis may give a message to a worker that was just killed.
         with tempfile.TemporaryDirectory() as name, Valkey(Path(name) / "valkey") as valkey:
             results.append((case, *measure(Path(name), valkey.url, pool, freeze, count)))
     print(f"\n{'pool':8} {'tasks/s':>8} {'gap p50':>9} {'gap p95':>9} {'gap max':>9}")

@@ -1,8 +1,8 @@
-"""The whole gallery through a fleet of its own: `python examples/demo.py`.
+"""Judge the whole gallery on a temporary fleet: `python examples/demo.py`.
 
-Starts Postgres, Valkey and the workers of this machine in a temporary home, submits every entry of the
-gallery that the lane can judge, and shows what came of each. On a machine with a GPU that is the `gpu` lane,
-else the `cpu` lane. Exits with 0 only if every entry got its expected category.
+It starts Postgres, Valkey and this machine's workers in a temporary home, submits every entry of the gallery that the
+lane can judge, and shows the verdicts. The lane is `gpu` on a machine with a GPU, else `cpu`. It exits with 0 only if
+every entry got its expected category.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kqueue.config import load
 from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
 
-#: No verdict may take longer to come, in seconds from submission of them all.
+#: Deadline of all verdicts after submission.
 PATIENCE_S = 1800.0
-#: Lines of a log that are shown where a verdict is not the expected one.
+#: Lines of the log to show with an unexpected verdict.
 LOG_LINES = 15
 
 
 def main() -> int:
-    """Run the demo; the exit status."""
+    """Run the demo. Return the exit status."""
     options = _options()
     root = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
-    root.chmod(0o711)  # candidates with a uid of their own must reach their scratch directories
+    root.chmod(0o711)  # candidates with their own uids must reach their scratch directories
     home = root / "home"
     started = time.monotonic()
     keep = False
@@ -51,7 +51,7 @@ def main() -> int:
             seconds = time.monotonic() - submitted
     except KqueueError as error:
         keep = home.exists()
-        logs = f"\nThe fleet's logs are kept under {home / 'logs'}" if keep else ""
+        logs = f"\nThe fleet's logs are in {home / 'logs'}" if keep else ""
         print(f"demo: {error}{logs}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def main() -> int:
     for entry, verdict in different:
         _explain(entry, verdict)
     if lane == "cpu" and any(entry.backend is Backend.TRITON for entry in chosen):
-        print("On the cpu lane Triton kernels are interpreted: whether they are right is known, not how fast they are.")
+        print("On the cpu lane Triton kernels are interpreted: their times mean nothing.")
     as_expected = f"{len(chosen) - len(different)} of {len(chosen)} as expected"
     print(f"lane {lane}: {as_expected}, in {seconds:.1f} s, {len(chosen) / seconds:.2f} evaluations/s")
     return 1 if different else 0
@@ -74,10 +74,10 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lane", choices=["auto", "cpu", "gpu"], default="auto", help="auto: gpu where there is one")
+    parser.add_argument("--lane", choices=["auto", "cpu", "gpu"], default="auto", help="auto: gpu if there is one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the full verdicts there")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="entries by name, such as bad/segfault, or all below one, such as bad"
+        "--only", nargs="+", metavar="NAME", help="entries by name, such as bad/segfault, or by prefix, such as bad"
     )
     return parser.parse_args()
 
@@ -86,7 +86,7 @@ def _lane(wanted: str, fleet: LocalFleet) -> str:
     served = {lane for slot in fleet.slots() for lane in slot.lanes}
     lane = wanted if wanted != "auto" else "gpu" if "gpu" in served else "cpu"
     if lane not in served:
-        raise KqueueError(f"no worker of this machine serves the lane {lane}: `kqueue doctor` says why; or --lane auto")
+        raise KqueueError(f"no worker of this machine serves the lane {lane}: see `kqueue doctor`, or use --lane auto")
     return lane
 
 
@@ -100,7 +100,7 @@ def _slots(fleet: LocalFleet, lane: str) -> str:
 def _check_names(only: Sequence[str]) -> None:
     for name in only:
         if not any(_below(entry, name) for entry in entries()):
-            raise KqueueError(f"--only: no entry of the gallery is named {name}; examples/gallery.py has their names")
+            raise KqueueError(f"--only: the gallery has no entry {name}; examples/gallery.py has their names")
 
 
 def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
@@ -124,7 +124,7 @@ def _below(entry: Entry, name: str) -> bool:
 
 
 def _judge(kq: Client, chosen: list[Entry], lane: str) -> list[Verdict]:
-    """Submit everything at once; verdicts in the order of ``chosen``."""
+    """Submit everything at once. Return the verdicts in the order of ``chosen``."""
     tickets = kq.submit_batch([entry.request(lane) for entry in chosen])
     places = {ticket.evaluation_id: place for place, ticket in enumerate(tickets)}
     verdicts: dict[int, Verdict] = {}
@@ -165,7 +165,7 @@ def _show(chosen: list[Entry], verdicts: list[Verdict]) -> None:
 
 
 def _explain(entry: Entry, verdict: Verdict) -> None:
-    """Why a verdict is not the expected one, as far as it is known."""
+    """Print what is known about an unexpected verdict."""
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     print(f"{entry.name}: expected {entry.expected}, got {verdict.category}{phase}: {one_line(verdict.message)}")
     print(f"  {entry.note}\n  facts: {clean(json.dumps(verdict.facts, default=str))[:2000]}")

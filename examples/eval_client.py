@@ -1,10 +1,10 @@
-"""A client of `simple_eval_server`, as people have it: before `kqueue serve` it needs another address at most.
+"""A typical client of `simple_eval_server`. To use `kqueue serve` it only needs another address and a token.
 
     python examples/eval_client.py                          # asks http://127.0.0.1:18188
-    python examples/eval_client.py http://gpu-host:18188    # KQUEUE_TOKEN holds a token where one is needed
+    python examples/eval_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
-It prints what came of a right kernel, a wrong one, and one that crashes. The exit status is 1 where that is not what
-it must be.
+It prints the results of a correct kernel, a wrong one, and one that crashes. The exit status is 1 if a result is not
+as expected.
 """
 
 import os
@@ -61,7 +61,7 @@ EXPECTED = {"right": (True, True), "wrong": (True, False), "crashes": (True, Fal
 
 
 def main() -> int:
-    """Evaluate the three kernels and print what came of them."""
+    """Evaluate the three kernels and print their results."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
     token = os.environ.get("KQUEUE_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,12 +1,12 @@
-"""The gallery: problems, kernels that are right, and one that is wrong in every way a kernel can be.
+"""The gallery: problems, correct kernels, and kernels that are wrong in every way a kernel can be.
 
-Demo, test data and documentation at once. One line a kernel; each says what must come of it::
+It is demo, test data and documentation at once. Each entry names its expected category::
 
     for entry in entries("cpu"):
         verdict = client.submit(entry.request("cpu")).wait()
         assert verdict.category is entry.expected
 
-The files hold exactly what a user would submit and do not know of this table.
+The files contain exactly what a user would submit, and do not depend on this table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU: Final = frozenset({"gpu"})
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One kernel against one problem, and what must come of it.
+    """One kernel for one problem, and the expected category.
 
     Attributes:
         name: unique in the gallery: ``good/triton/softmax`` or ``bad/segfault``.
@@ -50,11 +50,12 @@ class Entry:
     note: str
 
     def request(self, lane: str) -> Request:
-        """What to submit. On the ``cpu`` lane, which is slow, at most 3 checks and 20 timed calls are made;
-        through Triton's interpreter, which is slower still, 2 and 5.
+        """Return the request to submit.
+
+        On the slow ``cpu`` lane it asks for at most 3 checks and 20 timed calls, and 2 and 5 for Triton's interpreter.
 
         Raises:
-            ValueError: the entry is not made for this lane.
+            ValueError: the entry is not for this lane.
         """
         kind = lane.partition(".")[0]
         if kind not in self.lanes:
@@ -107,7 +108,7 @@ def _faulty(problem: str, expected: Category, **settings: Any) -> Entry:
 def _table() -> Iterator[Entry]:
     c = Category
 
-    # ---- right kernels ------------------------------------------------------------------------------
+    # ---- correct kernels ----------------------------------------------------------------------------
     yield _good("gelu", "torch", BOTH)
     yield _good("gelu", "triton", BOTH)
     yield _good("gelu", "triton", BOTH, Precision.FP16)
@@ -177,7 +178,7 @@ def _table() -> Iterator[Entry]:
     yield _bad("impossible_gpu_allocation", c.GPU_OUT_OF_MEMORY, "torch", GPU)
     yield _bad("gpu_memory_bomb", c.GPU_OUT_OF_MEMORY, "torch", GPU)
     yield _bad("impossible_host_allocation", c.HOST_OUT_OF_MEMORY, "torch", BOTH)
-    # 3 GB: a process with a CUDA context holds over one before it has done anything.
+    # 3 GB, because a CUDA context alone takes over one.
     yield _bad("host_memory_bomb", c.HOST_OUT_OF_MEMORY, "torch", BOTH, limits=Limits(host_memory_bytes=3 << 30))
     yield _bad("segfault", c.CRASHED, "torch", BOTH)
     yield _bad("segfault_at_import", c.CRASHED, "torch", BOTH)
@@ -212,7 +213,7 @@ def _table() -> Iterator[Entry]:
     yield _bad("input_mutated", c.INPUT_MUTATED, "torch", BOTH)
     yield _bad("nondeterministic", c.NONDETERMINISTIC, "torch", BOTH)
 
-    # ---- the problem's fault: the kernel is right ---------------------------------------------------
+    # ---- the problem is at fault: the kernel is correct ---------------------------------------------
     yield _faulty("broken_reference", c.REFERENCE_ERROR)
     yield _faulty("crashing_reference", c.REFERENCE_ERROR)
     yield _faulty("hanging_reference", c.REFERENCE_TIMEOUT, deadlines=Deadlines(reference_s=4))
@@ -221,11 +222,11 @@ def _table() -> Iterator[Entry]:
 
 
 def entries(lane: str | None = None) -> list[Entry]:
-    """The gallery, or what of it can be judged on ``lane`` (``cpu``, ``gpu`` or ``gpu.<model>``)."""
+    """Return all entries, or those for ``lane`` (``cpu``, ``gpu`` or ``gpu.<model>``)."""
     kind = lane and lane.partition(".")[0]
     return [entry for entry in _table() if kind is None or kind in entry.lanes]
 
 
 def categories_covered(lane: str | None = None) -> set[Category]:
-    """The categories that the gallery (or its part for ``lane``) shows."""
+    """Return the expected categories of :func:`entries`."""
     return {entry.expected for entry in entries(lane)}

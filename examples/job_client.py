@@ -1,4 +1,4 @@
-"""Kernels as jobs: submit them, ask again and again, read the results.
+"""Kernels as jobs: submit them, poll, read the results.
 
 python examples/job_client.py [http://127.0.0.1:18188]
 """
@@ -12,7 +12,7 @@ from eval_client import EXPECTED, KERNELS, PROBLEM
 
 
 def main() -> int:
-    """Submit the kernels of `eval_client.py` and print what came of them."""
+    """Submit the kernels of `eval_client.py` and print their results."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
     token = os.environ.get("KQUEUE_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,7 +1,7 @@
-"""Write the gallery as KernelBench has it: `python examples/make_generations.py OUT --lane cpu`.
+"""Write the gallery in KernelBench's file layout: `python examples/make_generations.py OUT --lane cpu`.
 
-Makes OUT/KernelBench/level1/N_name.py, the problems, and OUT/run/level_1_problem_P_sample_S_kernel.py, their kernels
-in one backend, right ones and wrong ones. Then:
+It writes the problems to OUT/KernelBench/level1/N_name.py, and their kernels in one backend, correct and wrong, to
+OUT/run/level_1_problem_P_sample_S_kernel.py. Then run:
 
     kqueue kernelbench --problems OUT/KernelBench --generations OUT/run --backend torch
 """
@@ -17,7 +17,7 @@ from kqueue import Blame, Settings
 
 
 def chosen(lane: str, backend: str) -> list[Entry]:
-    """The entries of one backend that need no settings of their own."""
+    """Return the entries of one backend that use the default settings."""
     return [
         entry
         for entry in entries(lane)
@@ -26,7 +26,7 @@ def chosen(lane: str, backend: str) -> list[Entry]:
 
 
 def write(out: Path, found: list[Entry]) -> int:
-    """Write problems and kernels; how many kernels."""
+    """Write problems and kernels. Return the number of kernels."""
     problems, run = out / "KernelBench" / "level1", out / "run"
     problems.mkdir(parents=True, exist_ok=True)
     run.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--lane", choices=["cpu", "gpu"], default="gpu")
     parser.add_argument("--backend", default="torch")
-    parser.add_argument("--most", type=int, help="at most this many kernels")
+    parser.add_argument("--most", type=int, help="write at most this many kernels")
     options = parser.parse_args()
     made = write(options.out, chosen(options.lane, options.backend)[: options.most])
     print(f"{made} kernels in {options.out / 'run'}")

@@ -1,9 +1,9 @@
 """A producer without the database's credentials: a small batch over HTTP, by name.
 
     python examples/remote_client.py                          # asks http://127.0.0.1:18188
-    python examples/remote_client.py http://gpu-host:18188    # KQUEUE_TOKEN holds a token where one is needed
+    python examples/remote_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
-The exit status is 1 where a kernel came to something else than it must.
+The exit status is 1 if a verdict is not as expected.
 """
 
 import sys
@@ -53,12 +53,12 @@ entries = [
         "backend": "torch",
         "kernel_label": label,
         "batch": batch,
-        # Sent twice under this key it is one evaluation, also after this program was started again.
+        # Submitting twice with this key gives one evaluation, even after a restart of this program.
         "idempotency_key": f"{batch}/{label}",
     }
     for label, (expression, _) in KERNELS.items()
 ]
-# A bad entry spoils no other.
+# A bad entry does not affect the others.
 entries.append({"problem": PROBLEM, "kernel": "", "backend": "torch", "kernel_label": "empty"})
 
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"

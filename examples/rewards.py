@@ -12,7 +12,7 @@ WRONG = (HERE / "kernels" / "bad" / "wrong_shape.py").read_text()
 HOW = {"backend": "torch", "num_correct_trials": 2, "num_perf_trials": 20}
 
 rewards = asyncio.run(reward(REFERENCE, [RIGHT, WRONG, "I do not know."], score="correctness", **HOW))
-print("rewards:", rewards)  # None would be one to mask: nothing is known of that kernel
+print("rewards:", rewards)  # mask None: nothing is known about that kernel
 
 env = KernelEnv([REFERENCE], max_turns=2, score="correctness", **HOW)
 observation, info = env.reset(seed=0)

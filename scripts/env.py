@@ -1,7 +1,7 @@
-"""`make env`: fills in the secrets that `.env` lacks, making it from `.env.example`. Standard library only.
+"""`make env`: create `.env` from `.env.example` and fill in missing secrets. Uses only the standard library.
 
-What has a value is left as it is, so it can be run again, after an upgrade that needs another secret, or to
-rotate one: empty it in `.env`, run this, then `docker compose up -d`.
+It keeps existing values, so it can be run again after an upgrade that needs another secret. To rotate a secret, empty
+it in `.env`, run this, then `docker compose up -d`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECRET = re.compile(r"^(?P<name>[A-Z_]+_PASSWORD|FLOWER_AUTH)=(?P<value>.*)$")
 
 
 def main(folder: Path = ROOT) -> int:
-    """Write `.env` in ``folder``; names what was made, never a secret."""
+    """Write `.env` in ``folder``. Print the names of new secrets, never a secret."""
     file, example = folder / ".env", (folder / ".env.example").read_text().splitlines()
     lines = file.read_text().splitlines() if file.exists() else example
     known = {found["name"] for line in lines if (found := SECRET.match(line))}
@@ -25,7 +25,7 @@ def main(folder: Path = ROOT) -> int:
     made: list[str] = []
     for i, line in enumerate(lines):
         if (found := SECRET.match(line)) and not found["value"].strip():
-            # Letters and digits: passwords become parts of URLs.
+            # Only letters and digits, because passwords become parts of URLs.
             secret = secrets.token_hex(24)
             lines[i] = f"{found['name']}={'admin:' if found['name'] == 'FLOWER_AUTH' else ''}{secret}"
             made.append(found["name"])
@@ -35,7 +35,7 @@ def main(folder: Path = ROOT) -> int:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             stream.write("\n".join(lines) + "\n")
         fresh.replace(file)
-    print(f"{file}: " + (f"made {', '.join(made)}" if made else "nothing lacks"))
+    print(f"{file}: " + (f"made {', '.join(made)}" if made else "nothing is missing"))
     return 0
 
 

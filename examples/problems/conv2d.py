@@ -3,7 +3,7 @@
 import torch
 import torch.nn as nn
 
-# cuDNN would round to TF32 by itself, which is further from the truth than fp32's tolerance.
+# By default cuDNN rounds to TF32, which exceeds fp32's tolerance.
 torch.backends.cudnn.allow_tf32 = False
 
 

@@ -1,4 +1,4 @@
-"""The problem's fault: its reference does not end (here: not within ten minutes)."""
+"""The problem's fault: its reference never returns (here: not within ten minutes)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Several outputs: the largest value of every row, and where it stands (int64)."""
+"""Several outputs: the largest value of every row, and its index (int64)."""
 
 import torch
 import torch.nn as nn

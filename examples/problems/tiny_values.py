@@ -1,4 +1,4 @@
-"""A reference whose every value lies below the tolerance: an answer of zeros must still not pass."""
+"""A reference whose values are all below the tolerance: an answer of zeros must still fail."""
 
 import torch
 import torch.nn as nn

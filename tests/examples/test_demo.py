@@ -81,7 +81,7 @@ def test_an_unknown_entry_is_refused() -> None:
     """A name that the gallery does not have ends the demo at once, and says where names are."""
     done = run(DEMO, "--only", "bad/nothing", timeout_s=60)
     assert done.returncode == 1
-    assert "no entry of the gallery is named bad/nothing" in done.stderr
+    assert "the gallery has no entry bad/nothing" in done.stderr
 
 
 def test_the_first_script() -> None:

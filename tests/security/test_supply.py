@@ -71,7 +71,7 @@ def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_known_hole_fails_the_audit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names package, version, advisory and the version that mends it; without the hole all is well."""
     done = audit(database, "--if-reachable")
-    assert f"celery {metadata.version('celery')}: MADE-UP-1, mended in 99.1" in done.stdout, done.stderr
+    assert f"celery {metadata.version('celery')}: MADE-UP-1, fixed in 99.1" in done.stdout, done.stderr
     assert done.returncode == 1
     monkeypatch.setattr(Advisories, "bad", None)
     done = audit(database)

@@ -1,4 +1,4 @@
-"""C++ whose compilation does not end: the compiler itself must run a loop of a trillion turns."""
+"""C++ that never finishes compiling: the compiler must evaluate a loop of a trillion iterations."""
 
 import torch
 import torch.nn as nn

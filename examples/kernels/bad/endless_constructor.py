@@ -1,4 +1,4 @@
-"""A constructor that does not end (here: within ten minutes), asleep rather than busy."""
+"""A constructor that never returns: it sleeps (here: for ten minutes)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Leaves with exit status 0 before it has answered: a success only to whoever trusts exit statuses."""
+"""Exits with status 0 before it answers: a success only by its exit status."""
 
 import os
 

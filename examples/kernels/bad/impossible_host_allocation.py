@@ -1,4 +1,4 @@
-"""Asks for more host memory at once than any machine has: Python raises MemoryError."""
+"""Allocates more host memory at once than any machine has: Python raises MemoryError."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""One infinity among half a million right values."""
+"""One infinity among half a million correct values."""
 
 import torch
 import torch.nn as nn

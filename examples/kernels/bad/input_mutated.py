@@ -1,4 +1,4 @@
-"""Right answers, computed in place: the input is overwritten."""
+"""Correct answers, computed in place: the input is overwritten."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Answers rightly, and leaves a daemon behind in a session of its own (it sleeps ten minutes)."""
+"""Answers correctly, but leaves a daemon behind in its own session (it sleeps for ten minutes)."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Writes a float to an address that is no multiple of four: CUDA error 716."""
+"""Writes a float to an address that is not a multiple of four: CUDA error 716."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Returns the first of two outputs only."""
+"""Returns only the first of two outputs."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""One NaN among half a million right values."""
+"""One NaN among half a million correct values."""
 
 import torch
 import torch.nn as nn

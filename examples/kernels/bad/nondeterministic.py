@@ -1,4 +1,4 @@
-"""Right at every odd call, wrong at every even one."""
+"""Correct at every odd call, wrong at every even one."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Answers every call with what it computed at the first."""
+"""Answers every call with the result of the first."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Launches blocks of 2048 threads; 1024 is the most."""
+"""Launches blocks of 2048 threads; the limit is 1024."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""The kernel stops itself with a trap: a CUDA error of its own kind."""
+"""The kernel stops itself with a trap, which has a CUDA error of its own."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Triton refuses the kernel: a block of 1000 elements is no power of two."""
+"""Triton refuses the kernel: its block size of 1000 is not a power of two."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Leaves its answer on the CPU; where the inputs are there already, on the `meta` device, which holds nothing."""
+"""Leaves its answer on the CPU, or, if the inputs are on the CPU, on the `meta` device, which holds no data."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Right values in double precision."""
+"""Correct values in double precision."""
 
 import torch
 import torch.nn as nn

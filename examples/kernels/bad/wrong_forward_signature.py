@@ -1,4 +1,4 @@
-"""`forward` takes one input where the reference takes two."""
+"""`forward` takes one input, but the reference takes two."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Right places as int32 where the reference gives int64."""
+"""Correct indices as int32, but the reference returns int64."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Returns a list of one tensor where the reference returns a tensor."""
+"""Returns a list of one tensor, but the reference returns a tensor."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""The constant of the tanh form with two digits exchanged."""
+"""A constant of the tanh form has two digits exchanged."""
 
 import torch
 import torch.nn as nn

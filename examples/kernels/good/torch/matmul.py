@@ -1,4 +1,4 @@
-"""The product computed transposed. The result is laid out column by column, which is as right as any other."""
+"""The product computed transposed. The result is in column-major layout, which is as correct as any other."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""The right answer to a reference whose values all lie below the tolerance."""
+"""The correct answer to a reference whose values are all below the tolerance."""
 
 import torch
 import torch.nn as nn

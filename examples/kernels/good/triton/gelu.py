@@ -20,7 +20,7 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
-        # Triton's interpreter pays per program, a GPU per element of one.
+        # The interpreter's cost is per program, a GPU's per element.
         block = 1024 if x.is_cuda else 65536
         gelu_kernel[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), BLOCK=block)
         return out

@@ -17,7 +17,7 @@ def linear_relu_kernel(
     for start in range(0, K, BK):
         k = start + inner
         x = tl.load(x_ptr + rows[:, None] * K + k[None, :], mask=(rows[:, None] < M) & (k[None, :] < K), other=0.0)
-        # The weight lies as (out, in): read it transposed.
+        # The weight is stored as (out, in): read it transposed.
         w = tl.load(
             weight_ptr + columns[None, :] * K + k[:, None], mask=(k[:, None] < K) & (columns[None, :] < N), other=0.0
         )

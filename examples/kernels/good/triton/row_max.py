@@ -1,4 +1,4 @@
-"""Value and place of the largest element in one reduction; two outputs of different dtypes."""
+"""Value and index of the largest element in one reduction; two outputs of different dtypes."""
 
 import torch
 import torch.nn as nn
