@@ -1,16 +1,17 @@
 """A typical client of `simple_eval_server`. To use `kqueue serve` it only needs another address and a token.
 
-    python examples/eval_client.py                          # asks http://127.0.0.1:18188
+    python examples/eval_client.py                          # asks the fleet of `kqueue up` on this machine
     python examples/eval_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
 It prints the results of a correct kernel, a wrong one, and one that crashes. The exit status is 1 if a result is not
 as expected.
 """
 
-import os
 import sys
 
 import httpx
+
+from kqueue.config import load
 
 PROBLEM = """
 import torch
@@ -60,11 +61,16 @@ KERNELS = {
 EXPECTED = {"right": (True, True), "wrong": (True, False), "crashes": (True, False)}
 
 
+def authorization(url: str) -> dict[str, str]:
+    """Return the header with the token in KQUEUE_TOKEN, or with the one that `kqueue up` keeps for this user."""
+    token = load(url=url).token
+    return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+
+
 def main() -> int:
     """Evaluate the three kernels and print their results."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
-    token = os.environ.get("KQUEUE_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=600) as server:
         health = server.get("/health").raise_for_status().json()

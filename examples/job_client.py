@@ -3,19 +3,17 @@
 python examples/job_client.py [http://127.0.0.1:18188]
 """
 
-import os
 import sys
 import time
 
 import httpx
-from eval_client import EXPECTED, KERNELS, PROBLEM
+from eval_client import EXPECTED, KERNELS, PROBLEM, authorization
 
 
 def main() -> int:
     """Submit the kernels of `eval_client.py` and print their results."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
-    token = os.environ.get("KQUEUE_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as server:
         jobs = {}

@@ -1,6 +1,6 @@
 """A producer without the database's credentials: a small batch over HTTP, by name.
 
-    python examples/remote_client.py                          # asks http://127.0.0.1:18188
+    python examples/remote_client.py                          # asks the fleet of `kqueue up` on this machine
     python examples/remote_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
 The exit status is 1 if a verdict is not as expected.
@@ -61,8 +61,7 @@ entries = [
 # A bad entry does not affect the others.
 entries.append({"problem": PROBLEM, "kernel": "", "backend": "torch", "kernel_label": "empty"})
 
-url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
-with RemoteClient(url) as kq:
+with RemoteClient(sys.argv[1] if len(sys.argv) > 1 else None) as kq:
     *verdicts, refused = kq.evaluate_batch(entries, timeout=600)
     found = kq.batch(batch)
 

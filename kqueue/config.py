@@ -19,7 +19,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
 
-#: A running one-machine fleet writes its addresses and pid to this file under ``home``. Only its owner can read it.
+#: A running one-machine fleet writes its addresses, its pid and its token for HTTP to this file under ``home``. Only its
+#: owner can read it.
 FLEET_FILE: Final = "fleet.json"
 #: Upper bound of ``http_max_batch``.
 MAX_BATCH: Final = 100_000
@@ -73,14 +74,18 @@ class Config(BaseSettings):
     flower_auth: SecretStr | None = None
     """``user:password`` for Flower. Without it Flower listens on loopback only and has no API."""
     url: str | None = None
-    """Address of `kqueue serve` for a :class:`kqueue.RemoteClient`, such as ``http://host:18188``."""
+    """Address of `kqueue serve` for a :class:`kqueue.RemoteClient`: ``http://host:18188``, or ``unix:///path`` of its
+    unix socket."""
     token: SecretStr | None = None
     """The token that a :class:`kqueue.RemoteClient` sends."""
     http_address: str = "127.0.0.1"
-    """Where `kqueue serve` listens; on loopback it answers without tokens too."""
+    """Where `kqueue serve` listens."""
     http_port: int = Field(default=18188, ge=0, le=65535)
-    http_tokens: Literal["auto", "required"] = "auto"
-    """``required`` asks for a token on loopback too, as behind a proxy of the same host."""
+    http_socket: Path | None = None
+    """A unix socket on which `kqueue serve` listens too. Its owner and root need no token there."""
+    http_tokens: Literal["required", "trust-local-users"] = "required"
+    """``trust-local-users`` asks for no token on loopback: every user and every program of this machine may then
+    submit code that the fleet runs, read all sources, and reset GPUs. It is for clients that send no token."""
     http_max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
     """Maximum size of a request's body."""
     http_max_batch: int = Field(default=1000, ge=1, le=MAX_BATCH)
@@ -129,7 +134,7 @@ def _require(value: SecretStr | None, name: str, home: Path) -> str:
 
 
 def _running_fleet(home: Path) -> dict[str, str]:
-    """Return the addresses of the one-machine fleet that runs under ``home``; empty if none runs.
+    """Return the addresses and the token of the one-machine fleet that runs under ``home``; empty if none runs.
 
     The lock on the home shows that the fleet runs. Its pid would not: the kernel reuses pids.
     """
@@ -142,10 +147,24 @@ def _running_fleet(home: Path) -> dict[str, str]:
     except OSError:
         return {}
     try:
-        known = json.loads((home / FLEET_FILE).read_text())
+        known: dict[str, Any] = json.loads((home / FLEET_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {k: known[k] for k in ("database_url", "redis_url", "url") if known.get(k) is not None}
+    return {name: value for name, value in known.items() if isinstance(value, str)}
+
+
+def _of_running_fleet(config: Config) -> dict[str, str]:
+    """Return the settings that the running fleet provides and nothing else gave."""
+    fleet = _running_fleet(config.home_path)
+    given = {name: fleet.get(name) for name in ("database_url", "redis_url") if getattr(config, name) is None}
+    if config.url is None and "socket" in fleet:
+        given["url"] = f"unix://{fleet['socket']}"
+    elif config.url in (None, fleet.get("url")):
+        # The fleet's token is for the fleet's address alone.
+        given["url"] = fleet.get("url")
+        if config.token is None:
+            given["token"] = fleet.get("token")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def load(**overrides: Any) -> Config:
@@ -160,10 +179,8 @@ def load(**overrides: Any) -> Config:
     given: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
     try:
         config = Config(**given)
-        missing: dict[str, Any] = {
-            k: v for k, v in _running_fleet(config.home_path).items() if getattr(config, k) is None
-        }
-        return Config(**given, **missing) if missing else config
+        found: dict[str, Any] = _of_running_fleet(config)
+        return Config(**given | found) if found else config
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()

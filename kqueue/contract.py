@@ -269,6 +269,11 @@ class Request(_Model):
         return _PROBLEM_NAME.fullmatch(self.problem) is not None
 
     @property
+    def problem_name(self) -> str:
+        """The name that stands for the problem once its source is stored: ``sha256:`` and the hash."""
+        return f"sha256:{self.problem_hash}"
+
+    @property
     def problem_hash(self) -> str:
         """SHA-256 of the problem's source, in hex."""
         name = _PROBLEM_NAME.fullmatch(self.problem)

@@ -50,7 +50,7 @@ def up(
     Postgres and Redis are embedded unless you give their URLs. Their data persist under the home.
     """
     from kqueue.config import load
-    from kqueue.http import has_http
+    from kqueue.http import OPEN_WARNING, has_http, trusts_local_users
     from kqueue.local.fleet import LocalFleet, has_flower
 
     config = load(
@@ -82,6 +82,8 @@ def up(
                 raise KeyboardInterrupt
             runs = True
             typer.echo(_status(fleet))
+            if fleet.http_url is not None and trusts_local_users(config):
+                typer.echo(OPEN_WARNING)
             if not no_flower and not has_flower():
                 typer.echo("  (Flower is not installed: `pip install 'kqueue[server]'`)")
             if not no_http and not has_http():
@@ -137,6 +139,7 @@ def _status(fleet: LocalFleet) -> str:
         "lanes": slots,
         "flower": fleet.flower_url or "off",
         "http": fleet.http_url or "off",
+        **({"socket": f"unix://{fleet.http_socket}"} if fleet.http_socket else {}),
         "submit": f"{prefix}kqueue submit --problem P.py --kernel K.py --backend triton --wait",
         "stop": "Ctrl-C",
     }

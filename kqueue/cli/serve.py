@@ -1,4 +1,4 @@
-"""`kqueue serve`: the HTTP door."""
+"""`kqueue serve`: HTTP for a fleet."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def serve(
 ) -> None:
     """Answer HTTP requests for a fleet, in the foreground, until SIGTERM or Ctrl-C.
 
-    On loopback nobody needs a token unless KQUEUE_HTTP_TOKENS is `required`; elsewhere everybody does
-    (`kqueue token create`). Those who wait when it is stopped are told to ask again.
+    Every request needs a token (`kqueue token create`). On the unix socket KQUEUE_HTTP_SOCKET the server's own user and
+    root need none. Clients that wait when it is stopped are told to ask again.
     """
     from kqueue import logs
     from kqueue.config import load

@@ -1,4 +1,4 @@
-"""`kqueue token`: who may use the HTTP server, and for what."""
+"""`kqueue token`: credentials for the HTTP server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ def register(app: typer.Typer) -> None:
 
 @_group.command()
 def create(
-    name: Annotated[str, typer.Option(help="Whose it is.")],
+    name: Annotated[str, typer.Option(help="The holder's name, for people.")],
     scope: Annotated[
-        list[str], typer.Option(help="`read`, `submit` (which may read) or `admin` (which may do all); repeatable.")
+        list[str],
+        typer.Option(
+            help="`read`; `submit`, which adds kernels for stored problems; `problems`, which adds new problems; or "
+            "`admin`, which adds running the fleet."
+        ),
     ],
     expires: Annotated[
         str | None, typer.Option(help="After this age: `90m`, `12h`, `30d`; never unless given.")
@@ -41,7 +45,7 @@ def create(
     try:
         scopes = [tokens.Scope(one) for one in dict.fromkeys(scope)]
     except ValueError:
-        raise InvalidRequest(f"--scope: {', '.join(scope)}: use read, submit or admin") from None
+        raise InvalidRequest(f"--scope: {', '.join(scope)}: use read, submit, problems or admin") from None
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
     with database("token") as engine:
@@ -85,7 +89,7 @@ def list_(as_json: _Json = False) -> None:
 def revoke(which: Annotated[str, typer.Argument(help="An id, or a name: all tokens that have it.")]) -> None:
     """End tokens: the next request with one is refused. Evaluations that it submitted go on.
 
-    The exit status is 1 where none was there to be revoked.
+    The exit status is 1 if no valid token has this id or name.
     """
     from kqueue.cli.render import one_line
     from kqueue.store import tokens

@@ -26,11 +26,11 @@ class HttpTransport(Transport):
 
     Args:
         url: the server's address; None: the environment's, or that of the fleet on this machine.
-        token: the token to send; None: the environment's.
+        token: the token to send; None: the environment's, or that of the fleet on this machine.
         retry_s: seconds for which a server that cannot answer is asked again.
 
     Raises:
-        ConfigError: no server is known, ``url`` is not one of HTTP, or ``token`` cannot be one.
+        ConfigError: no server is known, ``url`` is neither one of HTTP nor of a unix socket, or ``token`` cannot be one.
     """
 
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:

@@ -24,14 +24,15 @@ class RemoteClient(Client):
         """Prepare a client; it connects when first used.
 
         Args:
-            url: ``http://host:18188``; by default ``KQUEUE_URL``, or that of the fleet that ``kqueue up`` runs
-                on this machine.
-            token: by default ``KQUEUE_TOKEN``; a server on loopback may need none.
+            url: ``http://host:18188``, or ``unix:///path`` of a server's unix socket; by default ``KQUEUE_URL``, or
+                the unix socket of the fleet that ``kqueue up`` runs on this machine.
+            token: by default ``KQUEUE_TOKEN``. On its unix socket the server's own user needs none; at the URL of the
+                fleet on this machine that fleet's token is used.
             retry_s: seconds for which a server that cannot be reached or has no room is asked again, before
                 ``ServerUnavailable`` is raised. A wait for verdicts ends with its own timeout only.
 
         Raises:
-            ConfigError: no server is known, or ``url`` is not one of HTTP.
+            ConfigError: no server is known, or ``url`` is neither one of HTTP nor of a unix socket.
         """
         self._transport = HttpTransport(url, token, retry_s)
 

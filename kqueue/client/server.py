@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 #: The first pause before something is asked again, doubled each time, and the longest.
 _PAUSE_S: Final = (0.1, 5.0)
+#: The beginning of a unix socket's URL. The socket's path follows.
+_UNIX: Final = "unix://"
 #: The longest pause that a server can ask for.
 _LONGEST_WAIT_S: Final = 30.0
 
@@ -42,13 +44,13 @@ class Server:
     """A server's HTTP interface. All methods but the constructor belong to one event loop.
 
     Args:
-        url: its address, ``http://host:18188``.
+        url: its address, ``http://host:18188`` or ``unix:///path``.
         token: the token to send; None for none.
         retry_s: seconds for which something is asked again before the error is raised.
         connections: connections that are kept open.
 
     Raises:
-        ConfigError: ``url`` is not one of HTTP, or ``token`` cannot be one.
+        ConfigError: ``url`` is neither one of HTTP nor of a unix socket, or ``token`` cannot be one.
     """
 
     def __init__(self, url: str, token: SecretStr | None, *, retry_s: float, connections: int) -> None:
@@ -105,11 +107,14 @@ class Server:
             await self._http.aclose()
 
     def _open(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._connections)
+        path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
         return httpx.AsyncClient(
-            base_url=self.url,
+            base_url=self.url if path is None else "http://localhost",
             headers=self._headers,
             timeout=httpx.Timeout(60.0, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._connections),
+            limits=limits,
+            transport=None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits),
         )
 
 
@@ -117,14 +122,16 @@ def _checked_url(url: str) -> str:
     """Return a server's URL without a slash at its end.
 
     Raises:
-        ConfigError: it is not one of HTTP.
+        ConfigError: it is neither one of HTTP nor of a unix socket.
     """
+    if url.startswith(f"{_UNIX}/"):
+        return url
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
         parsed = httpx.URL("")
     if parsed.scheme not in {"http", "https"} or not parsed.host or (parsed.port or 0) > 65535:
-        raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188")
+        raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188, or unix:///path of a unix socket")
     return url.rstrip("/")
 
 

@@ -87,6 +87,9 @@ def load_result(request: Request, result: Mapping[str, Any]) -> Accepted | Inval
     if result["error"] is None:
         return load_accepted(request, result["evaluation"])
     error = load_error(result["error"])
+    if isinstance(error, AccessRefused):
+        # The token may not bring this entry's problem. The other entries stand.
+        return InvalidRequest(str(error))
     if not isinstance(error, InvalidRequest):
         raise error
     return error

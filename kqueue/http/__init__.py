@@ -1,22 +1,37 @@
-"""The HTTP door: a thin translation of the client and the store, served by `kqueue serve`. Needs the extra ``http``."""
+"""HTTP for a fleet, served by `kqueue serve`: a thin translation of the client and the store.
+
+Needs the extra ``http``.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import Final
 
+from kqueue.config import Config
 from kqueue.errors import ConfigError
+
+#: What `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
+OPEN_WARNING: Final = (
+    "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine may submit code that the fleet runs"
+)
+
+
+def trusts_local_users(config: Config) -> bool:
+    """Return True if HTTP requests from this machine need no token."""
+    return config.http_tokens == "trust-local-users"
 
 
 def has_http() -> bool:
-    """Whether what the door needs is installed."""
+    """Return True if what the server needs is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("fastapi", "uvicorn"))
 
 
 def require_http() -> None:
-    """Return if the door can be served in this installation.
+    """Return if HTTP can be served in this installation.
 
     Raises:
-        ConfigError: it needs packages that are not there.
+        ConfigError: the server needs packages that are not there.
     """
     if not has_http():
         raise ConfigError("serving HTTP needs FastAPI and uvicorn: `pip install 'kqueue[http]'`")

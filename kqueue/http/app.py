@@ -1,4 +1,4 @@
-"""The ASGI application: routes, tokens, limits and errors in one place."""
+"""The ASGI application: routes, credentials, limits and errors in one place."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, eval_server, jobs, maintenance, openapi, problems, v1
+from kqueue.errors import ConfigError, KqueueError, ServiceError
+from kqueue.http import auth, eval_server, jobs, maintenance, openapi, problems, trusts_local_users, v1
 from kqueue.http.devices import Fleet
-from kqueue.http.door import Door
+from kqueue.http.gateway import Gateway
 from kqueue.http.problems import HttpError
 
-#: Every door's routes.
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, maintenance.router)
+_TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
+_CLOSE: Final = {"Connection": "close"}
 
 
 def create_app(config: Config) -> FastAPI:
-    """The application for a fleet; nothing is connected before it is started.
+    """Return the application for a fleet. Nothing is connected before it is started.
 
     Raises:
-        ConfigError: no database is known.
+        ConfigError: no database is known; or requests without a token would be let in from other machines.
     """
+    if trusts_local_users(config) and not auth.is_loopback(config.http_address):
+        raise ConfigError(
+            f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and others reach {config.http_address}: "
+            "leave one of the two settings out"
+        )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        door = Door(config)
-        app.state.door = door
-        app.state.fleet = Fleet(door)
+        gateway = Gateway(config)
+        app.state.gateway = gateway
+        app.state.fleet = Fleet(gateway)
         try:
-            await door.open()
-            # The first who asks for the fleet's health need not wait for it either.
+            await gateway.open()
+            # The first question for the fleet's health is answered at once too.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
             yield
         finally:
-            await door.close()
+            await gateway.close()
 
     app = FastAPI(
         title="kqueue",
@@ -63,7 +69,11 @@ def create_app(config: Config) -> FastAPI:
 
 
 class _Guard:
-    """Reads no body of strangers and none that is too large, and has browsers take nothing for what it is not."""
+    """What comes before every route.
+
+    It refuses requests whose end is in doubt, reads no body of a stranger and none that is too large, and keeps
+    browsers from guessing at media types.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -89,6 +99,11 @@ class _Guard:
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
             await send(message)
 
+        if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
+            # A proxy before this server may see another end than the server does, and so another next request.
+            refusal = problems.problem(scope["path"], 400, "malformed_request", _TWO_LENGTHS, headers=_CLOSE)
+            await refusal(scope, receive, plain)
+            return
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._most:
             await problems.problem(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)

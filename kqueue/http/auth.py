@@ -1,8 +1,9 @@
-"""Who may do what: tokens, and what goes without them on loopback."""
+"""Credentials of HTTP requests: tokens, the owner's unix socket, and what goes without either."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -11,16 +12,22 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from kqueue.config import Config
-from kqueue.http.door import Caller, Door
+from kqueue.http import trusts_local_users
+from kqueue.http.gateway import Caller, Gateway
 from kqueue.http.problems import HttpError
 from kqueue.store.tokens import Scope
 
+#: The key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over
+#: TCP never have it: the server sets it by the kind of the connection, and no header reaches it.
+PEER_UID: Final = "kqueue.peer_uid"
+
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue token create`.")
+#: Declared for the description of the API only: :func:`identify` reads the header itself.
+_Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
-    """A dependency that lets in who may do what needs ``scope``, and says who it is.
+    """Return a dependency that refuses callers without ``scope`` and returns the others.
 
     ::
 
@@ -29,74 +36,93 @@ def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
     """
     wanted = Scope(scope)
 
-    async def check(
-        request: Request,
-        # For the description of the API: :func:`identify` reads the header itself.
-        _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
-    ) -> Caller:
+    async def check(request: Request, _: _Declared) -> Caller:
         caller = await identify(request)
         if not caller.may(wanted):
-            challenge = f'Bearer realm="kqueue", error="insufficient_scope", scope="{wanted}"'
-            raise HttpError(403, f"this needs a token of the scope {wanted}", headers={"WWW-Authenticate": challenge})
+            raise HttpError.insufficient_scope(wanted, f"this needs a token of the scope {wanted}")
         return caller
 
     return check
 
 
-async def identify(request: Request) -> Caller:
-    """Who makes a request, looked up once for each.
+async def known(request: Request, _: _Declared) -> Caller | None:
+    """Return the caller of a route that is open to everybody, or None for one without a credential.
 
     Raises:
-        HttpError: 401, no valid token; 403, a page of a browser without one.
-        DatabaseUnavailable: nobody can be looked up.
+        HttpError: 401 for a wrong token, 403 for a page of a browser.
+        DatabaseUnavailable: the token cannot be looked up.
     """
-    known: Caller | None = getattr(request.state, "caller", None)
-    if known is None:
-        known = request.state.caller = await _identify(request)
-    return known
+    if "authorization" in request.headers:
+        return await identify(request)
+    return _without_token(request)
 
 
-async def _identify(request: Request) -> Caller:
-    door: Door = request.app.state.door
-    header = request.headers.get("authorization")
-    if header is None and open_to_all(door.config):
-        _refuse_foreign_pages(request)
-        return Caller(None)
-    scheme, secret = get_authorization_scheme_param(header)
-    if scheme.lower() != "bearer" or not secret:
-        raise _unauthenticated("give a token: Authorization: Bearer kq_...")
-    caller = await door.whose(secret)
-    if caller is None:
-        raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
-    return caller
+async def identify(request: Request) -> Caller:
+    """Return the caller of a request. The database is asked once for each request.
+
+    Raises:
+        HttpError: 401 without a valid credential, 403 for a page of a browser without a token.
+        DatabaseUnavailable: the token cannot be looked up.
+    """
+    found: Caller | None = getattr(request.state, "caller", None)
+    if found is None:
+        found = request.state.caller = await _identify(request)
+    return found
 
 
-#: Who may look, submit, and run the fleet.
+#: Callers who may look, submit kernels, and run the fleet.
 Reader = Annotated[Caller, Depends(require(Scope.READ))]
 Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
 Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
+#: A caller who may be anybody.
+Anybody = Annotated[Caller | None, Depends(known)]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be reached from this machine."""
+    """Return True if an address or name can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def open_to_all(config: Config) -> bool:
-    """Whether requests without a token are let in."""
-    return config.http_tokens == "auto" and is_loopback(config.http_address)
+async def _identify(request: Request) -> Caller:
+    header = request.headers.get("authorization")
+    if header is None:
+        caller = _without_token(request)
+        if caller is None:
+            raise _unauthenticated("give a token: Authorization: Bearer kq_...")
+        return caller
+    scheme, secret = get_authorization_scheme_param(header)
+    if scheme.lower() != "bearer" or not secret:
+        raise _unauthenticated("give a token: Authorization: Bearer kq_...")
+    gateway: Gateway = request.app.state.gateway
+    caller = await gateway.caller_of(secret)
+    if caller is None:
+        raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
+    return caller
+
+
+def _without_token(request: Request) -> Caller | None:
+    """The caller of a request without a token; None if it has no other credential."""
+    peer: int | None = request.scope.get(PEER_UID)
+    if peer is not None:
+        # Another user who can open the socket is no more than a stranger.
+        return Caller("the fleet's owner", (Scope.ADMIN,)) if peer in {0, os.geteuid()} else None
+    gateway: Gateway = request.app.state.gateway
+    if not trusts_local_users(gateway.config):
+        return None
+    _refuse_foreign_pages(request)
+    return Caller("a local user", (Scope.ADMIN,))
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """A page in a browser on this machine must not submit kernels, whatever name it has for the machine."""
+    """Refuse pages that a browser on this machine shows, under whatever name they reach the server."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     foreign = (
         not is_loopback(_split(f"//{host}").hostname or "")
         or (origin is not None and _split(origin).netloc != host)
-        # Of images and scripts a browser tells no origin.
+        # A browser names no origin for images and scripts.
         or request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
     )
     if foreign:
@@ -104,7 +130,7 @@ def _refuse_foreign_pages(request: Request) -> None:
 
 
 def _split(url: str) -> SplitResult:
-    """A URL's parts; nothing of what is none."""
+    """The parts of a URL; empty parts for text that is no URL."""
     try:
         return urlsplit(url)
     except ValueError:

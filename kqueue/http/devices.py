@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from kqueue.contract import CPU_BACKENDS, Backend, gpu_model
 from kqueue.errors import ServiceError
-from kqueue.http.door import Door
+from kqueue.http.gateway import Gateway
 from kqueue.http.problems import HttpError
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports, workers
@@ -188,8 +188,8 @@ def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
 class Fleet:
     """The last view of the fleet, renewed behind the back of those who ask: nobody waits for the database."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
         self._last: View | None = None
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
@@ -217,7 +217,7 @@ class Fleet:
         Raises:
             ServiceError: the database cannot be used.
         """
-        self._last = await self._door.look(view, within_s=self._door.config.lease_s)
+        self._last = await self._gateway.look(view, within_s=self._gateway.config.lease_s)
         self._read_at = time.monotonic()
         return self._last
 

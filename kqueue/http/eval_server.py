@@ -14,9 +14,9 @@ from kqueue import kernelbench
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Bounded, Verdict
 from kqueue.http import joining
-from kqueue.http.auth import Reader, Submitter
+from kqueue.http.auth import Anybody, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
-from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.http.joining import RESPONSES, IdempotencyKey
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports
@@ -78,7 +78,7 @@ class KernelExecResult(BaseModel):
 async def evaluate(
     body: EvalRequest,
     request: Request,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     fleet: CurrentFleet,
     caller: Submitter,
     key: IdempotencyKey = None,
@@ -101,11 +101,11 @@ async def evaluate(
         measure_performance=body.measure_performance,
         lane=lane,
     )
-    evaluation_id, joined = await joining.accept(door, caller, wanted, key)
-    verdict = await joining.settle(door, request, evaluation_id)
+    evaluation_id, joined = await joining.accept(gateway, caller, wanted, key)
+    verdict = await joining.settle(gateway, request, evaluation_id)
     if isinstance(verdict, JSONResponse):
         return verdict
-    result = await result_of(door, await fleet.get(), verdict)
+    result = await result_of(gateway, await fleet.get(), verdict)
     more: dict[str, Any] = {"joined": joined}
     if body.preferred_device is not None:
         more["preferred_device"] = body.preferred_device
@@ -117,10 +117,10 @@ async def evaluate(
     return result
 
 
-async def result_of(door: Door, view: View, verdict: Verdict) -> dict[str, Any]:
+async def result_of(gateway: Gateway, view: View, verdict: Verdict) -> dict[str, Any]:
     """:func:`kqueue.kernelbench.result_of` with the fleet's number of the GPU that it ran on, where it ran on one."""
     result = kernelbench.result_of(verdict)
-    uuid = (await door.read(reports.placed, [verdict.evaluation_id])).get(verdict.evaluation_id, "cpu")
+    uuid = (await gateway.read(reports.placed, [verdict.evaluation_id])).get(verdict.evaluation_id, "cpu")
     number = view.numbered(uuid)
     result["metadata"]["device_id"] = number
     if number is not None:
@@ -150,18 +150,21 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     }
 
 
-@router.get("/health")
-async def health(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+@router.get("/health", openapi_extra={"security": [{}]})
+async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
     """How the fleet is, as of a second ago; never waits for an evaluation.
 
-    `status` is `healthy`, or `degraded` where no worker would take an evaluation or a GPU is out of service.
+    `status` is `healthy`, or `degraded` where no worker would take an evaluation or a GPU is out of service. A request
+    without a token is told that alone.
     """
     view = await fleet.get()
     available = [device.id for device in view.devices if device.available]
     failing = [device for device in view.devices if device.error]
     serving = [worker for worker in view.workers if worker.paused is None]
-    return {
-        "status": "healthy" if serving and not failing else "degraded",
+    status = {"status": "healthy" if serving and not failing else "degraded"}
+    if caller is None:
+        return status
+    return status | {
         "cuda_available": bool(view.devices),
         "supported_backends": view.backends,
         "total_gpu_devices": len(view.devices),
@@ -234,14 +237,14 @@ async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
 
 
 @router.get("/fault_statistics")
-async def fault_statistics(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+async def fault_statistics(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     """Attempts of the last 24 hours that failed, by GPU.
 
     `per_device_faults` counts what was the fleet's failure, `outcomes` everything by category. No number of faults
     takes a GPU out of service, only failed tests do: `max_faults_threshold` counts those in a row.
     """
     view = await fleet.get()
-    counted = await door.read(reports.attempts_by_device, since=datetime.now(UTC) - _FAULTS_OF)
+    counted = await gateway.read(reports.attempts_by_device, since=datetime.now(UTC) - _FAULTS_OF)
     outcomes = {device.id: counted.get(device.gpu.uuid, {}) for device in view.devices}
     faults = {number: sum(_faults(found)) for number, found in outcomes.items()}
     return {

@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 from kqueue.errors import InvalidRequest, KqueueError
 from kqueue.http import problems, shapes
 from kqueue.http.auth import Reader
-from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
@@ -69,7 +69,7 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
 async def batch_events(
     batch: BatchName,
     caller: Reader,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     last_event_id: Annotated[
         str | None, Header(max_length=100, description="The last id received: what follows it is sent.")
     ] = None,
@@ -80,12 +80,12 @@ async def batch_events(
     twice, and are told apart by `evaluation_id`.
     """
     since = None if not last_event_id else _moment(last_event_id)
-    state = await door.read(reports.batch_state, batch)
+    state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise unknown_batch(batch)
     if last_event_id and last_event_id.startswith(_END) and state.finished_at == since:
         return Response(status_code=204)
-    events = door.follow(caller, _follow(door, batch, since))
+    events = gateway.follow(caller, _follow(gateway, batch, since))
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
@@ -94,18 +94,18 @@ def unknown_batch(batch: str) -> HttpError:
     return HttpError(404, f"no evaluation was submitted under the batch {batch!r}", code="unknown_batch")
 
 
-async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
+async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
     """The events after ``since``, until all have their verdict, an hour is over, or the server is stopped."""
     sent: set[UUID] = set()
     told: reports.BatchState | None = None
     spoke_at = time.monotonic()
     ends_at = spoke_at + _LONGEST_S
     yield format_sse_event(retry=1000)
-    while not door.stopping.is_set() and time.monotonic() < ends_at:
+    while not gateway.stopping.is_set() and time.monotonic() < ends_at:
         try:
             # Counted first: when all had finished by then, all are found after it.
-            state = await door.read(reports.batch_state, batch)
-            async for moment, listed in _finished(door, batch, since):
+            state = await gateway.read(reports.batch_state, batch)
+            async for moment, listed in _finished(gateway, batch, since):
                 if listed.evaluation_id not in sent:
                     sent.add(listed.evaluation_id)
                     since = max(since or moment, moment)
@@ -125,15 +125,17 @@ async def _follow(door: Door, batch: str, since: datetime | None) -> AsyncGenera
             yield _event("end", b"{}", None if since is None else _END + since.isoformat())
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(door.stopping.wait(), _LOOK_EVERY_S)
+            await asyncio.wait_for(gateway.stopping.wait(), _LOOK_EVERY_S)
 
 
-async def _finished(door: Door, batch: str, since: datetime | None) -> AsyncGenerator[tuple[datetime, reports.Listed]]:
+async def _finished(
+    gateway: Gateway, batch: str, since: datetime | None
+) -> AsyncGenerator[tuple[datetime, reports.Listed]]:
     """What finished after ``since``, and a while before, page by page."""
     after: tuple[datetime, UUID] | None = None
     lower = None if since is None else since - _OVERLAP
     while True:
-        page = await door.read(reports.finished_in, batch, since=lower, after=after, limit=_PAGE)
+        page = await gateway.read(reports.finished_in, batch, since=lower, after=after, limit=_PAGE)
         for listed in page:
             assert listed.finished_at is not None, "it is done"
             after = (listed.finished_at, listed.evaluation_id)

@@ -18,8 +18,8 @@ from kqueue.errors import UnknownEvaluation
 from kqueue.http import joining
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.door import CurrentDoor, Door
 from kqueue.http.eval_server import KernelExecResult, result_of
+from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.http.joining import RESPONSES, IdempotencyKey
 from kqueue.states import EvaluationState
 from kqueue.store import reports
@@ -83,56 +83,58 @@ class Job(Accepted):
 
 
 @router.post("/evaluate", response_model=Accepted, responses=RESPONSES)
-async def submit(body: EvaluationRequest, door: CurrentDoor, caller: Submitter, key: IdempotencyKey = None) -> Accepted:
+async def submit(
+    body: EvaluationRequest, gateway: CurrentGateway, caller: Submitter, key: IdempotencyKey = None
+) -> Accepted:
     """Accept a job. Its id is the evaluation's."""
-    job_id = await _accept(door, caller, body, key)
-    return Accepted(job_id=job_id, status=_status(await door.read(reports.progress, job_id)))
+    job_id = await _accept(gateway, caller, body, key)
+    return Accepted(job_id=job_id, status=_status(await gateway.read(reports.progress, job_id)))
 
 
 @router.post("/evaluate_sync", response_model=Job, responses=RESPONSES)
 async def evaluate_sync(
     body: EvaluationRequest,
     request: Request,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     fleet: CurrentFleet,
     caller: Submitter,
     key: IdempotencyKey = None,
 ) -> Job | JSONResponse:
     """Accept a job and wait until it is completed."""
-    job_id = await _accept(door, caller, body, key)
-    verdict = await joining.settle(door, request, job_id)
+    job_id = await _accept(gateway, caller, body, key)
+    verdict = await joining.settle(gateway, request, job_id)
     if isinstance(verdict, JSONResponse):
         return verdict
-    return await _job(door, await fleet.get(), job_id)
+    return await _job(gateway, await fleet.get(), job_id)
 
 
 @router.get("/job/{job_id}")
-async def job(job_id: str, door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> Job:
+async def job(job_id: str, gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> Job:
     """How far a job is, and its result."""
     try:
         identity = UUID(job_id)
     except ValueError:
         raise UnknownEvaluation(job_id) from None
-    return await _job(door, await fleet.get(), identity)
+    return await _job(gateway, await fleet.get(), identity)
 
 
 @router.get("/jobs")
-async def jobs(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     """The last hundred jobs without an answer, and with one."""
     view = await fleet.get()
 
     async def listed(done: bool) -> list[dict[str, Any]]:
-        found = await door.read(reports.progress_of_batch, BATCH, done=done, limit=_SHOWN)
+        found = await gateway.read(reports.progress_of_batch, BATCH, done=done, limit=_SHOWN)
         return [_line(view, progress) for progress in found]
 
     return {"active_jobs": await listed(False), "completed_jobs": await listed(True)}
 
 
 @router.get("/status")
-async def status(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
+async def status(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     """The devices, and how many evaluations there are; completed ones are those of the last hour."""
     view = await fleet.get()
-    completed = await door.read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
+    completed = await gateway.read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
     return {
         "server_status": "running",
         "device_status": view.device_status,
@@ -145,7 +147,7 @@ async def status(door: CurrentDoor, fleet: CurrentFleet, _: Reader) -> dict[str,
     }
 
 
-async def _accept(door: Door, caller: Caller, body: EvaluationRequest, key: str | None) -> UUID:
+async def _accept(gateway: Gateway, caller: Caller, body: EvaluationRequest, key: str | None) -> UUID:
     level = "" if body.level is None else f"level_{body.level}_"
     request = kernelbench.request_of(
         body.ref_arch_src,
@@ -158,19 +160,19 @@ async def _accept(door: Door, caller: Caller, body: EvaluationRequest, key: str 
         kernel_label=f"sample_{body.sample_id}",
         batch=BATCH,
     )
-    return (await joining.accept(door, caller, request, key))[0]
+    return (await joining.accept(gateway, caller, request, key))[0]
 
 
-async def _job(door: Door, view: View, job_id: UUID) -> Job:
-    progress = await door.read(reports.progress, job_id)
-    verdict = await door.client.verdict(job_id) if progress.state == EvaluationState.DONE else None
+async def _job(gateway: Gateway, view: View, job_id: UUID) -> Job:
+    progress = await gateway.read(reports.progress, job_id)
+    verdict = await gateway.client.verdict(job_id) if progress.state == EvaluationState.DONE else None
     told = _status(progress)
     return Job(
         job_id=job_id,
         status=told,
         result=None
         if verdict is None or told == "failed"
-        else KernelExecResult(**await result_of(door, view, verdict)),
+        else KernelExecResult(**await result_of(gateway, view, verdict)),
         error=None if verdict is None or told != "failed" else f"{verdict.category}: {verdict.message}",
         **_moments(view, progress),
     )

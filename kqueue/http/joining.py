@@ -1,6 +1,6 @@
 """Accepting a request that may be asked for again: by a client that lost its answer, or whose server was restarted.
 
-Clients of the servers that these doors stand in for post and wait on one connection. When that breaks they
+Clients of the servers that these gateways stand in for post and wait on one connection. When that breaks they
 post again, without any key. So equal requests of one caller are one evaluation while it is under way and for
 :data:`STANDS_S` seconds after its answer. A client that wants its kernel evaluated once more gives another
 ``Idempotency-Key``; one that gives the same key gets the same answer for as long as the evaluation is kept.
@@ -22,7 +22,7 @@ from kqueue.contract import Request, Verdict
 from kqueue.errors import LaneUnavailable
 from kqueue.http import problems
 from kqueue.http.auth import Caller
-from kqueue.http.door import Door
+from kqueue.http.gateway import Gateway
 from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
@@ -44,38 +44,36 @@ IdempotencyKey = Annotated[
 RESPONSES: Final = problems.documented(409, 429)
 
 
-async def accept(door: Door, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:
+async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:
     """The evaluation that a request is, and whether it was there before.
 
     Raises:
-        HttpError: 503, no worker could judge it now; 429, the caller has too many.
+        HttpError: 503, no worker could judge it now; 403 and 429 as :meth:`Gateway.submit`.
         IdempotencyConflict: the key was used for another problem or kernel.
         InvalidRequest, DatabaseUnavailable: as :meth:`kqueue.Client.submit`.
     """
     what = key if key is not None else request.model_dump_json()
     kind = "same" if key is None else "key"
     family = f"{kind}:{caller.token_id or 'local'}:{hashlib.sha256(what.encode()).hexdigest()[:32]}:"
-    before = await door.read(reports.earlier, request, family=family, within_s=STANDS_S if key is None else None)
+    before = await gateway.read(reports.earlier, request, family=family, within_s=STANDS_S if key is None else None)
     if before is not None and before.stands:
         return before.evaluation_id, True
     # The same for all who ask at this moment: one of them makes the evaluation, the others are given it.
     own = family + ("0" if before is None else before.evaluation_id.hex)
-    async with door.admit(caller) as note:
-        try:
-            ticket = await door.client.submit(request.model_copy(update={"idempotency_key": own}))
-        except LaneUnavailable as error:
-            raise HttpError(503, str(error), code="lane_unavailable") from None
-        await note([ticket.evaluation_id])
+    try:
+        [ticket] = await gateway.submit(caller, [request.model_copy(update={"idempotency_key": own})])
+    except LaneUnavailable as error:
+        raise HttpError(503, str(error), code="lane_unavailable") from None
     return ticket.evaluation_id, not ticket.created
 
 
-async def settle(door: Door, request: HttpRequest, evaluation_id: UUID) -> Verdict | JSONResponse:
+async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) -> Verdict | JSONResponse:
     """Wait for a verdict on the kernel or the problem; what is neither's doing is an error to answer with.
 
     Raises:
-        HttpError, ClientDisconnect: as :meth:`Door.wait`.
+        HttpError, ClientDisconnect: as :meth:`Gateway.wait`.
     """
-    verdict = await door.wait(request, evaluation_id, None)
+    verdict = await gateway.wait(request, evaluation_id, None)
     assert verdict is not None
     if verdict.blame not in (Blame.FLEET, Blame.NOBODY):
         return verdict

@@ -11,7 +11,6 @@ import time
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 
 from kqueue import broker, sweeper
@@ -20,10 +19,11 @@ from kqueue.errors import DatabaseUnavailable
 from kqueue.http import problems
 from kqueue.http.auth import Admin
 from kqueue.http.devices import CurrentFleet, Device, Fleet, View
-from kqueue.http.door import CurrentDoor, Door
+from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.http.problems import HttpError
 from kqueue.states import GpuState
 from kqueue.store import gpus
+from kqueue.store.engine import lacks_right
 from kqueue.sweeper import SweepReport
 
 router: Final = APIRouter(tags=["maintenance"])
@@ -36,18 +36,18 @@ _Wait = Annotated[float, Query(ge=0, le=600, description="Seconds that tests are
 
 
 @router.post("/cleanup")
-async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
     """Tidy up, and test every GPU that is not drained.
 
     Attempts whose worker is gone are ended and done again, silent workers given up, messages that Redis lost sent
     again, and what is older than the retention settings allow removed. A GPU is given nothing until it has passed.
     """
-    swept = await door.read(_sweep, door.config)
+    swept = await gateway.read(_sweep, gateway.config)
     view = await fleet.renewed()
     chosen = [device for device in view.devices if device.attended and device.gpu.state != GpuState.DRAINED]
     for device in chosen:
-        await _test_now(door, device)
-    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen}, wait_s)
+        await _test_now(gateway, device)
+    over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen}, wait_s)
     return {
         "status": "cleanup completed" if over else "cleanup completed; tests go on",
         "message": "swept" if swept else "sweeping is left to the workers, who do it every few seconds",
@@ -61,7 +61,7 @@ async def cleanup(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wai
 @router.post("/reset_gpu/{device_id}", responses=problems.documented(400))
 async def reset_gpu(
     device_id: int,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     fleet: CurrentFleet,
     caller: Admin,
     grace_s: Annotated[float, Query(ge=0, le=3600, description="Seconds that evaluations on it may take to end.")] = 30,
@@ -76,8 +76,8 @@ async def reset_gpu(
         raise HttpError(503, f"device {device_id}: {device.error}", code="gpu_unattended")
     begun = time.monotonic()
     uuid = device.gpu.uuid
-    await door.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
-    over = await _until_decided(door, fleet, {uuid}, grace_s + _RESET_S)
+    await gateway.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
+    over = await _until_decided(gateway, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
     status, message = GpuState.QUARANTINED if over else "still being reset", now.error
     if now.error is None:
@@ -94,12 +94,12 @@ async def reset_gpu(
 
 
 @router.post("/reset_devices")
-async def reset_devices(door: CurrentDoor, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
+async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
     """Return drained GPUs to service, and test quarantined ones at once."""
     chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != GpuState.SERVING]
     for device in chosen:
-        await door.read(gpus.resume, device.gpu.uuid)
-    over = await _until_decided(door, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
+        await gateway.read(gpus.resume, device.gpu.uuid)
+    over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
     view = await fleet.get()
     return {
         "status": "device pool reset" if over else "device pool reset; tests go on",
@@ -120,28 +120,28 @@ def _sweep(engine: Engine, config: Config) -> SweepReport | None:
             log_retention_days=config.log_retention_days,
         )
     except DatabaseUnavailable as error:
-        if isinstance(getattr(error.__cause__, "orig", None), InsufficientPrivilege):
+        if lacks_right(error):
             return None
         raise
     finally:
         app.close()
 
 
-async def _test_now(door: Door, device: Device) -> None:
+async def _test_now(gateway: Gateway, device: Device) -> None:
     if device.gpu.state == GpuState.SERVING:
-        await door.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up asked for a test")
+        await gateway.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up asked for a test")
     elif device.gpu.failures:
-        await door.read(gpus.resume, device.gpu.uuid)
+        await gateway.read(gpus.resume, device.gpu.uuid)
 
 
-async def _until_decided(door: Door, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
+async def _until_decided(gateway: Gateway, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
     """Wait until each of the GPUs serves or has failed its test; False if it takes longer, or the server is to stop."""
     deadline = time.monotonic() + timeout_s
     while True:
         view = await fleet.renewed()
         if all(_decided(device) for device in view.devices if device.gpu.uuid in uuids):
             return True
-        if time.monotonic() >= deadline or door.stopping.is_set():
+        if time.monotonic() >= deadline or gateway.stopping.is_set():
             return False
         await asyncio.sleep(_LOOK_S)
 

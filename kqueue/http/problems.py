@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -104,7 +104,7 @@ class Problem(BaseModel):
 
 
 class HttpError(Exception):
-    """An error that only the door has: a status, a code and what to do about it."""
+    """An error that exists over HTTP only: a status, a code, and a detail that says what to do."""
 
     def __init__(self, status: int, detail: str, *, code: str | None = None, headers: Mapping[str, str] = {}) -> None:
         self.status = status
@@ -112,6 +112,12 @@ class HttpError(Exception):
         self.detail = detail
         self.headers = dict(headers)
         super().__init__(detail)
+
+    @classmethod
+    def insufficient_scope(cls, scope: str, detail: str) -> Self:
+        """Return the 403 for a token that lacks ``scope``."""
+        challenge = f'Bearer realm="kqueue", error="insufficient_scope", scope="{scope}"'
+        return cls(403, detail, headers={"WWW-Authenticate": challenge})
 
 
 def problem(
@@ -121,8 +127,10 @@ def problem(
     return _answer(_problem(instance, status, code, detail, **more), headers)
 
 
-def describe(error: KqueueError, instance: str) -> Problem:
-    """One of kqueue's exceptions as a problem."""
+def describe(error: KqueueError | HttpError, instance: str) -> Problem:
+    """Return an error as a problem."""
+    if isinstance(error, HttpError):
+        return _problem(instance, error.status, error.code, error.detail)
     more: dict[str, Any] = {}
     if isinstance(error, IdempotencyConflict):
         more["keys"] = sorted(error.keys)
@@ -137,9 +145,9 @@ def describe(error: KqueueError, instance: str) -> Problem:
 
 def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
     """The answer that stands for an error; one that is not the caller's doing is logged."""
-    if isinstance(error, HttpError):
-        return problem(instance, error.status, error.code, error.detail, headers=error.headers)
     body = describe(error, instance)
+    if isinstance(error, HttpError):
+        return _answer(body, error.headers)
     if body.status >= 500:
         _log.warning("%r: %s", instance, error)
     return _answer(body)

@@ -1,24 +1,30 @@
-"""The process of `kqueue serve`: a socket, the application on it, and a graceful end."""
+"""The process of `kqueue serve`: its sockets, the application on them, and a graceful end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import socket
+import struct
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kqueue.config import Config
 from kqueue.errors import ConfigError
+from kqueue.http import OPEN_WARNING, trusts_local_users
 from kqueue.http.app import create_app
-from kqueue.http.auth import open_to_all
+from kqueue.http.auth import PEER_UID
 from kqueue.store import schema
 from kqueue.store.engine import connect
 
@@ -29,9 +35,9 @@ RECEIVE_S: Final = 60.0
 #: The most connections at once, where the process may have so many files, and the files that it needs beside them.
 _CONNECTIONS: Final = 16_384
 _OWN_FILES: Final = 100
-#: What connections inherit from the socket that listens. An answer's body does not wait until its head is acknowledged,
-#: which may take 40 ms; asyncio sees to that only for sockets that were made with their protocol's number. And a peer
-#: that vanished without a word is noticed within two minutes, however long its request waits.
+#: Connections inherit these from the socket that listens. An answer's body does not wait until its head is
+#: acknowledged, which may take 40 ms; asyncio sees to that only for sockets that were made with their protocol's
+#: number. And the server notices within two minutes that a peer has vanished, however long its request waits.
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -42,11 +48,11 @@ _OPTIONS: Final = (
 
 
 def serve(config: Config, report: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; whoever waits then is told to ask again.
+    """Serve until SIGTERM or SIGINT. Clients that wait then are told to ask again.
 
     Args:
         config: the fleet's settings.
-        report: is told where the server listens.
+        report: is given a line for each address, and the warning if there is one.
 
     Raises:
         ConfigError: the address cannot be listened on, or a setting is missing.
@@ -59,14 +65,23 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
     finally:
         engine.dispose()
     app = create_app(config)
-    with listen(config.http_address, config.http_port) as listening:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listen(config.http_address, config.http_port))]
         address = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
-        who = "no token needed" if open_to_all(config) else "tokens needed"
+        lines = [f"kqueue serves http://{address}:{sockets[0].getsockname()[1]}"]
+        if config.http_socket is not None:
+            path = config.http_socket.expanduser().absolute()
+            sockets.append(stack.enter_context(listen_at(path)))
+            stack.callback(path.unlink, missing_ok=True)
+            lines.append(f"kqueue serves unix://{path}: its owner needs no token")
+        if trusts_local_users(config):
+            lines.append(OPEN_WARNING)
         # uvicorn raises the signal that ended it once more, which is no failure.
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, _ignore)
-        report(f"kqueue serves http://{address}:{listening.getsockname()[1]} ({who})")
-        Server(app).run([listening])
+        for line in lines:
+            report(line)
+        Server(app).run(sockets)
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
@@ -74,7 +89,7 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket for :class:`Server`; port 0 is any that is free.
+    """Return a TCP socket for :class:`Server`; port 0 is any that is free.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -98,8 +113,41 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def listen_at(path: Path) -> socket.socket:
+    """Return a unix socket for :class:`Server`, mode 0600. A missing folder is made with mode 0700.
+
+    Raises:
+        ConfigError: the path cannot be listened on, or another server listens there.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_served(path):
+            raise OSError(0, "another server listens there")
+        path.unlink(missing_ok=True)
+        # The file is made with this mode, not changed to it afterwards.
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(os.fspath(path))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {path} ({error.strerror or error}): choose another path with KQUEUE_HTTP_SOCKET"
+        ) from error
+    return listening
+
+
+def _is_served(path: Path) -> bool:
+    """True if a server listens on a unix socket; False if the file is missing, or left behind by a server."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
 def _room() -> int:
-    """How many connections there may be; the soft limit on files is raised for them as far as it may be."""
+    """The number of connections that there may be. The soft limit on files is raised for them as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OWN_FILES
     if hard != resource.RLIM_INFINITY:
@@ -110,12 +158,18 @@ def _room() -> int:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with an end to requests that do not come in: who only holds connections would keep others out."""
+    """uvicorn's protocol, which knows the peer of a unix socket and hangs up on requests that do not come in.
+
+    Connections without requests would keep others out.
+    """
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
+        connection: socket.socket = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            self.app = _from_peer(self.app, _peer_uid(connection))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -138,14 +192,31 @@ class _Protocol(H11Protocol):
             self._late = None
 
 
+def _peer_uid(connection: socket.socket) -> int:
+    """The uid of the process that connected to a unix socket, as the kernel noted it at that moment."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    _pid, uid, _gid = struct.unpack("iII", credentials)
+    return uid
+
+
+def _from_peer(app: Any, uid: int) -> ASGIApp:
+    """``app`` for the requests of one connection, whose peer has this uid."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, PEER_UID: uid}, receive, send)
+
+    return asked
+
+
 class Server(uvicorn.Server):
-    """uvicorn that lets waiting requests answer when it is told to stop, instead of waiting for them."""
+    """uvicorn, with an end of waiting requests when it is told to stop: they answer at once."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 http=_Protocol,
+                loop="asyncio",
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -158,7 +229,7 @@ class Server(uvicorn.Server):
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        door = getattr(self._app.state, "door", None)
-        if door is not None:
-            door.stopping.set()
+        gateway = getattr(self._app.state, "gateway", None)
+        if gateway is not None:
+            gateway.stopping.set()
         super().handle_exit(sig, frame)

@@ -23,7 +23,7 @@ from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import events, problems, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
-from kqueue.http.door import Caller, CurrentDoor, Door
+from kqueue.http.gateway import Caller, CurrentGateway, Gateway
 from kqueue.http.problems import HttpError
 from kqueue.states import EvaluationState
 from kqueue.store import evaluations, reports
@@ -86,17 +86,14 @@ async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
     answer: Response,
     caller: Submitter,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.Accepted:
     """Submit one evaluation. It ends in one verdict, whatever becomes of this connection."""
     keys = _Keys(caller, idempotency_key)
-    request = keys.put(body)
-    async with door.admit(caller) as note:
-        with keys.as_given():
-            ticket = await door.client.submit(request, allow_idle_lane=allow_idle_lane)
-        await note([ticket.evaluation_id])
+    with keys.as_given():
+        [ticket] = await gateway.submit(caller, [keys.put(body)], allow_idle_lane=allow_idle_lane)
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
         answer.status_code = 200
@@ -107,18 +104,16 @@ async def submit(
 async def submit_batch(
     body: shapes.Entries,
     caller: Submitter,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.AcceptedBatch:
     """Submit all or none, in one transaction."""
-    door.bound(len(body.entries))
+    gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
     requests = [keys.put(entry, place) for place, entry in enumerate(body.entries)]
-    async with door.admit(caller, len(requests)) as note:
-        with keys.as_given():
-            tickets = await door.client.submit_batch(requests, allow_idle_lane=allow_idle_lane)
-        await note(ticket.evaluation_id for ticket in tickets)
+    with keys.as_given():
+        tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
     return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
 
 
@@ -127,12 +122,12 @@ async def submit_each(
     body: shapes.LooseEntries,
     request: Request,
     caller: Submitter,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.Slots:
     """Submit everything that can be judged. In the place of an entry that is refused stands why."""
-    door.bound(len(body.entries))
+    gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
     for place, entry in enumerate(body.entries):
@@ -140,18 +135,13 @@ async def submit_each(
             checked.append(keys.put(contract.parse_request(entry), place))
         except InvalidRequest as error:
             checked.append(error)
-    good = [slot for slot in checked if isinstance(slot, contract.Request)]
-    async with door.admit(caller, len(body.entries)) as note:
-        slots = await door.client.submit_each(good, allow_idle_lane=allow_idle_lane)
-        await note(slot.evaluation_id for slot in slots if not isinstance(slot, InvalidRequest))
-    settled = iter(slots)
-    results = [next(settled) if isinstance(slot, contract.Request) else slot for slot in checked]
+    slots = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
     return shapes.Slots(
         results=[
-            shapes.Slot(error=problems.describe(keys.given(result), request.scope["path"]))
-            if isinstance(result, InvalidRequest)
-            else shapes.Slot(evaluation=shapes.Accepted.model_validate(result))
-            for result in results
+            shapes.Slot(error=problems.describe(keys.given(slot), request.scope["path"]))
+            if isinstance(slot, InvalidRequest | HttpError)
+            else shapes.Slot(evaluation=shapes.Accepted.model_validate(slot))
+            for slot in slots
         ]
     )
 
@@ -159,7 +149,7 @@ async def submit_each(
 @router.get("/evaluations")
 async def listing(
     _: Reader,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     state: EvaluationState | None = None,
     category: Category | None = None,
     blame: Blame | None = None,
@@ -172,7 +162,7 @@ async def listing(
     cursor: _Text = None,
 ) -> shapes.Page:
     """Evaluations, the latest submitted first, in pages."""
-    found = await door.read(
+    found = await gateway.read(
         reports.listing,
         state=state,
         category=category,
@@ -191,52 +181,52 @@ async def listing(
 
 
 @router.get("/evaluations/{evaluation_id}")
-async def get(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> shapes.Evaluation:
+async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Evaluation:
     """One evaluation, with its attempts and its verdict."""
-    return shapes.Evaluation.of(await door.read(reports.show, evaluation_id))
+    return shapes.Evaluation.of(await gateway.read(reports.show, evaluation_id))
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
-async def cancel(evaluation_id: UUID, _: Submitter, door: CurrentDoor) -> shapes.Cancelled:
+async def cancel(evaluation_id: UUID, _: Submitter, gateway: CurrentGateway) -> shapes.Cancelled:
     """End an evaluation as `cancelled`, and kill it where it runs."""
-    return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await door.client.cancel(evaluation_id))
+    return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await gateway.client.cancel(evaluation_id))
 
 
 @router.get("/evaluations/{evaluation_id}/wait")
 async def wait(
-    evaluation_id: UUID, request: Request, _: Reader, door: CurrentDoor, timeout: _Timeout = 30.0
+    evaluation_id: UUID, request: Request, _: Reader, gateway: CurrentGateway, timeout: _Timeout = 30.0
 ) -> shapes.Awaited:
     """The verdict, as soon as there is one. Who goes away ends the wait, not the evaluation."""
-    verdict = await door.read(evaluations.verdict, evaluation_id)
+    verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None and timeout > 0:
-        verdict = await door.wait(request, evaluation_id, timeout)
+        verdict = await gateway.wait(request, evaluation_id, timeout)
     return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
 
 
 @router.post("/evaluations/wait")
-async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, door: CurrentDoor) -> shapes.Verdicts:
+async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: CurrentGateway) -> shapes.Verdicts:
     """The first verdicts of several evaluations, as soon as one of them has one."""
-    known = await door.read(evaluations.existing, body.evaluation_ids)
+    known = await gateway.read(evaluations.existing, body.evaluation_ids)
     unknown = [identity for identity in body.evaluation_ids if identity not in known]
     if unknown or body.timeout == 0:
         # What is unknown is told at once.
-        found = await door.read(evaluations.verdicts, known)
+        found = await gateway.read(evaluations.verdicts, known)
     else:
-        found = await door.wait_any(request, known, body.timeout)
+        found = await gateway.wait_any(request, known, body.timeout)
     verdicts = [shapes.VerdictShape.of(verdict) for verdict in list(found.values())[:_MOST_VERDICTS]]
     return shapes.Verdicts(verdicts=verdicts, unknown=unknown)
 
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
-async def log(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> str:
+async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
     """The last of what the kernel wrote, sanitised; it says what it likes."""
-    return (await _finished(door, evaluation_id)).log
+    return (await _finished(gateway, evaluation_id)).log
 
 
 @router.get("/evaluations/{evaluation_id}/artifacts")
-async def artifacts(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> shapes.Artifacts:
+async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Artifacts:
     """The files of an evaluation: its sources, and once it has its verdict that and the evidence."""
-    files = _files(await door.read(reports.show, evaluation_id))
+    files = _files(await gateway.read(reports.show, evaluation_id))
     return shapes.Artifacts(
         artifacts=[
             shapes.Artifact(
@@ -260,9 +250,9 @@ async def artifacts(evaluation_id: UUID, _: Reader, door: CurrentDoor) -> shapes
         }
     },
 )
-async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, door: CurrentDoor) -> Response:
+async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: CurrentGateway) -> Response:
     """One file of an evaluation."""
-    content = _files(await door.read(reports.show, evaluation_id)).get(name)
+    content = _files(await gateway.read(reports.show, evaluation_id)).get(name)
     if content is None:
         raise _unfinished(evaluation_id)
     return Response(
@@ -271,9 +261,9 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, door: Cur
 
 
 @router.get("/batches/{batch:path}")
-async def batch(batch: events.BatchName, _: Reader, door: CurrentDoor) -> shapes.Batch:
+async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> shapes.Batch:
     """How far a batch is."""
-    state = await door.read(reports.batch_state, batch)
+    state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise events.unknown_batch(batch)
     return shapes.Batch.of(batch, state)
@@ -288,14 +278,14 @@ async def categories(_: Reader) -> shapes.Categories:
 @router.get("/leaderboard")
 async def leaderboard(
     _: Reader,
-    door: CurrentDoor,
+    gateway: CurrentGateway,
     problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
     precision: Precision | None = None,
     device: Annotated[_Text, Query(description="A device model's name, or a part of it.")] = None,
     limit: _Limit = 100,
 ) -> shapes.Leaderboard:
     """The fastest passed kernel of each problem, precision and device model."""
-    best = await door.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
+    best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
     return shapes.Leaderboard(best=best)
 
 
@@ -345,8 +335,8 @@ class _Keys:
         self._given[kept] = key
         return request.model_copy(update={"idempotency_key": kept})
 
-    def given(self, error: InvalidRequest) -> InvalidRequest:
-        """The error with the keys as they were given, where it tells any."""
+    def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
+        """Return the error with the keys as they were given, if it names any."""
         if not isinstance(error, IdempotencyConflict):
             return error
         return IdempotencyConflict(self._given[key] for key in error.keys)
@@ -380,8 +370,8 @@ def _after(cursor: str) -> tuple[datetime, UUID]:
         raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
 
 
-async def _finished(door: Door, evaluation_id: UUID) -> contract.Verdict:
-    verdict = await door.read(evaluations.verdict, evaluation_id)
+async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:
+    verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None:
         raise _unfinished(evaluation_id)
     return verdict

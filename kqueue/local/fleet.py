@@ -15,14 +15,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, Self
+from uuid import NAMESPACE_URL, uuid5
 
 from pydantic import SecretStr
 
 from kqueue.config import FLEET_FILE, Config
-from kqueue.errors import ConfigError, LocalFleetError
+from kqueue.errors import ConfigError, DatabaseUnavailable, LocalFleetError, ServiceError
 from kqueue.http import require_http
 from kqueue.local.postgres import Postgres
-from kqueue.local.process import Child, Lock, bound_log, command_line, wait_until_ready
+from kqueue.local.process import (
+    Child,
+    Lock,
+    bound_log,
+    command_line,
+    drop_socket_directory,
+    socket_directory,
+    wait_until_ready,
+)
 from kqueue.local.valkey import Valkey
 
 if TYPE_CHECKING:
@@ -40,6 +49,8 @@ _QUICK_S: Final = 20.0
 #: Pause before a part that died is started again: doubled while it keeps dying, forgotten when it lasts.
 _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
+#: The file of the unix socket on which HTTP is served.
+_HTTP_SOCKET: Final = "http.sock"
 #: What the supervisor runs for each slot.
 _WORKER: Final = "workers.start"
 
@@ -76,6 +87,8 @@ class LocalFleet:
         self.config = config
         self.flower_url: str | None = None
         self.http_url: str | None = None
+        self.http_socket: Path | None = None
+        self._http_token: str | None = None
         self._flower = flower
         self._http = http
         self._durable = durable
@@ -103,6 +116,8 @@ class LocalFleet:
             (home / FLEET_FILE).unlink(missing_ok=True)
             self._start_services(home)
             self._start_workers(home)
+            if http is not None:
+                self._admit_owner(home)
             for web in (flower, http):
                 if web is not None:
                     self._exit.callback(web.stop)
@@ -235,14 +250,50 @@ class LocalFleet:
         wait_until_ready(child, "the worker fleet", ready, _READY_S, every_s=0.1)
         self._parts["the worker fleet"] = workers
 
+    def _admit_owner(self, home: Path) -> None:
+        """Make the two credentials of the fleet's owner over HTTP: a unix socket, and a token for this run."""
+        from kqueue.store import tokens
+        from kqueue.store.engine import lacks_right
+
+        assert self._engine is not None
+        engine = self._engine
+        if self.config.http_socket is not None:
+            self.http_socket = self.config.http_socket.expanduser().absolute()
+        else:
+            sockets = socket_directory(home, _HTTP_SOCKET)
+            self._exit.callback(drop_socket_directory, sockets, home)
+            self.http_socket = sockets / _HTTP_SOCKET
+        self.config = self.config.model_copy(update={"http_socket": self.http_socket})
+        host = socket.gethostname()
+        # The same at every start: a former secret ends here, even that of a fleet that was killed.
+        token_id = uuid5(NAMESPACE_URL, f"kqueue://{host}{home}")
+        try:
+            self._http_token = tokens.renew(
+                engine, token_id, f"kqueue up on {host}: {home}"[:200], [tokens.Scope.PROBLEMS]
+            )
+        except DatabaseUnavailable as error:
+            # A login that runs workers for a fleet elsewhere makes no tokens; the socket needs none.
+            if not lacks_right(error):
+                raise
+            return
+
+        def revoke() -> None:
+            # With an embedded database that is gone, nobody is left who would take the token.
+            with contextlib.suppress(ServiceError):
+                tokens.revoke(engine, str(token_id))
+
+        self._exit.callback(revoke)
+
     def _publish(self, home: Path) -> None:
-        """Tell clients on this machine where the fleet is."""
+        """Tell clients of this user where the fleet is, and give them its token."""
         known = {
             "pid": os.getpid(),
             "database_url": self.config.require_database(),
             "redis_url": self.config.require_redis(),
             "flower_url": self.flower_url,
             "url": self.http_url,
+            "socket": self.http_socket and str(self.http_socket),
+            "token": self._http_token,
         }
         file, fresh = home / FLEET_FILE, home / (FLEET_FILE + ".new")
         fresh.unlink(missing_ok=True)

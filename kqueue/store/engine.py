@@ -124,6 +124,11 @@ def _raise(fault: BaseException | None, error: Exception, *, lost: bool) -> None
         ) from error
 
 
+def lacks_right(error: DatabaseUnavailable) -> bool:
+    """Return True if the login may not do what was asked, False if Postgres could not be used."""
+    return isinstance(getattr(error.__cause__, "orig", None), pg.InsufficientPrivilege)
+
+
 def _line(fault: BaseException | None) -> str:
     """The first line of an error's text; libpq's may go on for many."""
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]

@@ -277,7 +277,7 @@ class Baseline(Base):
 
 
 class Token(Base):
-    """What lets somebody use the HTTP door, and for what."""
+    """A credential for the HTTP server, and what its holder may do."""
 
     __tablename__ = "tokens"
 
@@ -286,7 +286,7 @@ class Token(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     """SHA-256 of the secret, in hexadecimal; the secret itself is shown once and kept nowhere."""
     scopes: Mapped[list[str]]
-    """Of ``read``, ``submit`` and ``admin``."""
+    """Of ``read``, ``submit``, ``problems`` and ``admin``."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]

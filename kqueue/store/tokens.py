@@ -1,7 +1,6 @@
-"""Tokens of the HTTP door. A secret is shown once; the table holds its SHA-256 digest.
+"""Tokens of the HTTP server. A secret is shown once; the table holds its SHA-256 digest.
 
-Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
-cannot be used.
+Every function is one transaction. It raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 """
 
 from __future__ import annotations
@@ -23,21 +22,26 @@ from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation, Token
 
-#: What a secret begins with, so that people and scanners of secrets know one.
+#: The beginning of every secret, by which people and scanners of secrets recognise one.
 PREFIX: Final = "kq_"
 #: ``last_used_at`` is written at most so often.
 _NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
-    """What a token lets its holder do; each holds those before it."""
+    """What a token lets its holder do. Each scope includes those before it."""
 
     READ = "read"
+    """Look at everything, sources and logs included."""
     SUBMIT = "submit"
+    """Submit kernels for stored problems, wait for them, and cancel."""
+    PROBLEMS = "problems"
+    """Bring new problems, whose source the fleet runs too."""
     ADMIN = "admin"
+    """Run the fleet: clean up, and reset GPUs."""
 
     def covers(self, other: Scope) -> bool:
-        """Whether who has this scope may do what needs ``other``."""
+        """Return True if this scope includes ``other``."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
@@ -56,23 +60,19 @@ class Known:
     revoked_at: datetime | None
     last_used_at: datetime | None
 
-    def may(self, scope: Scope) -> bool:
-        """Whether it is good for ``scope``."""
-        return any(own.covers(scope) for own in self.scopes)
-
 
 def create(
     engine: Engine, name: str, scopes: Collection[Scope], *, expires_after: timedelta | None = None
 ) -> tuple[Known, str]:
-    """Make a token; returns it and its secret, which cannot be had again.
+    """Make a token. Return it and its secret, which is kept nowhere.
 
     Args:
         engine: the database.
-        name: whose it is, for people.
-        scopes: what it is good for.
-        expires_after: how long; None for ever.
+        name: the holder's name, for people.
+        scopes: what the token is good for.
+        expires_after: how long the token is valid; None for ever.
     """
-    secret = PREFIX + secrets.token_urlsafe(32)
+    secret = _new_secret()
     with transaction(engine) as connection:
         row = connection.execute(
             insert(Token)
@@ -88,10 +88,33 @@ def create(
     return _known(row), secret
 
 
-def find(engine: Engine, secret: str) -> Known | None:
-    """The valid token with this secret, and note that it was used; None where there is none.
+def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
+    """Give a token a new secret and return that. The former secret is refused from then on.
 
-    The search is for the digest, so how long it takes says nothing about any secret.
+    A token without this id is made. A revoked or expired token becomes valid again.
+
+    Args:
+        engine: the database.
+        token_id: the token's id.
+        name: the holder's name, for people.
+        scopes: what the token is good for.
+    """
+    secret = _new_secret()
+    given = {"name": name, "digest": _digest(secret), "scopes": [scope.value for scope in scopes]}
+    fresh = {"created_at": func.now(), "expires_at": None, "revoked_at": None, "last_used_at": None}
+    with transaction(engine) as connection:
+        connection.execute(
+            insert(Token)
+            .values(id=token_id, **given)
+            .on_conflict_do_update(index_elements=[Token.id], set_=given | fresh)
+        )
+    return secret
+
+
+def find(engine: Engine, secret: str) -> Known | None:
+    """Return the valid token with this secret and note its use; None if there is none.
+
+    The search is for the digest, so the time that it takes says nothing about any secret.
     """
     digest = _digest(secret)
     with transaction(engine) as connection:
@@ -108,13 +131,13 @@ def find(engine: Engine, secret: str) -> Known | None:
 
 
 def listing(engine: Engine) -> list[Known]:
-    """All tokens, also those that are no longer valid, in the order in which they were made."""
+    """Return all tokens in the order in which they were made, those that are no longer valid included."""
     with transaction(engine) as connection:
         return [_known(row) for row in connection.execute(select(*_COLUMNS).order_by(Token.created_at, Token.id))]
 
 
 def revoke(engine: Engine, which: str) -> list[Known]:
-    """End the tokens that have the id or name ``which`` and are not revoked; returns them."""
+    """Revoke the tokens whose id or name is ``which``. Return those that were not revoked before."""
     try:
         matches = Token.id == UUID(which)
     except ValueError:
@@ -127,7 +150,7 @@ def revoke(engine: Engine, which: str) -> list[Known]:
 
 
 def unfinished(engine: Engine, token_id: UUID) -> int:
-    """How many evaluations that were submitted with a token have no verdict yet."""
+    """Return the number of a token's evaluations that have no verdict yet."""
     with transaction(engine) as connection:
         return connection.scalars(
             select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, _OPEN)
@@ -135,7 +158,7 @@ def unfinished(engine: Engine, token_id: UUID) -> int:
 
 
 def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) -> None:
-    """Note with which token evaluations were submitted."""
+    """Note the token with which evaluations were submitted."""
     with transaction(engine) as connection:
         connection.execute(
             update(Evaluation)
@@ -167,6 +190,10 @@ def _known(row: Row[*tuple[Any, ...]]) -> Known:
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
     )
+
+
+def _new_secret() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
 
 
 def _digest(secret: str) -> str:

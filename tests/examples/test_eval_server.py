@@ -13,7 +13,6 @@ import pytest
 
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
-from tests.http.serving import Served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -21,28 +20,29 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    """A server before a fleet of one CPU slot."""
+def fleet() -> Iterator[LocalFleet]:
+    """A fleet of one CPU slot as `kqueue up` runs it, HTTP included."""
     with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:
         directory = Path(name)
         directory.chmod(0o711)  # pytest's own folders are closed to candidates
-        config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1)
-        with LocalFleet(config, durable=False) as fleet, Served(fleet.config, directory / "log") as served:
-            yield served
+        config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1, http_port=0)
+        with LocalFleet(config, http=True, durable=False) as fleet:
+            yield fleet
 
 
-def run(name: str, served: Served) -> str:
-    """What an example prints; it ends well only if each kernel came to what it must."""
+def run(name: str, fleet: LocalFleet) -> str:
+    """What an example prints; it ends well only if each kernel came to what it must. It finds its token by itself."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
-    command = [sys.executable, str(EXAMPLES / name), served.url]
+    kept["KQUEUE_HOME"] = str(fleet.config.home)
+    command = [sys.executable, str(EXAMPLES / name), *([] if name == "remote_client.py" else [str(fleet.http_url)])]
     done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_client_that_waits(served: Served) -> None:
+def test_the_client_that_waits(fleet: LocalFleet) -> None:
     """A right kernel has a time, a wrong one and one that crashes have a reason."""
-    said = run("eval_client.py", served)
+    said = run("eval_client.py", fleet)
     assert "healthy, 0 GPUs" in said
     assert "right: compiled True, correct True" in said
     assert "passed:" in said
@@ -51,16 +51,16 @@ def test_the_client_that_waits(served: Served) -> None:
     assert "correct False, -1.0000 ms" in said
 
 
-def test_the_client_that_asks_again(served: Served) -> None:
+def test_the_client_that_asks_again(fleet: LocalFleet) -> None:
     """The same kernels as jobs."""
-    said = run("job_client.py", served)
+    said = run("job_client.py", fleet)
     assert "right: passed on cpu" in said
     assert "crashes: crashed on cpu" in said
 
 
-def test_the_remote_client(served: Served) -> None:
+def test_the_remote_client(fleet: LocalFleet) -> None:
     """The example of docs/http.md: a batch, one entry of which is refused."""
-    said = run("remote_client.py", served)
+    said = run("remote_client.py", fleet)
     assert "right: passed, " in said
     assert "wrong: wrong_values" in said
     assert "breaks: runtime_error" in said

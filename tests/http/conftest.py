@@ -1,4 +1,4 @@
-"""The HTTP door on a real port of loopback, in front of real services; a stand-in judges."""
+"""The HTTP server on a real port of loopback, in front of real services; a stand-in judges."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from uuid import UUID
 
 import httpx
@@ -18,6 +19,7 @@ from kqueue.contract import Measurement, Outcome
 from kqueue.http.app import create_app
 from kqueue.http.server import Server, listen
 from kqueue.store import evaluations, tokens
+from tests.http.serving import admin_token
 
 
 def until(look: Callable[[], object], timeout_s: float = 30.0, what: str = "it") -> None:
@@ -32,6 +34,7 @@ class Served:
     """The application on uvicorn in a thread of this process, until closed."""
 
     def __init__(self, config: Config) -> None:
+        self._config = config
         self.app = create_app(config)
         self._socket = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -41,10 +44,19 @@ class Served:
         until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
         assert self._server.started
 
+    @cached_property
+    def admin(self) -> str:
+        """The secret of a token that may do everything."""
+        return admin_token(self._config)
+
     def client(self, token: str | None = None) -> httpx.Client:
-        """An HTTP client; the caller closes it."""
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        """An HTTP client with a token, by default one that may do everything; the caller closes it."""
+        headers = {"Authorization": f"Bearer {token or self.admin}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def stranger(self) -> httpx.Client:
+        """An HTTP client without a token; the caller closes it."""
+        return httpx.Client(base_url=self.url, timeout=60)
 
     def close(self) -> None:
         self._server.should_exit = True

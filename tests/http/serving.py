@@ -9,13 +9,25 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from kqueue.config import Config
+from kqueue.store import tokens
+from kqueue.store.engine import connect
 from tests.fleet.conftest import until
+
+
+def admin_token(config: Config) -> str:
+    """Make a token that may do everything; its secret."""
+    engine = connect(config.require_database(), application="tests", pool_size=1)
+    try:
+        return tokens.create(engine, "the tests", [tokens.Scope.ADMIN])[1]
+    finally:
+        engine.dispose()
 
 
 class Served:
@@ -29,6 +41,11 @@ class Served:
         self.log = log
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def admin(self) -> str:
+        """The secret of a token that may do everything."""
+        return admin_token(self._config)
 
     def start(self) -> Served:
         """Start it, and wait until it answers."""

@@ -21,7 +21,7 @@ from sqlalchemy import Engine, text
 
 from kqueue import contract, kernelbench
 from kqueue.config import MAX_BATCH, Config
-from kqueue.http import door as doors
+from kqueue.http import gateway as gateways
 from kqueue.http import server as servers
 from kqueue.store import tokens
 from tests.http.conftest import Served, until
@@ -43,8 +43,8 @@ BODIED = [
 
 @pytest.fixture
 def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
-    """A server that wants tokens."""
-    return serve(config.model_copy(update={"http_tokens": "required"}))
+    """A server with one live CPU worker behind it."""
+    return serve(config)
 
 
 def connected(url: str) -> socket.socket:
@@ -77,22 +77,22 @@ class TestStrangers:
     @pytest.mark.parametrize(
         "head",
         [
-            b"GET /health HTTP/1.1\r\nHost: [::1\r\n\r\n",
-            b"GET /health HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer kq_x\r\n\r\n",
-            b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
-            b"GET /health HTTP/1.0\r\n\r\n",
-            b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-            b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
-            b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: [::1\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer kq_x\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.0\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
             b"POST /eval HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
             b"POST /eval HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
             b"POST /eval HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
             b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET http://127.0.0.1:1/health HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET http://127.0.0.1:1/v1/fleet HTTP/1.1\r\nHost: x\r\n\r\n",
             b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: x\r\n\r\n",
             b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
             b"GET /v1/evaluations/%00/log HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            b"GET /v1/fleet HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         ],
@@ -119,10 +119,14 @@ class TestStrangers:
             {"Sec-Fetch-Site": "same-site"},
         ],
     )
-    def test_pages_of_browsers(self, http: httpx.Client, headers: dict[str, str]) -> None:
-        """Whatever they look at, and however their names are misspelt."""
-        problem_of(http.get("/v1/evaluations", headers=headers), 403, "forbidden")
-        problem_of(http.post("/cleanup", headers=headers), 403, "forbidden")
+    def test_pages_of_browsers(
+        self, serve: Callable[[Config], Served], config: Config, worker_id: UUID, headers: dict[str, str]
+    ) -> None:
+        """Also where this machine's programs need no token: whatever pages look at, under whatever name."""
+        trusting = config.model_copy(update={"http_tokens": "trust-local-users"})
+        with serve(trusting).stranger() as http:
+            for method, path in (("GET", "/v1/evaluations"), ("POST", "/cleanup"), ("GET", "/health")):
+                problem_of(http.request(method, path, headers=headers), 403, "forbidden")
 
     def test_no_page_is_allowed_anything(self, http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
         """No preflight is answered with leave, and what a page may send without one is not taken for JSON."""
@@ -144,7 +148,7 @@ class TestStrangers:
         caplog: Any,
     ) -> None:
         """Neither hosts, paths, users nor statements, to anybody; the log has it, in one line for each request."""
-        guarded = serve(config.model_copy(update={"http_tokens": "required"}))
+        guarded = serve(config)
         name = str(engine.url.database)
         server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         server.cut(config.require_database())
@@ -342,7 +346,7 @@ def test_long_reading_keeps_nobody_from_the_rest(
     guarded: Served, token: Callable[..., str], engine: Engine, fields: Callable[..., dict[str, Any]]
 ) -> None:
     """While every thread that reads is held up, callers are told apart, and told how the fleet is."""
-    with guarded.client(token("submit")) as http, ThreadPoolExecutor(20) as pool, engine.connect() as connection:
+    with guarded.client(token("problems")) as http, ThreadPoolExecutor(20) as pool, engine.connect() as connection:
         connection.execute(text("LOCK TABLE verdicts IN ACCESS EXCLUSIVE MODE"))
         held = [pool.submit(http.get, "/v1/leaderboard") for _ in range(20)]
         busy = text(
@@ -371,7 +375,7 @@ class TestStreams:
         self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """429 with Retry-After beyond that, until one is closed."""
-        monkeypatch.setattr(doors, "_STREAMS", 2)
+        monkeypatch.setattr(gateways, "_STREAMS", 2)
         http.post("/v1/evaluations", json=fields(batch="b"))
         with http.stream("GET", "/v1/batches/b/events") as first:
             lines = first.iter_lines()
@@ -396,7 +400,7 @@ class TestOthers:
     @pytest.fixture
     def pair(self, guarded: Served, token: Callable[..., str]) -> Any:
         """Clients with two tokens that may submit."""
-        with guarded.client(token("submit")) as one, guarded.client(token("submit", "read")) as other:
+        with guarded.client(token("problems")) as one, guarded.client(token("problems", "read")) as other:
             yield one, other
 
     def test_a_key_is_its_token_s(self, pair: Any, engine: Engine, fields: Callable[..., dict[str, Any]]) -> None:

@@ -27,9 +27,9 @@ def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
 
 
 @pytest.fixture(scope="module")
-def door(services: Services, fleet: Fleet) -> Iterator[httpx.Client]:
+def http(services: Services, fleet: Fleet) -> Iterator[httpx.Client]:
     """A server before them."""
-    served = Served(services.config())
+    served = Served(services.config(http_tokens="trust-local-users"))
     with served.client() as client:
         client.timeout = httpx.Timeout(300)
         yield client
@@ -47,66 +47,66 @@ def _both_serve(services: Services, fleet: Fleet, fake: Gpus, watcher: Watcher) 
     services.until(lambda: len([w for w in fleet.live() if w.paused is None]) == 2, 90, "both workers")
 
 
-def evaluate(door: httpx.Client, what: str, **changes: Any) -> httpx.Response:
+def evaluate(http: httpx.Client, what: str, **changes: Any) -> httpx.Response:
     """Have a told judge do something that nobody has asked for before."""
     kernel = f"{what} {uuid4().hex}"
-    return door.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
+    return http.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
 
 
-def test_devices_have_numbers(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+def test_devices_have_numbers(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """By host and index; idle ones are available, one that is out of service says why."""
-    found = services.until(lambda: (h := door.get("/health").json())["available_gpu_devices"] == 2 and h, 30)
+    found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h, 30)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
     assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
-    assert door.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
+    assert http.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
     gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
-    found = services.until(lambda: (h := door.get("/health").json())["failing_gpu_devices"] and h, 30)
+    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h, 30)
     assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
     assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
     assert "a new fan" in found["devices"][1]["error"]
-    assert door.get("/status").json()["device_status"]["cuda:1"] == "error"
+    assert http.get("/status").json()["device_status"]["cuda:1"] == "error"
 
 
-def test_facts_of_devices(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+def test_facts_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """What the supervisor saw last is there."""
     fake.say(1, temperature=66)
     services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, 60, "the fact")
     shown = services.until(
-        lambda: (s := door.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
+        lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
     )
     assert shown["total_devices"] == 2
     assert shown["devices"][1]["uuid"] == fake.uuids[1]
     assert shown["devices"][1]["memory_allocated"] == 1 << 30
 
 
-def test_a_preferred_device_is_its_model(door: httpx.Client, services: Services, fake: Gpus) -> None:
+def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
-    result = evaluate(door, "ok", preferred_device=1).json()
+    result = evaluate(http, "ok", preferred_device=1).json()
     assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
     assert result["metadata"]["device_id"] in (0, 1)
     assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
     gpus.drain(services.engine, fake.uuids[1], reason=None)
-    services.until(lambda: door.get("/health").json()["failing_gpu_devices"] == 1, 30)
-    result = evaluate(door, "ok", preferred_device=1).json()
+    services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1, 30)
+    result = evaluate(http, "ok", preferred_device=1).json()
     assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
-    refused = evaluate(door, "ok", preferred_device=2)
+    refused = evaluate(http, "ok", preferred_device=2)
     assert refused.status_code == 400
     assert "0 (NVIDIA H200" in refused.json()["detail"]
 
 
-def test_faults_are_counted_by_device(door: httpx.Client, services: Services) -> None:
+def test_faults_are_counted_by_device(http: httpx.Client, services: Services) -> None:
     """The fleet's failures are faults; a kernel's are outcomes."""
-    before = door.get("/fault_statistics").json()
-    assert evaluate(door, "wrong").status_code == 200
-    assert evaluate(door, "raise").status_code == 503
-    after = door.get("/fault_statistics").json()
+    before = http.get("/fault_statistics").json()
+    assert evaluate(http, "wrong").status_code == 200
+    assert evaluate(http, "raise").status_code == 503
+    after = http.get("/fault_statistics").json()
     assert after["total_faults"] == before["total_faults"] + 3
     assert sum(after["per_device_faults"].values()) == after["total_faults"]
     assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
 
 
 def test_a_reset_ends_the_workers_and_tests_the_gpu(
-    door: httpx.Client, services: Services, fleet: Fleet, fake: Gpus
+    http: httpx.Client, services: Services, fleet: Fleet, fake: Gpus
 ) -> None:
     """What runs is broken off after its grace and done again; the other GPU goes on; the workers are new ones."""
     before = {worker.device: worker.pid for worker in fleet.live()}
@@ -114,7 +114,7 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(
     attempts = [services.started(identity) for identity in running]
     device = next(w for w in fleet.live() if w.id == attempts[0].worker_id).device
     number, tests = fake.uuids.index(device), len(fake.tests())
-    answer = door.post(f"/reset_gpu/{number}", params={"grace_s": 1})
+    answer = http.post(f"/reset_gpu/{number}", params={"grace_s": 1})
     assert answer.status_code == 200
     assert (answer.json()["status"], answer.json()["device_id"]) == ("reset", number)
     assert fake.tests()[tests:] == [device]
@@ -124,57 +124,57 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(
     assert services.verdict(running[0], 90).passed
     assert services.attempts(running[0])[0].handed_back
     assert not services.attempts(running[1])[0].handed_back
-    httpx.post(f"{door.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()
+    httpx.post(f"{http.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()
 
 
-def test_a_gpu_that_does_not_pass_stays_out(door: httpx.Client, services: Services, fake: Gpus) -> None:
+def test_a_gpu_that_does_not_pass_stays_out(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """The answer says so; it is back when a later test passes, which reset_devices asks for."""
     fake.ends("fail")
-    answer = door.post("/reset_gpu/0", params={"grace_s": 0})
+    answer = http.post("/reset_gpu/0", params={"grace_s": 0})
     assert answer.status_code == 200
     assert answer.json()["status"] == "quarantined"
     assert "computed 7" in answer.json()["message"]
     fake.ends("pass")
-    reset = door.post("/reset_devices", params={"wait_s": 120}).json()
+    reset = http.post("/reset_devices", params={"wait_s": 120}).json()
     assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
 
 
 def test_a_reset_of_a_drained_gpu_leaves_it_drained(
-    door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
+    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
 ) -> None:
     """It is tested, and the answer tells how that went; it is for an operator to return it."""
     gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
     tests = len(fake.tests())
-    answer = door.post("/reset_gpu/0", params={"grace_s": 0}).json()
+    answer = http.post("/reset_gpu/0", params={"grace_s": 0}).json()
     assert fake.tests()[tests:] == [fake.uuids[0]]
     assert answer["status"] == watcher.gpu(0).state == "drained"
     assert "it passed its test" in answer["message"]
     assert "a new fan" in answer["error"]
 
 
-def test_a_clean_up_tests_every_gpu_but_the_drained(door: httpx.Client, services: Services, fake: Gpus) -> None:
+def test_a_clean_up_tests_every_gpu_but_the_drained(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """And sweeps: an attempt whose worker is gone is ended there and then."""
     gpus.drain(services.engine, fake.uuids[0], reason=None)
     tests = len(fake.tests())
-    found = door.post("/cleanup", params={"wait_s": 120}).json()
+    found = http.post("/cleanup", params={"wait_s": 120}).json()
     assert found["status"] == "cleanup completed"
     assert set(fake.tests()[tests:]) == {fake.uuids[1]}
     assert found["swept"]["broker_error"] is None
     assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
 
 
-def test_an_unknown_device_cannot_be_reset(door: httpx.Client) -> None:
+def test_an_unknown_device_cannot_be_reset(http: httpx.Client) -> None:
     """The answer names those there are."""
-    answer = door.post("/reset_gpu/7")
+    answer = http.post("/reset_gpu/7")
     assert answer.status_code == 400
     assert "1 (NVIDIA H200" in answer.json()["detail"]
-    assert door.post("/reset_gpu/x").status_code == 422
+    assert http.post("/reset_gpu/x").status_code == 422
 
 
-def test_whoever_asks_need_not_wait(door: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+def test_whoever_asks_need_not_wait(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """The fleet resets a GPU to the end when the client has gone."""
     tests = len(fake.tests())
     with pytest.raises(httpx.ReadTimeout):
-        door.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
+        http.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
     services.until(lambda: fake.tests()[tests:] == [fake.uuids[1]], 90, "the test")
     watcher.until_state("serving", 1)

@@ -93,8 +93,10 @@ def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
 
 @pytest.fixture(scope="module")
 def served(services: Services, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server before them."""
-    with Served(services.config(retry_delay_s=0.1), tmp_path_factory.mktemp("served") / "log") as served:
+    """A server before them that lets this machine's clients in without tokens, as theirs did."""
+    with Served(
+        services.config(http_tokens="trust-local-users", retry_delay_s=0.1), tmp_path_factory.mktemp("served") / "log"
+    ) as served:
         yield served
 
 
@@ -253,7 +255,7 @@ def test_a_restart_while_a_hundred_wait(
                 broker.revoke(services.app, hold)
             return await asyncio.gather(*waiting)
 
-    with Served(services.config(), tmp_path / "log") as served:
+    with Served(services.config(http_tokens="trust-local-users"), tmp_path / "log") as served:
         holds = [services.submit(kernel("sleep 600")) for _ in range(2)]
         for hold in holds:
             services.started(hold)
@@ -343,24 +345,23 @@ def test_unknown_fields_are_passed_over_and_named(client: SimpleEvalClient, kern
 
 
 def test_tokens(services: Services, fleet: Fleet, tmp_path: Path, kernel: Callable[[str], str]) -> None:
-    """Reading, submitting and running the fleet need tokens of their scopes, where tokens are asked for."""
+    """Reading, submitting, new problems and running the fleet need tokens of their scopes; the status needs none."""
     secrets = {scope: tokens.create(services.engine, f"test-{scope}", [scope])[1] for scope in Scope}
-    body = {"original_model_src": "p", "custom_model_src": kernel("ok"), "backend": "torch"}
-    with Served(services.config(http_tokens="required"), tmp_path / "log") as served:
+    body = {"original_model_src": uuid4().hex, "custom_model_src": kernel("ok"), "backend": "torch"}
+    with Served(services.config(), tmp_path / "log") as served:
 
         def status(method: str, path: str, scope: Scope | None, **more: Any) -> int:
             headers = {} if scope is None else {"Authorization": f"Bearer {secrets[scope]}"}
             return httpx.request(method, served.url + path, headers=headers, timeout=60, **more).status_code
 
-        assert status("GET", "/health", None) == 401
-        assert status("GET", "/health", Scope.READ) == 200
-        assert [status("POST", "/eval", scope, json=body) for scope in (None, Scope.READ, Scope.SUBMIT)] == [
-            401,
-            403,
-            200,
-        ]
+        assert httpx.get(f"{served.url}/health").json() == {"status": "healthy"}
+        assert status("GET", "/status", None) == 401
+        assert status("GET", "/status", Scope.READ) == 200
+        callers = (None, Scope.READ, Scope.SUBMIT, Scope.PROBLEMS)
+        assert [status("POST", "/eval", scope, json=body) for scope in callers] == [401, 403, 403, 200]
+        assert status("POST", "/eval", Scope.SUBMIT, json=body) == 200, "the problem is stored by now"
         for path in ("/cleanup", "/reset_devices", "/reset_gpu/0"):
-            assert [status("POST", path, scope) for scope in (None, Scope.READ, Scope.SUBMIT)] == [401, 403, 403]
+            assert [status("POST", path, scope) for scope in callers] == [401, 403, 403, 403]
         assert status("POST", "/reset_gpu/0", Scope.ADMIN) == 400
 
 

@@ -34,9 +34,9 @@ class Call(NamedTuple):
 
 #: Every operation of the API. ``ID`` stands for an evaluation that passed, ``OPEN`` for one that nobody judges.
 CALLS: dict[tuple[str, str], Call] = {
-    ("post", "/v1/evaluations"): Call("submit", "entry", status=201),
-    ("post", "/v1/evaluations/batch"): Call("submit", {"entries": ["entry"]}, status=201),
-    ("post", "/v1/evaluations/each"): Call("submit", {"entries": ["entry"]}),
+    ("post", "/v1/evaluations"): Call("problems", "entry", status=201),
+    ("post", "/v1/evaluations/batch"): Call("problems", {"entries": ["entry"]}, status=201),
+    ("post", "/v1/evaluations/each"): Call("problems", {"entries": ["entry"]}),
     ("get", "/v1/evaluations"): Call("read", query={"batch": "b"}),
     ("get", "/v1/evaluations/{evaluation_id}"): Call("read"),
     ("post", "/v1/evaluations/{evaluation_id}/cancel"): Call("submit"),
@@ -50,14 +50,14 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/v1/categories"): Call("read"),
     ("get", "/v1/leaderboard"): Call("read"),
     ("get", "/v1/fleet"): Call("read"),
-    ("post", "/eval"): Call("submit", SOURCES),
+    ("post", "/eval"): Call("problems", SOURCES),
     ("get", "/"): Call("read"),
     ("get", "/health"): Call("read"),
     ("get", "/gpu_status"): Call("read"),
     ("get", "/backend_info"): Call("read"),
     ("get", "/fault_statistics"): Call("read"),
-    ("post", "/evaluate"): Call("submit", JOB | {"custom_cuda": "class ModelNew: job = 1"}),
-    ("post", "/evaluate_sync"): Call("submit", JOB | {"custom_cuda": "class ModelNew: job = 2"}),
+    ("post", "/evaluate"): Call("problems", JOB | {"custom_cuda": "class ModelNew: job = 1"}),
+    ("post", "/evaluate_sync"): Call("problems", JOB | {"custom_cuda": "class ModelNew: job = 2"}),
     ("get", "/job/{job_id}"): Call("read"),
     ("get", "/jobs"): Call("read"),
     ("get", "/status"): Call("read"),
@@ -79,8 +79,8 @@ def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
 
 @pytest.fixture
 def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID) -> Served:
-    """A server that has only that, and wants tokens."""
-    return serve(config.model_copy(update={"database_url": SecretStr(login), "http_tokens": "required"}))
+    """A server that has only that."""
+    return serve(config.model_copy(update={"database_url": SecretStr(login)}))
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_all_that_is_offered_works(
     served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
 ) -> None:
     """Each operation, with a token of the least scope that it needs; none is left out."""
-    clients = {scope: served.client(token(scope)) for scope in ("read", "submit", "admin")}
-    first = clients["submit"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
+    clients = {scope: served.client(token(scope)) for scope in ("read", "submit", "problems", "admin")}
+    first = clients["problems"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
     assert clients["read"].get(f"/v1/evaluations/{first}/wait", params=WAIT).json()["verdict"]["category"] == "passed"
     places = {"evaluation_id": first, "job_id": first, "name": "evidence.json", "batch": "b", "device_id": "0"}
 
@@ -152,7 +152,7 @@ def test_what_is_queued_is_cancelled(
     served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]]
 ) -> None:
     """The verdict is the database's own doing: the server has no right to write one."""
-    with served.client(token("submit")) as http:
+    with served.client(token("problems")) as http:
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
         assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is True
         verdict = http.get(f"/v1/evaluations/{identity}/wait").json()["verdict"]
@@ -179,7 +179,7 @@ def test_whoever_takes_the_server_over_gets_no_further(
     served: Served, login: str, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
 ) -> None:
     """With its login nobody writes a verdict, changes an evaluation or a source, widens a token, or gets rights."""
-    with served.client(token("submit")) as http:
+    with served.client(token("problems")) as http:
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
     refused = [
         f"INSERT INTO verdicts (evaluation_id, category, blame) VALUES ('{identity}', 'passed', 'none')",
@@ -215,7 +215,7 @@ def test_whoever_takes_the_server_over_gets_no_further(
         for statement in refused:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)  # pyright: ignore[reportArgumentType]
-    assert [known.scopes for known in tokens.listing(engine)] == [(tokens.Scope.SUBMIT,)]
+    assert [known.scopes for known in tokens.listing(engine)] == [(tokens.Scope.PROBLEMS,)]
     with engine.connect() as connection:
         assert connection.execute(text("SELECT state FROM evaluations")).scalar_one() == "queued"
         assert connection.scalar(text("SELECT count(*) FROM verdicts")) == 0
@@ -225,7 +225,7 @@ def test_a_role_that_lacks_a_right_is_no_500(
     served: Served, engine: Engine, token: Callable[..., str], fields: Callable[..., dict[str, Any]]
 ) -> None:
     """A database that was not upgraded for this server, say: 503, and the right is named in the log alone."""
-    with served.client(token("submit")) as http:
+    with served.client(token("problems")) as http:
         with engine.begin() as connection:
             connection.execute(text(f"REVOKE INSERT (lane) ON evaluations FROM {roles.GATEWAY}"))
         answer: httpx.Response = http.post("/v1/evaluations", json=fields())

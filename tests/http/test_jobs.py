@@ -203,7 +203,8 @@ def test_a_restart_while_a_hundred_wait(
             with worker_that_passes_all(engine, worker_id):
                 return await asyncio.gather(*waiting)
 
-    with Served(config, tmp_path / "log") as served:
+    open_to_all = config.model_copy(update={"http_tokens": "trust-local-users"})
+    with Served(open_to_all, tmp_path / "log") as served:
         answers = asyncio.run(through_a_restart(served))
     assert {(answer.status_code, answer.json()["status"]) for answer in answers} == {(200, "completed")}
     assert len({answer.json()["job_id"] for answer in answers}) == accepted() == 100

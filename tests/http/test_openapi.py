@@ -48,7 +48,6 @@ def api(server: Server, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
     home: Path = tmp_path_factory.mktemp("openapi")
     url = server.clone()
     config = load(database_url=url, redis_url=valkey.url, home=home, scratch=home, lease_s=3600)
-    config = config.model_copy(update={"http_tokens": "required"})
     engine = connect(url, application="tests")
     worker = uuid4()
     workers.register(engine, id=worker, name="cpu-0@here", host="here", pid=1, lanes=["cpu", "gpu"], device="cpu")
@@ -70,6 +69,8 @@ def test_every_answer_is_in_the_description(api: Api) -> None:
     """No 5xx, and statuses, media types and bodies as described, for requests right and wrong."""
     for operation in (result.ok() for result in api.schema.get_all_operations()):
         for mode in schemathesis.GenerationMode:
+            if operation.path == "/health" and mode is schemathesis.GenerationMode.NEGATIVE:
+                continue  # It takes nothing and needs no token, so no request for it is wrong.
 
             @settings(
                 max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)

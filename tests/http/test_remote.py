@@ -52,7 +52,7 @@ def served(serve: Callable[[Config], InProcess], config: Config, worker_id: UUID
 @pytest.fixture
 def client(served: InProcess) -> Iterator[RemoteClient]:
     """A client of it."""
-    with RemoteClient(served.url) as client:
+    with RemoteClient(served.url, token=served.admin) as client:
         yield client
 
 
@@ -138,7 +138,7 @@ class TestTheSameInterface:
         """Many at once."""
 
         async def main() -> None:
-            async with AsyncRemoteClient(served.url) as client:
+            async with AsyncRemoteClient(served.url, token=served.admin) as client:
                 verdicts = await asyncio.gather(*(client.evaluate(**fields(i), timeout=120) for i in range(20)))
                 assert all(verdict.passed for verdict in verdicts)
                 assert (await client.get(verdicts[0].evaluation_id)).evaluation_id == verdicts[0].evaluation_id
@@ -155,7 +155,7 @@ class TestTheSameInterface:
 
     def test_closing_wakes_who_waits(self, served: InProcess, fields) -> None:
         """With an error, at once; a closed client says so."""
-        client = RemoteClient(served.url)
+        client = RemoteClient(served.url, token=served.admin)
         ticket = client.submit(**fields())
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(ticket.wait)
@@ -173,11 +173,11 @@ class TestAddresses:
 
     def test_from_the_environment(self, serve, config: Config, worker_id, token, monkeypatch, fields) -> None:
         """KQUEUE_URL and KQUEUE_TOKEN."""
-        served = serve(config.model_copy(update={"http_tokens": "required"}))
+        served = serve(config)
         monkeypatch.setenv("KQUEUE_URL", served.url)
         with RemoteClient() as client, pytest.raises(AccessRefused, match="token"):
             client.submit(**fields())
-        monkeypatch.setenv("KQUEUE_TOKEN", token("submit"))
+        monkeypatch.setenv("KQUEUE_TOKEN", token("problems"))
         with RemoteClient() as client:
             assert client.submit(**fields()).created
         with RemoteClient(token=token("read")) as client, pytest.raises(AccessRefused, match="scope submit"):
@@ -302,7 +302,7 @@ class TestFaults:
         proxy = Lossy(int(served.url.rpartition(":")[2]), losses=2)
         proxy.start()
         try:
-            with RemoteClient(proxy.url) as client:
+            with RemoteClient(proxy.url, token=served.admin) as client:
                 match how:
                     case "one":
                         tickets: list[Any] = [client.submit(**fields())]
@@ -319,7 +319,7 @@ class TestFaults:
     def test_no_room_is_waited_for(self, serve, config: Config, worker_id, token, judge, engine, fields) -> None:
         """429 is asked again, until there is room or patience ends."""
         served = serve(config.model_copy(update={"http_max_queued": 1}))
-        secret = token("submit")
+        secret = token("problems")
         with RemoteClient(served.url, token=secret) as client:
             first = client.submit(**fields(0))
             later = threading.Timer(1.0, judge, [first.evaluation_id])
@@ -341,7 +341,7 @@ class TestFaults:
         ids: list[UUID] = []
 
         async def main() -> None:
-            clients = [AsyncRemoteClient(served.url) for _ in range(10)]
+            clients = [AsyncRemoteClient(served.url, token=served.admin) for _ in range(10)]
             tickets = [await clients[i % 10].submit(**fields(i)) for i in range(100)]
             waits = [asyncio.create_task(ticket.wait(timeout=150)) for ticket in tickets]
             ids.extend(ticket.evaluation_id for ticket in tickets)
@@ -369,7 +369,10 @@ class TestFaults:
 
     def test_a_stop_keeps_nobody_waiting(self, config: Config, tmp_path: Path, worker_id, fields) -> None:
         """SIGTERM with waits open: they are told to ask again, and the server ends by itself."""
-        with Served(config, tmp_path / "serve.log") as served, RemoteClient(served.url) as client:
+        with (
+            Served(config, tmp_path / "serve.log") as served,
+            RemoteClient(served.url, token=served.admin) as client,
+        ):
             ticket = client.submit(**fields())
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(ticket.wait, timeout=3)

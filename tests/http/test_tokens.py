@@ -32,13 +32,18 @@ NEEDS = [
     ("POST", "/cleanup", "admin"),
     ("POST", "/reset_devices", "admin"),
 ]
-ORDER = ["read", "submit", "admin"]
+ORDER = ["read", "submit", "problems", "admin"]
+
+
+def open_to_all(config: Config) -> Config:
+    """Settings with which this machine's clients need no token."""
+    return config.model_copy(update={"http_tokens": "trust-local-users"})
 
 
 @pytest.fixture
 def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
-    """A server that wants tokens."""
-    return serve(config.model_copy(update={"http_tokens": "required"}))
+    """A server with one live CPU worker behind it."""
+    return serve(config)
 
 
 class TestAccess:
@@ -59,7 +64,7 @@ class TestAccess:
 
     def test_without_one(self, guarded: Served) -> None:
         """401, and how to do better; the description of the API is open."""
-        with guarded.client() as http:
+        with guarded.stranger() as http:
             for method, path, _ in NEEDS:
                 answer = http.request(method, path)
                 problem_of(answer, 401, "unauthenticated")
@@ -72,7 +77,7 @@ class TestAccess:
     )
     def test_a_wrong_one(self, serve, config: Config, worker_id, header: str) -> None:
         """Refused, also where none would have been needed."""
-        with serve(config).client() as http:
+        with serve(open_to_all(config)).stranger() as http:
             answer = http.get("/v1/evaluations", headers={"Authorization": header.encode("latin-1")})
             body = problem_of(answer, 401, "unauthenticated")
             assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
@@ -94,10 +99,10 @@ class TestAccess:
 
     def test_pages_of_a_browser(self, serve, config: Config, worker_id, token, fields) -> None:
         """Without a token no page may submit, under whatever name it reaches this machine; programs may."""
-        with serve(config).client() as http:
+        with serve(open_to_all(config)).stranger() as http:
             for headers in ({"Origin": "https://example.org"}, {"Host": "rebound.example.org"}, {"Origin": "null"}):
                 problem_of(http.post("/v1/evaluations", json=fields(), headers=headers), 403, "forbidden")
-                bearer = {"Authorization": f"Bearer {token('submit')}"}
+                bearer = {"Authorization": f"Bearer {token('problems')}"}
                 assert http.post("/v1/evaluations", json=fields(), headers=headers | bearer).status_code == 201
             assert http.post("/v1/evaluations", json=fields()).status_code == 201
             assert (
@@ -150,7 +155,7 @@ class TestKept:
     def test_how_many_may_wait(self, serve, config: Config, worker_id, engine, token, judge, fields) -> None:
         """Counted for each token: 429 with Retry-After, until one has its verdict."""
         served = serve(config.model_copy(update={"http_max_queued": 2}))
-        with served.client(token("submit")) as one, served.client(token("submit", "read")) as other:
+        with served.client(token("problems")) as one, served.client(token("problems", "read")) as other:
             first = one.post("/v1/evaluations", json=fields(0)).json()
             two = {"entries": [fields(1), fields(2)]}
             for way in ("batch", "each"):
@@ -165,7 +170,7 @@ class TestKept:
 
     def test_never_logged(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
         """Neither a good one nor a bad one, whatever the log's level."""
-        secret, wrong = token("submit"), "kq_" + "wrong" * 8
+        secret, wrong = token("problems"), "kq_" + "wrong" * 8
         log = tmp_path / "log"
         with Process(config.model_copy(update={"log_level": "DEBUG"}), log) as served:
             for bearer in (secret, wrong):

@@ -152,13 +152,14 @@ class TestSubmit:
         assert answer.status_code == 201
         assert [e["created"] for e in answer.json()["evaluations"]] == [True, True]
 
-    def test_a_batch_s_key_counts_its_entries(self, http: httpx.Client, engine: Engine, fields) -> None:
-        """An entry's own key stays; the same batch again gives the same evaluations."""
+    def test_a_batch_s_key_counts_its_entries(self, serve, config: Config, worker_id, engine: Engine, fields) -> None:
+        """An entry's own key stays; the same batch again gives the same evaluations; without a token keys stay."""
         batch = {"entries": [fields(0), fields(1, idempotency_key="own")]}
-        first, again = (
-            http.post(f"/v1/evaluations/{way}", json=batch, headers={"Idempotency-Key": "step-3"})
-            for way in ("batch", "each")
-        )
+        with serve(config.model_copy(update={"http_tokens": "trust-local-users"})).stranger() as http:
+            first, again = (
+                http.post(f"/v1/evaluations/{way}", json=batch, headers={"Idempotency-Key": "step-3"})
+                for way in ("batch", "each")
+            )
         ids = [e["evaluation_id"] for e in first.json()["evaluations"]]
         assert [slot["evaluation"] for slot in again.json()["results"]] == [
             {"evaluation_id": identity, "created": False} for identity in ids
@@ -258,7 +259,7 @@ class TestWait:
     def test_who_goes_away_ends_the_wait_and_not_the_evaluation(self, serve, config, judge, worker_id, fields) -> None:
         """Nothing goes on for a client that hung up; its evaluation does."""
         served = serve(config)
-        listener = lambda: served.app.state.door._listener._waiters  # noqa: E731
+        listener = lambda: served.app.state.gateway._listener._waiters  # noqa: E731
         with served.client() as http:
             identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
             with pytest.raises(httpx.ReadTimeout):
@@ -464,7 +465,9 @@ def test_the_server_answers_while_hundreds_wait(http: httpx.Client, judge: Calla
 
     async def run() -> list[str]:
         unlimited = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=http.base_url, timeout=150, limits=unlimited) as many:
+        async with httpx.AsyncClient(
+            base_url=http.base_url, headers=http.headers, timeout=150, limits=unlimited
+        ) as many:
             path = f"/v1/evaluations/{identity}/wait"
             waits = [asyncio.create_task(many.get(path, params={"timeout": 120})) for _ in range(200)]
             for _ in range(20):

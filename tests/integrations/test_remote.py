@@ -24,9 +24,10 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 @pytest.fixture
-def url(config: Config, tmp_path: Path) -> Iterator[str]:
-    """The fleet's server."""
+def url(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The fleet's server; a token for it is in the environment."""
     with Served(config, tmp_path / "serve.log") as served:
+        monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
         yield served.url
 
 

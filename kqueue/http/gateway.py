@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 from starlette.requests import ClientDisconnect
 
-from kqueue.client import AsyncClient
+from kqueue import contract
+from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.config import Config
 from kqueue.contract import Verdict
-from kqueue.errors import DatabaseUnavailable
+from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownProblem
 from kqueue.http.problems import HttpError
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
@@ -45,27 +46,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request.
+    """The caller of a request.
 
     Attributes:
-        token: what was shown; None where none was needed.
+        name: the token's name; for a caller without a token, who that is.
+        scopes: what the caller may do.
+        token_id: the token's id; None for a caller without a token.
     """
 
-    token: tokens.Known | None
-
-    @property
-    def token_id(self) -> UUID | None:
-        """The token's id; None where none was needed."""
-        return None if self.token is None else self.token.id
-
-    @property
-    def name(self) -> str:
-        """The token's name, or ``loopback``."""
-        return "loopback" if self.token is None else self.token.name
+    name: str
+    scopes: tuple[tokens.Scope, ...]
+    token_id: UUID | None = None
 
     def may(self, scope: tokens.Scope) -> bool:
-        """Whether the caller may do what needs ``scope``."""
-        return self.token is None or self.token.may(scope)
+        """Return True if the caller may do what needs ``scope``."""
+        return any(own.covers(scope) for own in self.scopes)
 
 
 class _Threads:
@@ -86,7 +81,7 @@ class _Threads:
         self.engine.dispose()
 
 
-class Door:
+class Gateway:
     """A fleet as the routes see it. :meth:`open` and :meth:`close` it in the server's event loop.
 
     Attributes:
@@ -129,10 +124,10 @@ class Door:
         """``query(engine, ...)``, a function of :mod:`kqueue.store`, in one of a few threads."""
         return await self._readers.run(query, *args, **kwargs)
 
-    async def whose(self, secret: str) -> Caller | None:
-        """Who has a token with this secret; None where it is not valid."""
+    async def caller_of(self, secret: str) -> Caller | None:
+        """Return the caller who shows a token with this secret; None if no such token is valid."""
         token = await self._porters.run(tokens.find, secret)
-        return None if token is None else Caller(token)
+        return None if token is None else Caller(token.name, token.scopes, token.id)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """As :meth:`read`, for what says how the fleet is: on a thread and a connection of its own.
@@ -156,30 +151,64 @@ class Door:
         if number > limit:
             raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")
 
-    @asynccontextmanager
-    async def admit(
-        self, caller: Caller, number: int = 1
-    ) -> AsyncGenerator[Callable[[Iterable[UUID]], Awaitable[None]]]:
-        """Room for ``number`` evaluations more of a caller's; what it gives is told which they were.
-
-        ::
-
-            async with door.admit(caller) as note:
-                ticket = await door.client.submit(request)
-                await note([ticket.evaluation_id])
+    async def submit(
+        self, caller: Caller, requests: Sequence[contract.Request], *, allow_idle_lane: bool = False
+    ) -> list[AsyncTicket]:
+        """Submit all requests or none, in one transaction.
 
         Raises:
-            HttpError: 429, the caller has too many without a verdict.
+            HttpError: 403 if a problem is new and the caller may only name stored ones; 429 if the caller has too many
+                evaluations without a verdict.
+            InvalidRequest, DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_batch`.
+        """
+        async with self._admitted(caller, len(requests)):
+            try:
+                tickets = await self.client.submit_batch(
+                    [_allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
+                )
+            except UnknownProblem as error:
+                given = next(request for request in requests if request.problem_hash in error.hashes)
+                raise _unknown(given, error) from None
+            await self._attribute(caller, tickets)
+        return tickets
+
+    async def submit_each(
+        self,
+        caller: Caller,
+        slots: Sequence[contract.Request | InvalidRequest],
+        *,
+        allow_idle_lane: bool = False,
+    ) -> list[AsyncTicket | InvalidRequest | HttpError]:
+        """Submit what can be judged. A refused entry's place in the answer holds its error, which is not raised.
+
+        Raises:
+            HttpError: 429 if the caller has too many evaluations without a verdict.
+            DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_each`.
+        """
+        requests = [slot for slot in slots if isinstance(slot, contract.Request)]
+        async with self._admitted(caller, len(slots)):
+            settled = await self.client.submit_each(
+                [_allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
+            )
+            await self._attribute(caller, [slot for slot in settled if not isinstance(slot, InvalidRequest)])
+        answers = iter(
+            _unknown(request, slot) if isinstance(slot, UnknownProblem) else slot
+            for request, slot in zip(requests, settled, strict=True)
+        )
+        return [next(answers) if isinstance(slot, contract.Request) else slot for slot in slots]
+
+    @asynccontextmanager
+    async def _admitted(self, caller: Caller, number: int) -> AsyncGenerator[None]:
+        """Hold room for ``number`` more evaluations of a caller's token; a caller without a token has no limit.
+
+        Raises:
+            HttpError: 429 if the caller has too many evaluations without a verdict.
         """
         token_id = caller.token_id
         if token_id is None:
-            yield _nothing
+            yield
             return
-
-        async def note(ids: Iterable[UUID]) -> None:
-            await self.read(tokens.attribute, token_id, list(ids))
-
-        # What others of the same token submit at this moment counts too.
+        # What the token's other requests submit at this moment counts too.
         self._submitting[token_id] += number
         try:
             open_now = await self.read(tokens.unfinished, token_id)
@@ -188,9 +217,14 @@ class Door:
                 raise HttpError(
                     429, f"{open_now} evaluations of this token have no verdict yet: at most {limit} may at once"
                 )
-            yield note
+            yield
         finally:
             self._submitting[token_id] -= number
+
+    async def _attribute(self, caller: Caller, tickets: Iterable[AsyncTicket]) -> None:
+        """Note the token with which evaluations were submitted."""
+        if caller.token_id is not None:
+            await self.read(tokens.attribute, caller.token_id, [ticket.evaluation_id for ticket in tickets])
 
     def follow(self, caller: Caller, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """The same events, counted among the caller's streams while they go on.
@@ -251,13 +285,27 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _nothing(_: Iterable[UUID]) -> None:
-    """Evaluations that belong to no token."""
+def _allowed(caller: Caller, request: contract.Request) -> contract.Request:
+    """The request as its caller may submit it: without the scope `problems` a source only names a stored problem."""
+    if caller.may(tokens.Scope.PROBLEMS) or request.names_problem:
+        return request
+    return request.model_copy(update={"problem": request.problem_name})
 
 
-def current(request: Request) -> Door:
-    """The dependency that gives routes the door."""
-    return request.app.state.door
+def _unknown(given: contract.Request, error: UnknownProblem) -> HttpError | UnknownProblem:
+    """The error for a problem that is not stored: 403 if the caller gave its source, for want of a scope."""
+    if given.names_problem:
+        return error
+    wanted = tokens.Scope.PROBLEMS
+    return HttpError.insufficient_scope(
+        wanted,
+        f"the problem is new, and this token may only name stored ones: this needs a token of the scope {wanted}",
+    )
 
 
-CurrentDoor = Annotated[Door, Depends(current)]
+def current(request: Request) -> Gateway:
+    """The dependency that gives routes the gateway."""
+    return request.app.state.gateway
+
+
+CurrentGateway = Annotated[Gateway, Depends(current)]

@@ -1,0 +1,31 @@
+"""A token's scope says whether its holder may bring new problems: ``problems``, between ``submit`` and ``admin``."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Let existing tokens do what they could do before."""
+    op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'submit', 'problems')")
+    op.create_table_comment(
+        "tokens",
+        "A credential for the HTTP server, and what its holder may do.",
+        existing_comment="What lets somebody use the HTTP door, and for what.",
+    )
+
+
+def downgrade() -> None:
+    """Give no token more than it had: one that could only name problems can only read."""
+    op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'submit', 'read')")
+    op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'problems', 'submit')")
+    op.create_table_comment(
+        "tokens",
+        "What lets somebody use the HTTP door, and for what.",
+        existing_comment="A credential for the HTTP server, and what its holder may do.",
+    )
