@@ -19,8 +19,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
 
-#: A running one-machine fleet writes its addresses, its pid and its token for HTTP to this file under ``home``. Only its
-#: owner can read it.
+#: A running one-machine fleet writes its addresses, its pid and its token for HTTP to this file under ``home``. Only
+#: its owner can read it.
 FLEET_FILE: Final = "fleet.json"
 #: Upper bound of ``http_max_batch``.
 MAX_BATCH: Final = 100_000

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from uuid import UUID
 
 import httpx
@@ -17,7 +18,7 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Measurement, Outcome
 from kqueue.http.app import create_app
-from kqueue.http.server import Server, listen
+from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import evaluations, tokens
 from tests.http.serving import admin_token
 
@@ -33,13 +34,14 @@ def until(look: Callable[[], object], timeout_s: float = 30.0, what: str = "it")
 class Served:
     """The application on uvicorn in a thread of this process, until closed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, path: Path | None = None) -> None:
+        """Serve on loopback, and on a unix socket at ``path`` too."""
         self._config = config
         self.app = create_app(config)
-        self._socket = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
+        self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
         self._server = Server(self.app)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
         self._thread.start()
         until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
         assert self._server.started
@@ -61,7 +63,8 @@ class Served:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()
-        self._socket.close()
+        for listening in self._sockets:
+            listening.close()
 
 
 @pytest.fixture
@@ -71,12 +74,12 @@ def config(config: Config) -> Config:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Config], Served]]:
+def serve() -> Iterator[Callable[..., Served]]:
     """Serve a fleet; as often as the test likes."""
     running: list[Served] = []
 
-    def start(config: Config) -> Served:
-        running.append(Served(config))
+    def start(config: Config, path: Path | None = None) -> Served:
+        running.append(Served(config, path))
         return running[-1]
 
     yield start

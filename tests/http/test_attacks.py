@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -41,6 +42,34 @@ BODIED = [
 ]
 
 
+#: Ways to leave the end of a body in doubt.
+FRAMINGS = [
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+    b"Content-Length: 0\r\nTransfer-Encoding: chunked",
+    b"content-length:5\r\nTRANSFER-ENCODING:\tChunked",
+    b"Content-Length: 5\r\nContent-Length: 6",
+    b"Content-Length: 5, 6",
+    b"Content-Length: +5",
+    b"Content-Length: 0x5",
+    b"Content-Length: 5 5",
+    b"Content-Length:",
+    b"Transfer-Encoding: chunked, identity",
+    b"Transfer-Encoding: identity, chunked",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: xchunked",
+    b"Transfer-Encoding: chunked;x=y",
+    b"Transfer-Encoding: identity",
+    b"Transfer-Encoding:",
+    b"Transfer-Encoding : chunked",
+    b"Content-Length : 5",
+    b"X: y\nTransfer-Encoding : chunked",
+]
+#: A request that may stand behind another one on the same connection.
+FOLLOWER = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
 @pytest.fixture
 def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
     """A server with one live CPU worker behind it."""
@@ -59,6 +88,14 @@ def first_line(connection: socket.socket) -> bytes:
     while b"\r\n" not in received and (more := connection.recv(4096)):
         received += more
     return received.partition(b"\r\n")[0]
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All that a server answers until it hangs up."""
+    received = b""
+    while more := connection.recv(65536):
+        received += more
+    return received
 
 
 class TestStrangers:
@@ -105,6 +142,29 @@ class TestStrangers:
             line = first_line(connection)
         assert line[:10] == b"HTTP/1.1 4" or line == b"", line
         assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+    @pytest.mark.parametrize("credential", [False, True])
+    def test_no_request_has_two_ends(self, guarded: Served, credential: bool) -> None:
+        """A body whose end is in doubt is refused with 400, and the connection is closed: nothing after it is read."""
+        bearer = b"Authorization: Bearer %s\r\n" % guarded.admin.encode() if credential else b""
+        head = b"POST /eval HTTP/1.%d\r\nHost: x\r\nContent-Type: application/json\r\n%s%s\r\n\r\n"
+        # HTTP/1.0 knows no chunks.
+        for minor, framing in [*((1, framing) for framing in FRAMINGS), (0, b"Transfer-Encoding: chunked")]:
+            with connected(guarded.url) as connection:
+                connection.sendall(head % (minor, bearer, framing) + b"0\r\n\r\n" + FOLLOWER)
+                answer = everything(connection)
+            assert answer.startswith(b"HTTP/1.1 400 "), (framing, answer)
+            assert answer.count(b"HTTP/1.1 ") == 1, framing
+            assert b"connection: close" in answer.lower(), framing
+
+    def test_one_length_told_twice_is_one(self, guarded: Served) -> None:
+        """Equal lengths leave no doubt: the body has that length, and the next request follows it."""
+        bearer = b"Authorization: Bearer %s\r\n" % guarded.admin.encode()
+        head = b"POST /eval HTTP/1.1\r\nHost: x\r\n%sContent-Type: application/json\r\n%s\r\n{}"
+        with connected(guarded.url) as connection:
+            connection.sendall(head % (bearer, 2 * b"Content-Length: 2\r\n") + FOLLOWER)
+            answer = everything(connection)
+        assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"422", b"200"]
 
     @pytest.mark.parametrize(
         "headers",

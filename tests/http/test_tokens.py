@@ -7,18 +7,23 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue.config import Config
-from kqueue.store import tokens
+from kqueue import AccessRefused, ConfigError, InvalidRequest, RemoteClient, Request, Ticket, UnknownProblem
+from kqueue.config import Config, load
+from kqueue.http import OPEN_WARNING
+from kqueue.http.app import create_app
+from kqueue.store import schema, tokens
+from kqueue.store.engine import connect
+from tests.conftest import Server
 from tests.http.conftest import Served
 from tests.http.serving import Served as Process
 from tests.http.test_v1 import problem_of
@@ -32,6 +37,10 @@ NEEDS = [
     ("POST", "/cleanup", "admin"),
     ("POST", "/reset_devices", "admin"),
 ]
+#: A problem that nobody has submitted, an entry with it, and the rest of a job's fields.
+NEW = "class Model: new = 1"
+ENTRY = {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}
+JOB = {"problem_id": 1, "sample_id": 0, "custom_cuda": "k", "backend": "torch"}
 ORDER = ["read", "submit", "problems", "admin"]
 
 
@@ -118,6 +127,145 @@ class TestAccess:
             assert httpx.get(f"{served.url}/v1/fleet", headers=bearer).status_code == 200
 
 
+class TestProblems:
+    """New problems need a scope of their own: their source runs too."""
+
+    @pytest.fixture
+    def http(self, guarded: Served, token) -> Iterator[httpx.Client]:
+        """A client whose token may submit kernels, and bring no problem."""
+        with guarded.client(token("submit")) as client:
+            yield client
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/evaluations", {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}),
+            (
+                "/v1/evaluations/batch",
+                {"entries": [{"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}]},
+            ),
+            ("/eval", {"original_model_src": NEW, "custom_model_src": "k", "backend": "torch"}),
+            ("/evaluate", JOB | {"ref_arch_src": NEW}),
+            ("/evaluate_sync", JOB | {"ref_arch_src": NEW}),
+        ],
+    )
+    def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine, path: str, body: dict[str, Any]) -> None:
+        """403 by every route that takes a source, and nothing is written."""
+        answer = http.post(path, json=body)
+        assert "may only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
+        assert 'scope="problems"' in answer.headers["www-authenticate"]
+        with engine.connect() as connection:
+            for table in ("problems", "kernels", "evaluations"):
+                assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
+
+    def test_each_for_itself(self, http: httpx.Client, guarded: Served, engine: Engine, fields) -> None:
+        """In the place of the entry; the others are accepted."""
+        with guarded.client() as other:
+            other.post("/v1/evaluations", json=fields(0)).raise_for_status()
+        name = Request(**fields()).problem_name
+        unknown = f"sha256:{'0' * 64}"
+        entries = [fields(1), fields(2, problem=NEW), fields(3, problem=name), fields(4, problem=unknown), {}]
+        results = http.post("/v1/evaluations/each", json={"entries": entries}).json()["results"]
+        codes = [slot["error"] and slot["error"]["code"] for slot in results]
+        assert codes == [None, "forbidden", None, "unknown_problem", "invalid_request"]
+        assert results[3]["error"]["problem_hashes"] == ["0" * 64]
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM problems")) == 1
+
+    def test_a_stored_one_is_named_or_repeated(self, http: httpx.Client, guarded: Served, token, fields) -> None:
+        """By its hash or by its very source; what nobody stored is an unknown problem to everybody."""
+        unknown = fields(2, problem=f"sha256:{'0' * 64}")
+        with guarded.client(token("problems")) as other:
+            assert other.post("/v1/evaluations", json=fields(0)).status_code == 201
+            body = problem_of(other.post("/v1/evaluations", json=unknown), 422, "unknown_problem")
+        assert body["problem_hashes"] == ["0" * 64]
+        problem_of(http.post("/v1/evaluations", json=unknown), 422, "unknown_problem")
+        for problem in (fields()["problem"], Request(**fields()).problem_name):
+            answer = http.post("/v1/evaluations", json=fields(1, problem=problem))
+            assert answer.status_code == 201, answer.text
+            identity = answer.json()["evaluation_id"]
+            assert http.get(f"/v1/evaluations/{identity}/artifacts/problem.py").text == fields()["problem"]
+
+    def test_from_python(self, guarded: Served, token, fields) -> None:
+        """The clients raise what they raise elsewhere, and a batch keeps its places."""
+        with RemoteClient(guarded.url, token=token("problems")) as owner:
+            owner.submit(**fields(0))
+        name = Request(**fields()).problem_name
+        with RemoteClient(guarded.url, token=token("submit")) as kq:
+            assert kq.submit(**fields(1, problem=name)).created
+            with pytest.raises(AccessRefused, match="scope problems"):
+                kq.submit(**fields(2, problem=NEW))
+            with pytest.raises(UnknownProblem) as caught:
+                kq.submit(**fields(2, problem=f"sha256:{'0' * 64}"))
+            assert caught.value.hashes == {"0" * 64}
+            slots = kq.submit_each([fields(3), fields(4, problem=NEW), fields(5, problem=f"sha256:{'0' * 64}")])
+        assert [type(slot) for slot in slots] == [Ticket, InvalidRequest, UnknownProblem]
+
+
+class TestTheSwitch:
+    """`KQUEUE_HTTP_TOKENS=trust-local-users`."""
+
+    def test_it_is_said(self, config: Config, worker_id: UUID, tmp_path: Path) -> None:
+        """The server warns, and lets this machine in."""
+        with Process(open_to_all(config), tmp_path / "log") as served:
+            assert OPEN_WARNING in served.log.read_text()
+            assert httpx.get(f"{served.url}/v1/fleet").status_code == 200
+        with Process(config, tmp_path / "other") as served:
+            assert "warning" not in served.log.read_text()
+
+    @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "fleet.example"])
+    def test_not_where_others_listen(self, config: Config, address: str) -> None:
+        """On an address that other machines reach the server does not start."""
+        with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS: trust-local-users is for loopback"):
+            create_app(open_to_all(config).model_copy(update={"http_address": address}))
+
+    @pytest.mark.parametrize("value", ["auto", "none", "trust", "TRUST-LOCAL-USERS"])
+    def test_nothing_else_opens(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        """Any other value is refused by its name."""
+        monkeypatch.setenv("KQUEUE_HTTP_TOKENS", value)
+        with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS"):
+            load()
+
+
+class TestMigration:
+    """Tokens of before."""
+
+    def test_what_they_may(self, server: Server) -> None:
+        """A former `submit` may bring problems still; back again nobody gains a right."""
+        url = server.empty_database(f"test_{uuid4().hex}")
+        schema.upgrade(url, "0003")
+        engine = connect(url, application="tests", pool_size=1)
+
+        def scopes() -> dict[str, list[str]]:
+            with engine.connect() as connection:
+                rows = connection.execute(text("SELECT name, scopes FROM tokens"))
+                return {row.name: row.scopes for row in rows}
+
+        try:
+            given = {"r": "{read}", "s": "{submit}", "rs": "{read,submit}", "a": "{admin}"}
+            with engine.begin() as connection:
+                for name, before in given.items():
+                    connection.execute(
+                        text("INSERT INTO tokens (id, name, digest, scopes) VALUES (:id, :name, :name, :scopes)"),
+                        {"id": uuid4(), "name": name, "scopes": before},
+                    )
+            schema.upgrade(url)
+            assert scopes() == {"r": ["read"], "s": ["problems"], "rs": ["read", "problems"], "a": ["admin"]}
+            tokens.create(engine, "new", [tokens.Scope.SUBMIT])
+            engine.dispose()
+            schema.downgrade(url, "0003")
+            assert scopes() == {
+                "r": ["read"],
+                "s": ["submit"],
+                "rs": ["read", "submit"],
+                "a": ["admin"],
+                "new": ["read"],
+            }
+        finally:
+            engine.dispose()
+            server.drop(url)
+
+
 class TestKept:
     """What the table holds, and what is written of a token."""
 
@@ -133,6 +281,19 @@ class TestKept:
         assert known is not None
         assert known.id == row.id
         assert tokens.find(engine, secret[:-1]) is None
+
+    def test_a_new_secret(self, engine: Engine) -> None:
+        """The former one is refused at once; the token is one row, valid again however it had ended."""
+        identity = uuid4()
+        first = tokens.renew(engine, identity, "mine", [tokens.Scope.READ])
+        assert tokens.find(engine, first) is not None
+        tokens.revoke(engine, str(identity))
+        second = tokens.renew(engine, identity, "mine", [tokens.Scope.PROBLEMS])
+        assert tokens.find(engine, first) is None
+        found = tokens.find(engine, second)
+        assert found is not None
+        assert (found.id, found.scopes, found.last_used_at) == (identity, (tokens.Scope.PROBLEMS,), None)
+        assert len(tokens.listing(engine)) == 1
 
     def test_when_it_was_used(self, engine: Engine, token) -> None:
         """Noted, once a minute at most."""

@@ -1,0 +1,259 @@
+"""Another user of the machine before a fleet that `kqueue up` runs: no credential, no evaluation."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from kqueue import AccessRefused, RemoteClient
+from kqueue.config import FLEET_FILE, load
+from kqueue.http import OPEN_WARNING
+from kqueue.local.fleet import LocalFleet
+from kqueue.store import tokens
+from kqueue.store.engine import connect
+
+#: A user of no right here, outside the candidates' range.
+STRANGER = 12345
+#: What the fleet must never judge for them: its source reads what only root may.
+HOSTILE = """
+import torch
+open("/etc/shadow").read()
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x
+def get_inputs():
+    return [torch.randn(4)]
+def get_init_inputs():
+    return []
+"""
+REQUEST = {"problem": HOSTILE, "kernel": "class ModelNew: ...", "backend": "torch", "lane": "cpu"}
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+
+
+@pytest.fixture(scope="module")
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may traverse: what is closed below it is closed by the fleet, not by its place."""
+    folder = Path(tempfile.mkdtemp(prefix="kqueue-local-users-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def fleet(open_folder: Path) -> Iterator[LocalFleet]:
+    """A fleet of one CPU slot that serves HTTP."""
+    config = load(home=open_folder / "home", scratch=open_folder / "scratch", gpus="none", cpu_slots=1, http_port=0)
+    with LocalFleet(config, http=True, durable=False) as fleet:
+        yield fleet
+
+
+def as_stranger(act: Callable[[], Any]) -> Any:
+    """What ``act`` returns, or the name of its exception, in a process of another user."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(readable)
+            os.setgroups([])
+            os.setresgid(STRANGER, STRANGER, STRANGER)
+            os.setresuid(STRANGER, STRANGER, STRANGER)
+            try:
+                told = act()
+            except OSError as error:
+                told = type(error).__name__
+            os.write(writable, json.dumps(told).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as answer:
+        told = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(told)
+
+
+def asked(port: int, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> list[Any]:
+    """Status and code of an answer over TCP."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, {"Content-Type": "application/json"} | (headers or {}))
+        answer = connection.getresponse()
+        return [answer.status, json.loads(answer.read()).get("code")]
+    finally:
+        connection.close()
+
+
+def port_of(url: str | None) -> int:
+    """The port in a URL."""
+    assert url is not None
+    return int(url.rpartition(":")[2])
+
+
+def count(fleet: LocalFleet, what: str) -> int:
+    """Rows of a table of the fleet's database."""
+    engine = connect(fleet.config.require_database(), application="tests", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            return connection.execute(text(f"SELECT count(*) FROM {what}")).scalar_one()
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/evaluations", "/v1/evaluations/batch", "/v1/evaluations/each", "/eval", "/evaluate"]
+)
+def test_a_stranger_submits_nothing(fleet: LocalFleet, path: str) -> None:
+    """Without a token 401, whatever the headers claim; no problem of theirs reaches the database, let alone a judge."""
+    port = port_of(fleet.http_url)
+    body: Any = REQUEST
+    if path.startswith("/v1/evaluations/"):
+        body = {"entries": [REQUEST]}
+    elif path.startswith("/eval"):
+        body = {"original_model_src": HOSTILE, "custom_model_src": "x", "backend": "torch"}
+    for headers in ({}, {"kqueue.peer_uid": "0", "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}):
+        found = as_stranger(lambda headers=headers: asked(port, "POST", path, body, headers))
+        assert found == [401, "unauthenticated"]
+    assert (count(fleet, "evaluations"), count(fleet, "problems")) == (0, 0)
+
+
+def test_a_stranger_learns_the_status_alone(fleet: LocalFleet) -> None:
+    """Of all that the server tells, `healthy` is told to everybody."""
+    port = port_of(fleet.http_url)
+    assert as_stranger(lambda: asked(port, "GET", "/health")) == [200, None]
+    for path in ("/", "/status", "/jobs", "/gpu_status", "/v1/fleet", "/v1/evaluations", "/v1/categories"):
+        assert as_stranger(lambda path=path: asked(port, "GET", path)) == [401, "unauthenticated"]
+
+
+def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_folder: Path) -> None:
+    """`fleet.json`, the socket and the folders that hold them are the owner's alone."""
+    home, path = open_folder / "home", fleet.http_socket
+    assert path is not None
+
+    def connect_to() -> str:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+        return "connected"
+
+    assert as_stranger((home / FLEET_FILE).read_text) == "PermissionError"
+    assert as_stranger(connect_to) == "PermissionError"
+    assert as_stranger(lambda: [entry.name for entry in home.iterdir()]) == "PermissionError"
+    assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:
+    """If the folders were open, the kernel's word on the peer would still count: 401, and the owner gets in."""
+    path = fleet.http_socket
+    assert path is not None
+    opened = [(open_folder / "home", 0o711), (path.parent, 0o711), (path, 0o666)]
+    before = [(folder, folder.stat().st_mode) for folder, _ in opened]
+
+    def status() -> int:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"GET /v1/fleet HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return int(connection.recv(4096).split()[1])
+
+    try:
+        for folder, mode in opened:
+            folder.chmod(mode)
+        assert as_stranger(status) == 401
+        assert status() == 200
+    finally:
+        for folder, mode in before:
+            folder.chmod(mode)
+
+
+def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RemoteClient()` takes the socket; for programs that speak TCP alone `fleet.json` has a token."""
+    monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
+    known = json.loads((open_folder / "home" / FLEET_FILE).read_text())
+    assert load().url == f"unix://{known['socket']}"
+    assert load().token is None
+    with RemoteClient() as kq:
+        assert kq.batch("nothing") == []
+    with RemoteClient(fleet.http_url) as kq:
+        assert kq.batch("nothing") == []
+    port = port_of(fleet.http_url)
+    bearer = {"Authorization": f"Bearer {known['token']}"}
+    assert asked(port, "GET", "/v1/fleet", headers=bearer) == [200, None]
+    assert asked(port, "POST", "/cleanup", headers=bearer) == [403, "forbidden"]
+
+
+def test_the_token_goes_to_the_fleet_alone(
+    fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is given another address sends nothing of the fleet's there."""
+    monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
+    assert load(url=fleet.http_url).token is not None
+    for url in ("http://elsewhere:18188", "http://127.0.0.1:1", f"{fleet.http_url}/", f"{fleet.http_url}@elsewhere"):
+        assert load(url=url).token is None
+
+
+def test_a_token_ends_with_its_fleet(open_folder: Path) -> None:
+    """Each start has a new secret, a stop revokes it, a kill leaves it to the next start; there is one row for all."""
+    home = open_folder / "again"
+    environment = os.environ | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(open_folder / "scratch")}
+    command = [sys.executable, "-m", "kqueue", "up", "--gpus", "none", "--cpu-slots", "1", "--no-flower"]
+    secrets: list[str] = []
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "Ctrl-C" not in said:
+                said += process.stdout.readline()
+            assert OPEN_WARNING not in said
+            assert f"unix://{home}/run/http.sock" in said
+            known = json.loads((home / FLEET_FILE).read_text())
+            secrets.append(known["token"])
+            engine = connect(known["database_url"], application="tests", pool_size=1)
+            valid = [tokens.find(engine, secret) is not None for secret in secrets]
+            assert valid == [False] * (len(secrets) - 1) + [True]
+            [token] = tokens.listing(engine)
+            assert token.scopes == (tokens.Scope.PROBLEMS,)
+            engine.dispose()
+            process.send_signal(signum)
+            process.wait(60)
+        finally:
+            process.kill()
+            process.communicate()
+        assert secrets[-1] not in said
+        assert secrets[-1] not in "".join(log.read_text() for log in (home / "logs").iterdir())
+        while load(home=home).database_url is not None:
+            time.sleep(0.05)
+    assert secrets[0] != secrets[1]
+    assert not (home / FLEET_FILE).exists()
+    assert not (home / "run" / "http.sock").exists()
+    with LocalFleet(load(home=home, scratch=open_folder / "scratch", gpus="none", cpu_slots=1), durable=False) as again:
+        assert count(again, "tokens WHERE revoked_at IS NOT NULL") == 1
+
+
+def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> None:
+    """The scope of a token counts on the socket too, whoever holds it."""
+    engine = connect(fleet.config.require_database(), application="tests", pool_size=1)
+    try:
+        secret = tokens.create(engine, "reader", [tokens.Scope.READ])[1]
+    finally:
+        engine.dispose()
+    url = f"unix://{fleet.http_socket}"
+    with RemoteClient(url, token=secret) as kq, pytest.raises(AccessRefused, match="scope submit"):
+        kq.submit(problem="p", kernel="k", backend="torch", lane="cpu")
