@@ -106,7 +106,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
         found = load(home=home)
         assert found.database_url == fleet.config.database_url
         assert found.redis_url == fleet.config.redis_url
-        assert found.url == fleet.http_url
+        assert found.url == f"unix://{fleet.http_socket}"
         with RemoteClient(found.url) as kq:
             assert kq.verdict(verdict.evaluation_id) == verdict
         with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=5) as answer:
