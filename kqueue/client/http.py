@@ -30,7 +30,7 @@ class HttpTransport(Transport):
         retry_s: seconds for which a server that cannot answer is asked again.
 
     Raises:
-        ConfigError: no server is known, ``url`` is neither one of HTTP nor of a unix socket, or ``token`` cannot be one.
+        ConfigError: no server is known, ``url`` is neither one of HTTP nor of a unix socket, or ``token`` is malformed.
     """
 
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:

@@ -48,7 +48,7 @@ def test_a_producer_over_http_loads_little(
     fields: Callable[..., dict[str, object]],
 ) -> None:
     """Submitting and asking for the verdict load neither Celery nor a database's driver nor torch."""
-    command = [sys.executable, "-c", PRODUCER, serve(config).url, token("read", "submit"), json.dumps(fields())]
+    command = [sys.executable, "-c", PRODUCER, serve(config).url, token("problems"), json.dumps(fields())]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     identity, loaded = json.loads(done.stdout)
     assert evaluations.existing(engine, [UUID(identity)]) == {UUID(identity)}
