@@ -1,4 +1,4 @@
-"""Tables that are to be complete: commands, targets of make, folders of tests, packages."""
+"""Tables that are to be complete: commands, targets of make, folders of tests, packages and modules."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ def test_every_folder_of_tests_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("package", ["kqueue", "workers", "workers/judge"])
-def test_every_package_is_described(package: str) -> None:
-    """docs/architecture.md says of each package what belongs there."""
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where the code is")[2]
-    named = set(re.findall(r"`([\w/.]+)`", table))
-    packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
-    assert packages - named == set()
+def test_every_package_and_module_is_described(package: str) -> None:
+    """docs/architecture.md says what belongs in each package and module of a folder, and names none twice."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where the code is")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
+    there = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / package).glob("*/__init__.py")}
+    there |= {str(path.relative_to(ROOT)) for path in (ROOT / package).glob("[a-z]*.py")}
+    assert there - set(named) == set()
+    assert sorted(set(named)) == sorted(named)
 
 
 def test_log_lines_of_the_alarms_exist() -> None:
