@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.judge import loopback
 from tests.judge.rig import Rig
+
+
+@pytest.fixture(autouse=True)
+def _end_loopbacks() -> Iterator[None]:
+    """Ends the references that a test runs in threads of its own."""
+    yield
+    while loopback.running:
+        loopback.running.pop().close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,9 @@ from workers.judge.channel import flags
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial.reference import Bounds, Reference
 
+#: Those that a test has started; a fixture ends them.
+running: list[Loopback] = []
+
 
 class Loopback(SealedProcess):
     """Obeys orders as a process would. Nobody watches it: its code must end."""
@@ -30,6 +33,7 @@ class Loopback(SealedProcess):
         threading.Thread(target=serve, args=arguments, daemon=True).start()
         nobody: Any = None
         self._hold(nobody, "", ours, control, page, 60.0)
+        running.append(self)
 
 
 def reference(source: str, bounds: Bounds | None = None, **settings: Any) -> Reference:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +122,8 @@ class Instance:
     Attributes:
         model: the module that is called.
         arguments: of ``forward``, the shared inputs among them.
-        inputs: the shared inputs.
+        inputs: the shared inputs that calls use.
+        more: further sets of shared inputs.
         input_memory: beginning and size, in bytes, of each.
         outputs: the shared outputs, on a CPU.
         structure: the arrangement of the reference's outputs (:func:`describe`).
@@ -132,6 +134,7 @@ class Instance:
     model: Any = None
     arguments: list[Any] = field(default_factory=list[Any])
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
+    more: list[list[OpenedBuffer]] = field(default_factory=list[list[OpenedBuffer]])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     outputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     structure: str = ""
@@ -202,6 +205,8 @@ class Harness:
         # A file, because Triton and tracebacks read sources from files.
         self._path.write_text(self._job.source, encoding="utf-8")
         if self.on_gpu:
+            if self._job.one_queue:
+                os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
             torch.cuda.init()
             torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
             self._semaphores = Semaphores(self._flags)
@@ -264,13 +269,15 @@ class Harness:
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.instance(command)
-        self.unbind(own.inputs)
-        own.inputs = self._opened(command)
+        self.unbind([*own.inputs, *chain.from_iterable(own.more)])
+        opened, count = self._opened(command), len(binding.tensors)
+        own.inputs = opened[:count]
+        own.more = [opened[i : i + count] for i in range(count, len(opened), count)]
         own.arguments = list(binding.arguments)
         for place, opened in zip(binding.tensors, own.inputs, strict=True):
             own.arguments[place] = opened.tensor
         own.input_memory = [
-            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
+            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=False)
         ]
         return self.done(command)
 

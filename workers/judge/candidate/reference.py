@@ -10,6 +10,7 @@ import copy
 import mmap
 import random
 import sys
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,7 +18,7 @@ import torch
 
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.channel import sheet
-from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Order, Reply, TensorSpec
+from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Draw, Order, Reply, TensorSpec
 from workers.judge.channel.randomness import set_seed
 
 #: What torch may keep of a GPU's memory for later, in bytes: others need some too.
@@ -70,30 +71,47 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
-        """Draw inputs. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
-        set_seed(command.seed)
-        random.seed(command.seed)
+        """Draw input sets. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
+        order: Draw = command.payload
+        sets = [self.own.inputs, *self.own.more]
+        told: Any = None
+        specs: tuple[TensorSpec, ...] = ()
+        for seed, shared in zip_longest(order.seeds, sets[: len(order.seeds)]):
+            values = self._inputs(seed, on_device=order.on_device)
+            places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
+            others = [None if i in places else value for i, value in enumerate(values)]
+            tensors = [values[i] for i in places]
+            if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
+                raise ProblemError(
+                    f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes"
+                )
+            aliased = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
+            self._drawn = [self.place(tensor) for tensor in tensors]
+            specs = tuple(TensorSpec.of(tensor) for tensor in self._drawn)
+            now = {"places": places, "others": others, "aliased": aliased}
+            if told is None:
+                self._tell(now, "get_inputs()")
+            elif repr(now) != repr(told):
+                raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
+            told = now
+            if shared is None or specs != tuple(TensorSpec.of(opened.tensor) for opened in shared):
+                return Reply(Answer.MISMATCH, command.sequence, tensors=specs)
+            for opened, drawn in zip(shared, self._drawn, strict=True):
+                opened.tensor.copy_(drawn)
+        self._drawn = []
+        self.settle()
+        return Reply(Answer.DONE, command.sequence, tensors=specs)
+
+    def _inputs(self, seed: int, *, on_device: bool) -> list[Any]:
+        set_seed(seed)
+        random.seed(seed)
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(command.seed % 2**32)
-        with torch.device(self._job.device) if command.payload else contextlib.nullcontext():
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        with torch.device(self._job.device) if on_device else contextlib.nullcontext():
             values = self._get_inputs()
         if not isinstance(values, (list, tuple)):
             raise ProblemError("get_inputs() must return a list")
-        values = list(cast("list[Any]", values))
-        places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
-        others = [None if i in places else value for i, value in enumerate(values)]
-        tensors = [values[i] for i in places]
-        if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
-            raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        aliased = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
-        self._tell({"places": places, "others": others, "aliased": aliased}, "get_inputs()")
-        self._drawn = [self.place(tensor) for tensor in tensors]
-        specs = tuple(TensorSpec.of(tensor) for tensor in self._drawn)
-        fits = specs == tuple(TensorSpec.of(opened.tensor) for opened in self.own.inputs)
-        if not fits:
-            return Reply(Answer.MISMATCH, command.sequence, tensors=specs)
-        self._take(command)
-        return Reply(Answer.DONE, command.sequence, tensors=specs)
+        return list(cast("list[Any]", values))
 
     def _take(self, command: Command) -> Reply:
         for opened, drawn in zip(self.own.inputs, self._drawn, strict=True):
@@ -164,7 +182,7 @@ class ReferenceHarness(Harness):
         """Forget the evaluation: its buffers, its model, its last tensors."""
         self._drawn = []
         for instance in (self.own, self._wide):
-            self.unbind(instance.inputs + instance.outputs)
+            self.unbind([*instance.inputs, *chain.from_iterable(instance.more), *instance.outputs])
         self.own, self._wide = Instance(), Instance()
         if self.on_gpu:
             self.exports.forget()

@@ -106,10 +106,11 @@ class Order(IntEnum):
     INITIAL = 15
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
     DRAW = 16
-    """In a reference: call ``get_inputs()`` under the seed, on the device if the payload says so. The reply describes
-    the tensors; the other arguments stand on the sheet. The tensors are copied to the shared inputs, if those fit."""
+    """In a reference: call ``get_inputs()`` once under each seed of the payload (:class:`Draw`). The reply describes
+    the tensors; the other arguments stand on the sheet. The tensors are copied to the sets of shared inputs, if they
+    fit."""
     TAKE = 17
-    """In a reference: copy the tensors that were drawn last to the shared inputs."""
+    """In a reference: copy the tensors that were drawn last to the first set of shared inputs."""
     DELIVER = 18
     """In a reference: deliver the outputs of the last call, which did not fit when they were made."""
     WIDEN = 19
@@ -388,6 +389,7 @@ class Job:
         device: ``cpu`` or ``cuda``.
         dtype: the floating dtype of weights and inputs.
         seed: set before construction.
+        one_queue: open the device with one hardware queue, which is enough for one stream and opens sooner.
         memory_fraction: the share of the GPU's memory that torch may take.
         compiled: run the model under ``torch.compile``.
         built: where libraries lie that were compiled before; empty where none were.
@@ -401,6 +403,7 @@ class Job:
     memory_fraction: float
     compiled: bool = False
     built: str = ""
+    one_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +430,7 @@ class Binding:
     """The shared buffers of the inputs or outputs, in order.
 
     Attributes:
-        buffers: one for each tensor.
+        buffers: one for each tensor; of several sets of inputs one set behind the other.
         arguments: for inputs: ``forward``'s arguments, with ``None`` in a tensor's place.
         tensors: for inputs: the places of the tensors in ``arguments``.
         structure: for outputs: the arrangement that the reference returns.
@@ -437,6 +440,19 @@ class Binding:
     arguments: tuple[Any, ...] = ()
     tensors: tuple[int, ...] = ()
     structure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Inputs to draw.
+
+    Attributes:
+        seeds: one for each input set.
+        on_device: whether tensors are made on the device, unless the problem says where.
+    """
+
+    seeds: tuple[int, ...]
+    on_device: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Distance from a candidate's uid to the uid of its builder, which compiles.
-BUILDER_OFFSET: Final = 1024
-#: Distances from a candidate's uid to the uids of its reference and of a reference under ``torch.compile``. No
-#: candidate may touch the process that answers for it, or the one that its time is compared with.
-REFERENCE_OFFSET: Final = 2048
-COMPILED_OFFSET: Final = 3072
-#: Distance from a candidate's uid to the uid of the process that kills the candidate's leftovers.
-KILLER_OFFSET: Final = 4096
+#: Slots of a host, and so the distance between the uids of two roles of one slot.
+_MOST_SLOTS: Final = 128
+#: Distances from a candidate's uid to those of the slot's other sealed processes. No candidate may touch the process
+#: that answers for it, or the one that its time is compared with; and no two references may touch each other.
+BUILDER_OFFSET: Final = 1 * _MOST_SLOTS
+COMPILED_OFFSET: Final = 2 * _MOST_SLOTS
+REFERENCE_OFFSETS: Final = tuple(n * _MOST_SLOTS for n in range(3, 13))
+#: Distance from any of these to the uid of the process that kills its leftovers.
+KILLER_OFFSET: Final = 2048
+
+
+def all_of(uid: int) -> list[int]:
+    """Return the uids of all sealed processes of a slot, given its candidates'."""
+    return [uid + offset for offset in (0, BUILDER_OFFSET, COMPILED_OFFSET, *REFERENCE_OFFSETS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +46,13 @@ def hold(first: int) -> HeldUid:
     """Hold the first free uid from ``first`` on.
 
     Raises:
-        OSError: none of the next :data:`BUILDER_OFFSET` is free, or the locks' directory is another user's.
+        OSError: none of the next 128 is free, or the locks' directory is another user's.
     """
     directory = Path(tempfile.gettempdir(), "kqueue-uids")
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user: remove it")
-    for uid in range(first, first + BUILDER_OFFSET):
+    for uid in range(first, first + _MOST_SLOTS):
         descriptor = os.open(directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,7 +25,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -34,8 +34,7 @@ import torch
 from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
-from workers.judge.host import linux
-from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, KILLER_OFFSET, REFERENCE_OFFSET
+from workers.judge.host import linux, uids
 from workers.judge.keeper import control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
 from workers.judge.sandbox import ground, seal, shelf
@@ -51,6 +50,8 @@ _WATCH_FILES: Final = 0.5
 _WATCH_FILES_SHARE: Final = 20
 #: The most files of a candidate, which also bounds how long a look takes. A compiler's cache has hundreds.
 _FILES: Final = 20_000
+#: References that are kept at once. One more than that may be at work: each has a uid of its own.
+_MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
 #: How long a reference is kept that nobody takes, and between looks at it, in seconds.
 _KEEP: Final = 60.0
 _IDLE: Final = 0.5
@@ -208,7 +209,8 @@ class ForkServer:
         self._ground = base
         self._selector = selectors.DefaultSelector()
         self._candidates: dict[int, _Candidate] = {}
-        self._kept: _Kept | None = None
+        #: References that wait for their next judge, the longest waiting first.
+        self._kept: list[_Kept] = []
         self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
         self._wake, writer = socket.socketpair()
@@ -235,7 +237,7 @@ class ForkServer:
     def _timeout(self) -> float | None:
         if not self._candidates:
             return None
-        if self._kept is not None and len(self._candidates) == 1:
+        if self._kept and len(self._candidates) == len(self._kept):
             return _IDLE
         lefts = [c.budget.left(c.compiling) for c in self._candidates.values()]
         return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
@@ -256,8 +258,8 @@ class ForkServer:
                 self._end(candidate, End.SCRATCH)
         if look:
             self._looked = now
-        if self._kept is not None and now > self._kept.until:
-            self._end_kept()
+        for kept in [kept for kept in self._kept if now > kept.until]:
+            self._end_kept(kept)
 
     def _on_request(self) -> None:
         data, fds = receive_with_fds(self._requests, 65536)
@@ -270,45 +272,44 @@ class ForkServer:
                 channel, control_end, page = fds
                 self._spawn(profile, channel, socket.socket(fileno=control_end), page)
             case Keep() as word:
-                self._end_kept()
-                self._kept = _Kept(word, fds, time.monotonic() + _KEEP)
-                if self._find_kept() is None:
-                    self._end_kept()
+                self._keep(_Kept(word, fds, time.monotonic() + _KEEP))
             case Take(key):
                 with socket.socket(fileno=fds[0]) as answer:
                     self._hand_over(key, answer)
 
-    def _find_kept(self) -> _Candidate | None:
+    def _process_of(self, kept: _Kept) -> _Candidate | None:
         """Return the process that is kept, if it still runs."""
-        if self._kept is None:
-            return None
-        scratch = self._kept.word.scratch
-        return next((c for c in self._candidates.values() if c.profile.scratch == scratch), None)
+        running = (c for c in self._candidates.values() if c.profile.scratch == kept.word.scratch)
+        return next((c for c in running if not _has_ended(c.pid)), None)
+
+    def _keep(self, kept: _Kept) -> None:
+        """Keep a reference; end the one that waits longest where there are too many."""
+        self._kept.append(kept)
+        if self._process_of(kept) is None:
+            self._end_kept(kept)
+        elif len(self._kept) > _MOST_KEPT:
+            self._end_kept(self._kept[0])
 
     def _hand_over(self, key: str, answer: socket.socket) -> None:
-        """Give the reference that is kept under a key to a judge; end the one that is kept under another."""
-        kept, process = self._kept, self._find_kept()
-        if kept is None or process is None or kept.word.key != key or _has_ended(process.pid):
-            self._end_kept()
-            return
-        try:
-            send_with_fds(answer, control.pack(kept.word), kept.descriptors)
-        except OSError:  # the judge is gone
-            self._end_kept()
-            return
-        self._forget_kept()
+        """Give the reference that is kept under a key to a judge, or nothing."""
+        for kept in [kept for kept in self._kept if kept.word.key == key]:
+            if self._process_of(kept) is not None:
+                with contextlib.suppress(OSError):  # else the judge is gone, and its end of the sockets is closed below
+                    send_with_fds(answer, control.pack(kept.word), kept.descriptors)
+                self._forget_kept(kept)
+                return
+            self._end_kept(kept)
 
-    def _end_kept(self) -> None:
-        process = self._find_kept()
-        self._forget_kept()
+    def _end_kept(self, kept: _Kept) -> None:
+        process = self._process_of(kept)
+        self._forget_kept(kept)
         if process is not None:
             self._end(process, End.STOPPED)
 
-    def _forget_kept(self) -> None:
-        if self._kept is not None:
-            for descriptor in self._kept.descriptors:
-                os.close(descriptor)
-            self._kept = None
+    def _forget_kept(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        for descriptor in kept.descriptors:
+            os.close(descriptor)
 
     def _on_wake(self) -> None:
         self._wake.recv(4096)
@@ -352,6 +353,7 @@ class ForkServer:
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
+        profile = self._with_uid(profile)
         group: Group | None = None
         try:
             _make_scratch(profile)
@@ -384,6 +386,14 @@ class ForkServer:
         self._register(reader, lambda: self._on_output(candidate))
         if candidate.unsealed:
             self._end(candidate, End.UNSEALED)
+
+    def _with_uid(self, profile: seal.Profile) -> seal.Profile:
+        """Give a reference a uid of its own: the judge names the slot's."""
+        if profile.uid is None or profile.role is not Role.REFERENCE:
+            return profile
+        used = {candidate.profile.uid for candidate in self._candidates.values()}
+        free = (uid for offset in uids.REFERENCE_OFFSETS if (uid := profile.uid + offset) not in used)
+        return replace(profile, uid=next(free))
 
     def _end(self, candidate: _Candidate, reason: End) -> None:
         """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
@@ -521,7 +531,7 @@ def _kill_uid(uid: int) -> None:
         return  # no process to be had now: those that are known are killed one by one
     if pid == 0:
         try:
-            killer = uid + KILLER_OFFSET
+            killer = uid + uids.KILLER_OFFSET
             os.setresuid(killer, uid, killer)
             os.kill(-1, signal.SIGKILL)
         finally:
@@ -579,7 +589,8 @@ def _become_candidate(
         os.write(sealing, _SEALED)
         os.close(sealing)
         linux.set_name(f"kq-{profile.role}")
-        kind = reference.ReferenceHarness if profile.role is Role.REFERENCE else harness.Harness
+        foreign = profile.role in (Role.REFERENCE, Role.COMPILED)
+        kind = reference.ReferenceHarness if foreign else harness.Harness
         harness.serve(socket.socket(fileno=channel), flags.attach(page), kind)
         status = 0
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
@@ -610,7 +621,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     # Entering a namespace may have cleared it.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if uid is not None and base.measures["own_uid"] is True:
-        for leftover in (uid, uid + BUILDER_OFFSET, uid + REFERENCE_OFFSET, uid + COMPILED_OFFSET):
+        for leftover in uids.all_of(uid):
             _kill_uid(leftover)
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -29,6 +29,8 @@ class Role(StrEnum):
     """A kernel, once."""
     REFERENCE = "reference"
     """A problem: it draws inputs, answers them, and is timed as the baseline."""
+    COMPILED = "compiled"
+    """A problem under ``torch.compile``, to be timed."""
     BUILDER = "builder"
     """A kernel's compilers, without a GPU."""
 
@@ -39,7 +41,7 @@ class Profile:
 
     Attributes:
         role: what it runs.
-        uid: its uid and gid; None to keep the fleet's.
+        uid: its uid and gid, for a reference the slot's; None to keep the fleet's.
         scratch: its private directory: working directory, HOME, TMPDIR and all caches.
         processes: limit of threads and processes; needs a separate uid or a cgroup.
         file_bytes: largest file that it may write.

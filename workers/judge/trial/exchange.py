@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -67,19 +68,28 @@ class Exchange:
         self._device = device
         self._wide = wide
         self._inputs: list[SharedTensor] = []
+        #: Further sets of inputs, for drawing ahead.
+        self._more: list[list[SharedTensor]] = []
         #: Outputs that the process writes: on a CPU. On a GPU the judge reads them where they are.
         self._outputs: list[SharedTensor] = []
         #: What the outputs must look like.
         self._specs: tuple[TensorSpec, ...] = ()
 
-    def bind_inputs(self, like: Sequence[torch.Tensor], *, fill: Sequence[torch.Tensor] = ()) -> None:
-        """Share inputs of the form of ``like``, filled with ``fill`` where that is given."""
-        free(self._inputs)
-        self._inputs = [SharedTensor(tensor) for tensor in like]
+    def bind_inputs(self, like: Sequence[torch.Tensor], *, fill: Sequence[torch.Tensor] = (), sets: int = 1) -> None:
+        """Share inputs of the form of ``like``.
+
+        Args:
+            like: tensors of the form.
+            fill: their values, where they are to have some.
+            sets: how many sets of such inputs to share; calls use the first.
+        """
+        free([*self._inputs, *chain.from_iterable(self._more)])
+        self._inputs, *self._more = ([SharedTensor(tensor) for tensor in like] for _ in range(sets))
         for shared, own in zip(self._inputs, fill, strict=False):
             shared.tensor.copy_(own)
         self.settle()
-        self._bind(Order.BIND_INPUTS, self._inputs, arguments=self.form.arguments, tensors=self.form.places)
+        every = [*self._inputs, *chain.from_iterable(self._more)]
+        self._bind(Order.BIND_INPUTS, every, arguments=self.form.arguments, tensors=self.form.places)
 
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
         """Tell the outputs' form; on a CPU, share memory for them."""
@@ -106,9 +116,10 @@ class Exchange:
         for shared, own in zip(self._inputs, inputs, strict=True):
             shared.tensor.copy_(own)
 
-    def inputs(self) -> list[torch.Tensor]:
-        """Return the shared inputs as they are now, in memory of the judge's own."""
-        copies = [shared.tensor.clone() for shared in self._inputs]
+    def inputs(self, sets: int) -> list[list[torch.Tensor]]:
+        """Return the first sets of shared inputs as they are now, in memory of the judge's own."""
+        chosen = [self._inputs, *self._more][:sets]
+        copies = [[shared.tensor.clone() for shared in inputs] for inputs in chosen]
         self.settle()
         return copies
 

@@ -27,9 +27,11 @@ from workers.judge.channel import sheet
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import (
     MAX_DIMS,
+    MAX_EXPORTED,
     MAX_STRUCTURE_BYTES,
     MAX_TENSORS,
     Answer,
+    Draw,
     Job,
     Order,
     Reply,
@@ -44,6 +46,10 @@ from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_t
 from workers.judge.trial.exchange import Exchange, Form, await_opening
 from workers.judge.trial.variants import MAX_BYTES, variants
 
+#: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
+#: processors, which small problems would feel.
+_MOST_SETS: Final = 8
+_AHEAD_BYTES: Final = 64 << 20
 #: Types of arguments that may stand beside tensors in ``get_inputs()``.
 _SCALARS: Final = (int, float, bool, str, type(None))
 #: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
@@ -133,6 +139,9 @@ class Reference:
         self._source = source
         self._opening = 0
         self._on_device: bool | None = None
+        #: How many input sets are drawn at once, and those that are not used yet.
+        self._sets = 1
+        self._ready: list[Case] = []
         self._exchange_wide = _Exchange(process, self.form, device, wide=True)
         self._is_wide_bound = False
         #: Whether the model in float64 may be of use.
@@ -161,6 +170,8 @@ class Reference:
             dtype=self.dtype,
             seed=self.settings.seed,
             memory_fraction=memory_fraction,
+            # Streams of its own would wait for one another.
+            one_queue="Stream" not in self._source,
         )
         self._opening = self.process.send(Order.OPEN, payload=job)
 
@@ -204,11 +215,12 @@ class Reference:
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        given = [self._draw(on_device=False)]
+        given = self._draw(1, on_device=False)
         first = given[0].inputs
         if self.settings.checks * sum(tensor.nbytes for tensor in first) > most_bytes:
             return given
-        given += [self._draw(on_device=False) for _ in range(self.settings.checks - 1)]
+        while (missing := self.settings.checks - len(given)) > 0:
+            given += self._draw(missing, on_device=False)
         # An evaluation's own tolerance was chosen for the given inputs.
         wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
         if not (wanted and self._may_vary and self._has_wide):
@@ -225,30 +237,32 @@ class Reference:
         Raises:
             EvaluationEnded: as :meth:`make_cases`.
         """
-        if self._on_device is None:
-            self._on_device = self.device == "cuda" and self._draws_on_device()
-        return self._draw(on_device=self._on_device)
+        if not self._ready:
+            if self._on_device is None:
+                self._on_device = self.device == "cuda" and self._draws_on_device()
+            self._ready += self._draw(self._sets, on_device=self._on_device)
+        return self._ready.pop()
 
     def again(self, drawn: int, seed: int) -> Case:
         """Return the case that was drawn under a seed before; ``seed`` is its forward's."""
-        case = self._draw(on_device=False, drawn=drawn)
+        [case] = self._draw(1, on_device=False, seeds=(drawn,))
         case.seed = seed
         return case
 
     def _draws_on_device(self) -> bool:
         """Return whether ``get_inputs()`` makes the same kind of inputs with the device as torch's default."""
         try:
-            self._draw(on_device=True)
+            self._draw(1, on_device=True)
         except EvaluationEnded:
             if self.process.ended is not None:
                 raise
             return False
         return True
 
-    def _draw(self, *, on_device: bool, drawn: int | None = None) -> Case:
-        """Have inputs drawn, and copy them into memory of the judge's own."""
-        drawn = secrets.randbits(63) if drawn is None else drawn
-        reply = self._order(Order.DRAW, what="get_inputs()", seed=drawn, payload=on_device)
+    def _draw(self, most: int, *, on_device: bool, seeds: tuple[int, ...] = ()) -> list[Case]:
+        """Have input sets drawn, as many as fit and at most ``most``, and copy them into memory of the judge's own."""
+        seeds = seeds or tuple(secrets.randbits(63) for _ in range(min(most, self._sets)))
+        reply = self._order(Order.DRAW, what="get_inputs()", payload=Draw(seeds, on_device))
         told = self._read("get_inputs()", dict)
         places, others = tuple(told.get("places", ())), tuple(told.get("others", ()))
         if len(places) != len(reply.tensors) or any(type(place) is not int for place in places):
@@ -262,10 +276,7 @@ class Reference:
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         if not self._specs and not self.form.arguments:
             self.form.arguments, self.form.places, self._specs = others, places, reply.tensors
-            like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in reply.tensors]
-            with self._blaming("get_inputs()"):
-                self.exchange.bind_inputs(like)
-            del like
+            self._bind()
             self._order(Order.TAKE, what="get_inputs()")
         elif (
             reply.answer is Answer.MISMATCH
@@ -274,7 +285,16 @@ class Reference:
             or reply.tensors != self._specs
         ):
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
-        return Case(secrets.randbits(63), self.exchange.inputs(), [], drawn=drawn)
+        every = self.exchange.inputs(len(seeds))
+        return [Case(secrets.randbits(63), inputs, [], drawn=seed) for seed, inputs in zip(seeds, every, strict=True)]
+
+    def _bind(self) -> None:
+        """Share inputs of the form that is known now, as many sets as are drawn at once from now on."""
+        like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in self._specs]
+        nbytes = sum(tensor.nbytes for tensor in like)
+        self._sets = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_EXPORTED // max(len(like), 1)))
+        with self._blaming("get_inputs()"):
+            self.exchange.bind_inputs(like, sets=self._sets)
 
     def answer(self, case: Case) -> bool:
         """Run the reference on a case and keep its outputs, and those of the reference in float64 where it may.

@@ -28,7 +28,7 @@ from workers.judge.channel.protocol import Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.host.blackbox import BlackBox
-from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET, REFERENCE_OFFSET
+from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
 from workers.judge.keeper.control import End, Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
 from workers.judge.keeper.process import SealedProcess
@@ -271,7 +271,7 @@ class _Evaluation:
 
     def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:
         limits, uid = self._settings.limits, self._place.uid
-        generous = _REFERENCE_HOST if role is Role.REFERENCE else 1
+        generous = _REFERENCE_HOST if role in (Role.REFERENCE, Role.COMPILED) else 1
         return Profile(
             role=role,
             uid=uid + uid_offset if uid is not None else None,
@@ -305,7 +305,7 @@ class _Evaluation:
         return None
 
     def _fork_reference(self) -> None:
-        profile = self._profile(Role.REFERENCE, REFERENCE_OFFSET)
+        profile = self._profile(Role.REFERENCE)
         self._hold_reference(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._reference_uses = 1
         self._reference.begin(self._memory_fraction)
@@ -355,7 +355,7 @@ class _Evaluation:
 
     def _begin_compiled(self) -> Exchange:
         """Fork a process that runs the reference under ``torch.compile``, and wait until it can be timed."""
-        process = self._fork(self._profile(Role.REFERENCE, COMPILED_OFFSET))
+        process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
         reference = self._reference
         exchange = Exchange(process, reference.form, self._device)
         opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
