@@ -250,10 +250,10 @@ def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
         "count": taken.count,
         "discarded": taken.discarded,
         "precision": taken.precision,
-        "clocks": taken.clocks,
+        "clocks": taken.clocks.model_dump(),
         "baseline_us": baseline.median_ms * 1e3 if baseline else None,
-        "durations_s": verdict.evidence["durations_s"],
-        "environment": verdict.environment,
+        "durations_s": verdict.evidence.durations_s,
+        "environment": verdict.environment and verdict.environment.model_dump(),
     }
 
 

@@ -96,7 +96,7 @@ def differing(chosen: list[tuple[Entry, str]], verdicts: list[Verdict]) -> list[
             "got": str(verdict.category),
             "attempts": verdict.attempts,
             "message": verdict.message[:500],
-            "facts": verdict.facts,
+            "facts": verdict.facts.model_dump(mode="json"),
             "log": verdict.log[-800:],
         }
         for (entry, _), verdict in zip(chosen, verdicts, strict=True)
@@ -150,9 +150,9 @@ def parents_on_the_gpu(pids: list[int]) -> list[str]:
 
 def stages(verdicts: list[Verdict]) -> dict[str, float]:
     """Return the median seconds of each stage of these verdicts."""
-    names = {name for verdict in verdicts for name in verdict.evidence.get("durations_s", {})}
+    names = {name for verdict in verdicts for name in verdict.evidence.durations_s or {}}
     return {
-        name: round(statistics.median(v.evidence["durations_s"].get(name, 0.0) for v in verdicts), 4)
+        name: round(statistics.median((v.evidence.durations_s or {}).get(name, 0.0) for v in verdicts), 4)
         for name in sorted(names)
     }
 
@@ -200,7 +200,7 @@ def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
     for _ in range(times):
         request = endless.request("gpu").model_copy(update={"settings": settings})
         verdict = kq.submit(request).wait(timeout=300)
-        late.append(verdict.evidence["durations_s"]["check"] - 2.0)
+        late.append((verdict.evidence.durations_s or {})["check"] - 2.0)
     return {
         "segfault_to_verdict_s": {"median": round(statistics.median(died), 4), "max": round(max(died), 4)},
         "deadline_to_known_s": {"median": round(statistics.median(late), 4), "max": round(max(late), 4)},
@@ -299,7 +299,7 @@ def main() -> int:
                     "p50": round(statistics.median(latencies), 3),
                     "max": round(max(latencies), 3),
                     "stages_median_s": stages(idle),
-                    "isolation": idle[0].evidence["isolation"],
+                    "isolation": idle[0].evidence.isolation and idle[0].evidence.isolation.model_dump(),
                     "runtime_ms": [v.runtime_ms for v in idle],
                     "one_runtime": idle[0].runtime.model_dump() if idle[0].runtime else None,
                     "one_baseline": idle[0].baseline.model_dump() if idle[0].baseline else None,

@@ -168,7 +168,7 @@ def _explain(entry: Entry, verdict: Verdict) -> None:
     """Print what is known about an unexpected verdict."""
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     print(f"{entry.name}: expected {entry.expected}, got {verdict.category}{phase}: {one_line(verdict.message)}")
-    print(f"  {entry.note}\n  facts: {clean(json.dumps(verdict.facts, default=str))[:2000]}")
+    print(f"  {entry.note}\n  facts: {clean(verdict.facts.model_dump_json())[:2000]}")
     for line in clean(verdict.log).splitlines()[-LOG_LINES:]:
         print(f"  | {line}")
     print()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kqueue.contract import Backend as Backend
     from kqueue.contract import Deadlines as Deadlines
     from kqueue.contract import Limits as Limits
-    from kqueue.contract import Measurement as Measurement
     from kqueue.contract import Phase as Phase
     from kqueue.contract import Precision as Precision
     from kqueue.contract import Request as Request
@@ -54,6 +53,9 @@ if TYPE_CHECKING:
     from kqueue.errors import UnknownLane as UnknownLane
     from kqueue.errors import UnknownProblem as UnknownProblem
     from kqueue.errors import WaitTimeout as WaitTimeout
+    from kqueue.evidence import Evidence as Evidence
+    from kqueue.evidence import Facts as Facts
+    from kqueue.evidence import Measurement as Measurement
 
 _HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
@@ -63,7 +65,6 @@ _HOMES: Final = {
         "Backend",
         "Deadlines",
         "Limits",
-        "Measurement",
         "Phase",
         "Precision",
         "Request",
@@ -92,6 +93,7 @@ _HOMES: Final = {
         "WaitTimeout",
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
+    "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

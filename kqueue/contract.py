@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Self, cast
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
+from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
 from kqueue.states import Writer
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
@@ -314,57 +315,24 @@ def _complaint(fault: Mapping[str, Any]) -> str:
             )
 
 
-class Measurement(_Model):
-    """A time taken, with what it rests on. All times in milliseconds, the null subtracted."""
-
-    basis: Literal["gpu_clock", "cpu_clock"]
-    """``gpu_clock``: events in the judge's own CUDA context, round work that was enqueued ahead of the go-ahead.
-    ``cpu_clock``: the judge's CPU clock from the go-ahead to the candidate's answer, end to end (launching and
-    waiting included), for a ``forward`` that waits for the GPU, and on CPUs."""
-    count: Annotated[int, Field(ge=1)]
-    """Timed calls, those that were discarded not counted."""
-    discarded: Annotated[int, Field(ge=0)] = 0
-    """Calls that do not count because the device was throttled or disturbed."""
-    precision: float | None = None
-    """Half the width of the median's 95 % confidence interval, as a share of the median."""
-    yardstick_ms: float | None = None
-    """Median time of the judge's own work inside each call (writing inputs, flushing): tells two devices, or a
-    device at two times, apart."""
-    median_ms: float
-    q1_ms: float
-    q3_ms: float
-    mean_ms: float
-    std_ms: float
-    min_ms: float
-    max_ms: float
-    null_ms: float
-    """Median of the same round trip without a forward, subtracted from all the above."""
-    cold_l2: bool
-    clocks: dict[str, float | str | None] = {}
-    """SM and memory clock in MHz and throttle reasons, where the device tells."""
-
-
-class Outcome(_Model):
-    """What one attempt came to, before it is recorded."""
+class _Result(Part):
+    """The fields of an outcome, and what follows from them."""
 
     category: Category
     message: str = ""
     """One line for people: what happened and where."""
     phase: Phase | None = None
-    facts: dict[str, Any] = {}
-    """The structured facts that the category was decided from."""
+    """The phase in which it ended. None for a passed kernel."""
+    facts: Facts = Facts()
+    """The facts from which the category was decided."""
     runtime: Measurement | None = None
+    """Time of the kernel. None unless it passed and was timed."""
     baseline: Measurement | None = None
+    """Time of the eager reference, where it was taken."""
     log: str = ""
     """The last of the candidate's output, sanitised."""
-    evidence: dict[str, Any] = {}
-    """Isolation, durations of the phases and checks."""
-
-    @model_validator(mode="after")
-    def _only_passed_kernels_have_a_time(self) -> Self:
-        if self.runtime is not None and self.category is not Category.PASSED:
-            raise ValueError(f"a runtime belongs to a passed kernel, not to {self.category}")
-        return self
+    evidence: Evidence = Evidence()
+    """What else was observed."""
 
     @property
     def blame(self) -> Blame:
@@ -407,21 +375,6 @@ class Outcome(_Model):
         return self.runtime.basis if self.runtime else None
 
     @property
-    def isolation(self) -> dict[str, Any]:
-        """What the candidate was sealed with, and the level that this makes; empty where none was started."""
-        return self.evidence.get("isolation", {})
-
-    @property
-    def provenance(self) -> dict[str, Any] | None:
-        """Whose code did the work on the GPU; None where it was not looked at."""
-        return self.evidence.get("provenance")
-
-    @property
-    def findings(self) -> list[dict[str, Any]]:
-        """What static rules found in the source: labels with evidence, not proofs."""
-        return self.evidence.get("findings", [])
-
-    @property
     def speedup(self) -> float | None:
         """``baseline / runtime``; None unless passed and both were timed by the same clock, above zero."""
         if self.runtime is None or self.baseline is None or self.runtime.basis != self.baseline.basis:
@@ -431,7 +384,27 @@ class Outcome(_Model):
         return self.baseline.median_ms / self.runtime.median_ms
 
 
-class Verdict(Outcome):
+class Outcome(_Result):
+    """The result of one attempt, as its judge writes it.
+
+    Raises:
+        ValidationError: a field is unknown or has another type, or the outcome lacks what its category needs
+            (:data:`kqueue.evidence.NEEDS`).
+    """
+
+    @model_validator(mode="after")
+    def _has_what_its_category_needs(self) -> Self:
+        if lacking := NEEDS[self.category].missing(message=self.message, phase=self.phase, facts=self.facts):
+            raise ValueError(f"the category {self.category} needs {', '.join(lacking)}")
+        timed = self.runtime is not None or self.baseline is not None
+        if timed and self.category is not Category.PASSED:
+            raise ValueError(f"only a passed kernel has times, not one that ended as {self.category}")
+        if self.category is Category.PASSED and self.evidence.verified_calls is not None and self.runtime is None:
+            raise ValueError("timed calls were verified, so a passed kernel needs runtime")
+        return self
+
+
+class Verdict(_Result):
     """The one final outcome of an evaluation."""
 
     evaluation_id: UUID
@@ -443,10 +416,25 @@ class Verdict(Outcome):
     """Attempts made, 0 where it never started."""
     written_by: Writer
     """The part of the fleet that recorded it."""
-    environment: dict[str, Any] | None = None
-    """GPU, driver, CUDA, torch, triton, host; None where no attempt was made."""
+    environment: Environment | None = None
+    """The device and software of the attempt. None where no attempt was made."""
     submitted_at: datetime
     finished_at: datetime
+
+    @classmethod
+    def load(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the verdict that a database or a server holds. Another version of kqueue may have written it.
+
+        Unknown fields are left out, at every level. An entry of ``facts`` or ``evidence`` that cannot be read is left
+        out too, and so is an ``environment`` that cannot be read.
+
+        Raises:
+            ValidationError: another field is missing or wrong.
+        """
+        try:
+            return cls.model_validate(fields, extra="ignore")
+        except ValidationError as error:
+            return cls.model_validate(_readable(fields, error), extra="ignore")
 
     def summary(self) -> dict[str, Any]:
         """The verdict as a flat JSON-safe record, derived facts included, log and evidence left out."""
@@ -460,3 +448,17 @@ class Verdict(Outcome):
             "speedup": self.speedup,
             "timing_basis": self.timing_basis,
         }
+
+
+def _readable(fields: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """Return ``fields`` without the entries of facts, evidence and environment at which ``error`` points."""
+    kept = dict(fields)
+    for fault in error.errors():
+        match fault["loc"]:
+            case ("environment", *_):
+                kept["environment"] = None
+            case ("facts" | "evidence" as part, str(entry), *_):
+                kept[part] = {name: value for name, value in kept[part].items() if name != entry}
+            case _:
+                pass
+    return kept

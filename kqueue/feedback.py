@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
+from kqueue.evidence import Facts, Finding, json_number
 
 _FENCE: Final = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE
@@ -55,11 +56,11 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
             "This says nothing about the kernel.",
         ]
     elif verdict.passed:
-        lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict.evidence, verdict)]
+        lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
         lines = [*_failure(verdict), *_where(verdict, kernel), *_differences(verdict.facts)]
     if verdict.blame is not Blame.FLEET:
-        lines += [f"Noticed: {finding['meaning']}{_line(finding)}" for finding in verdict.findings]
+        lines += [f"Noticed: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
@@ -89,9 +90,8 @@ def _complaints(message: str) -> list[str]:
 def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
     """The lines of the kernel's own source that the last traceback in the log leads to."""
     frames = list(_FRAME.finditer(verdict.log))
-    stated = verdict.facts.get("line")
-    if verdict.category is Category.SYNTAX_ERROR and isinstance(stated, int):
-        number, function = stated, None
+    if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
+        number, function = verdict.facts.line, None
     elif frames:
         number, function = int(frames[-1].group(1)), frames[-1].group(2)
     else:
@@ -104,17 +104,17 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
         yield f"{'>' if at == number else ' '} {at:4d} | {lines[at - 1]}"
 
 
-def _differences(facts: Mapping[str, Any]) -> Iterator[str]:
-    first = facts.get("first")
-    if not first:
+def _differences(facts: Facts) -> Iterator[str]:
+    if not facts.first:
         return
-    kind = facts.get("kind", "given")
-    on = "on the problem's own inputs" if kind == "given" else f"on {kind} inputs (the problem's shapes, other values)"
-    yield f"Output {facts['output']}, {on}: {facts['wrong']} of {facts['of']} values are wrong. The first:"
-    yield from (f"  index {place['index']}: expected {place['expected']}, got {place['got']}" for place in first)
-    if facts.get("precision_downgrade"):
+    given = facts.kind == "given"
+    on = "on the problem's own inputs" if given else f"on {facts.kind} inputs (the problem's shapes, other values)"
+    yield f"Output {facts.output}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
+    for place in facts.first:
+        yield f"  index {list(place.index)}: expected {json_number(place.expected)}, got {json_number(place.got)}"
+    if facts.precision_downgrade:
         yield "The error is that of a lower precision than the reference's."
-    if facts.get("kernelbench_correct"):
+    if facts.kernelbench_correct:
         yield "torch.allclose on the problem's own inputs would have let it pass."
 
 
@@ -133,14 +133,14 @@ def _times(verdict: Verdict) -> Iterator[str]:
         yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
 
 
-def _limits(evidence: Mapping[str, Any], verdict: Verdict) -> Iterator[str]:
-    floor, runtime = evidence.get("floor"), verdict.runtime_ms
-    if floor and runtime and runtime > 0:
-        moved = floor["bytes_in"] + floor["bytes_out"]
-        share = floor["floor_ms"] / runtime
+def _limits(verdict: Verdict) -> Iterator[str]:
+    evidence, runtime = verdict.evidence, verdict.runtime_ms
+    if evidence.floor is not None and runtime is not None and runtime > 0:
+        floor = evidence.floor
+        share = floor.floor_ms / runtime
         yield (
-            f"Memory: reading the inputs and writing the outputs once ({moved} bytes at {floor['bandwidth_gbs']} GB/s) "
-            f"takes {floor['floor_ms']:.4g} ms, {share:.0%} of the runtime."
+            f"Memory: reading the inputs and writing the outputs once ({floor.bytes_in + floor.bytes_out} bytes at "
+            f"{floor.bandwidth_gbs} GB/s) takes {floor.floor_ms:.4g} ms, {share:.0%} of the runtime."
         )
         yield (
             "What limits it: memory bandwidth; less traffic is not possible without moving fewer bytes."
@@ -148,14 +148,14 @@ def _limits(evidence: Mapping[str, Any], verdict: Verdict) -> Iterator[str]:
             else "What limits it: not the memory that it must touch. Look for passes over intermediate results, "
             "uncoalesced access, arithmetic, and launches."
         )
-    if provenance := verdict.provenance:
-        yield f"Where the GPU's time went: {provenance['why']}."
-    if evidence.get("comparison", {}).get("precision_downgrade"):
+    if evidence.provenance is not None:
+        yield f"Where the GPU's time went: {evidence.provenance.why}."
+    if evidence.comparison is not None and evidence.comparison.precision_downgrade:
         yield "It computes at a lower precision than the reference."
 
 
-def _line(finding: Mapping[str, Any]) -> str:
-    return "" if finding.get("line") is None else f" (line {finding['line']})"
+def _line(finding: Finding) -> str:
+    return "" if finding.line is None else f" (line {finding.line})"
 
 
 def _short(text: str) -> str:

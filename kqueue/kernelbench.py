@@ -17,8 +17,9 @@ from statistics import fmean, geometric_mean
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Comparison, Deadlines, Measurement, Precision, Request, Verdict, parse_request
+from kqueue.contract import Backend, Comparison, Deadlines, Precision, Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
+from kqueue.evidence import Measurement, json_number
 
 #: ``eval_results.json``: a problem's id, and its samples' entries.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -114,7 +115,7 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
         ``runtime_error``, ``correctness_issue`` and their like, ``max_difference``, ``correctness_trials``); and
         for a passed kernel ``speedup``, which is of medians, ``timing_basis`` and ``kernelbench_correct``.
     """
-    hardware = (verdict.environment or {}).get("device")
+    hardware = verdict.environment.device if verdict.environment else None
     # A candidate sees its own GPU alone.
     device = "cpu" if verdict.lane == "cpu" else "cuda:0"
     where = {"hardware": hardware, "device": device}
@@ -127,7 +128,7 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
             "evaluation_id": str(verdict.evaluation_id),
             "message": verdict.message,
             "phase": verdict.phase and str(verdict.phase),
-            "facts": verdict.facts,
+            "facts": verdict.facts.model_dump(mode="json"),
             "lane": verdict.lane,
             "attempts": verdict.attempts,
             **where,
@@ -146,18 +147,19 @@ def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
 
 
 def _of_success(verdict: Verdict) -> dict[str, Any]:
-    checks = verdict.evidence.get("checks", 0)
+    checks, comparison = verdict.evidence.checks or 0, verdict.evidence.comparison
     return {
         "correctness_trials": f"({checks} / {checks})",
         "speedup": verdict.speedup,
         "timing_basis": verdict.timing_basis,
-        "kernelbench_correct": verdict.evidence.get("comparison", {}).get("kernelbench_correct"),
+        "kernelbench_correct": comparison.kernelbench_correct if comparison else None,
     }
 
 
 def _of_failure(verdict: Verdict) -> dict[str, Any]:
     """The keys that scripts for KernelBench look for."""
-    name = verdict.facts.get("exception") or str(verdict.category)
+    facts = verdict.facts
+    name = facts.exception or str(verdict.category)
     if verdict.blame is not Blame.CANDIDATE:
         return {"error": f"{verdict.category}: {verdict.message}", "error_name": name}
     if verdict.compiled is False:
@@ -166,12 +168,11 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
         traceback = {"runtime_error_traceback": verdict.log} if verdict.log else {}
         return {"runtime_error": verdict.message, "runtime_error_name": name, **traceback}
     issue: dict[str, Any] = {"correctness_issue": verdict.message, "correctness_issue_name": name}
-    for key in ("kernelbench_correct", "strict_correct"):
-        if key in verdict.facts:
-            issue[key] = verdict.facts[key]
-    if "max_abs_error" in verdict.facts:
-        # KernelBench lists one a trial; the judge stops at the first that is wrong.
-        issue["max_difference"] = [str(verdict.facts["max_abs_error"])]
+    if facts.strict_correct is not None:
+        issue |= {"kernelbench_correct": facts.kernelbench_correct, "strict_correct": facts.strict_correct}
+    if facts.max_abs_error is not None:
+        # KernelBench lists one difference per trial. The judge stops at the first wrong one.
+        issue["max_difference"] = [str(json_number(facts.max_abs_error))]
     return issue
 
 

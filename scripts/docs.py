@@ -1,6 +1,6 @@
 """`make docs`: write the generated parts of the documents. With `--check` only say which are out of date.
 
-Generated are `docs/categories.md` as a whole, and two tables between comments: the commands in `docs/cli.md` and the
+Generated are `docs/categories.md` and `docs/evidence.md` as a whole, and two tables between comments: the commands in `docs/cli.md` and the
 static rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of date.
 """
 
@@ -65,11 +65,13 @@ def fill(document: str, name: str, table: str) -> str:
 def documents() -> dict[Path, str]:
     """Return every document with a generated part, as it should be."""
     from kqueue import categories
+    from kqueue.cli.categories import page
 
     docs = ROOT / "docs"
     cli, policies = (docs / "cli.md").read_text(), (docs / "policies.md").read_text()
     return {
         docs / "categories.md": categories.markdown(),
+        docs / "evidence.md": page(),
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
         docs / "policies.md": fill(policies, "rules", rule_table()),
     }

@@ -10,6 +10,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import pytest
@@ -17,8 +18,11 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
+from kqueue.categories import Category
 from kqueue.config import Config, load
+from kqueue.contract import Outcome, Phase
 from kqueue.errors import LocalFleetError
+from kqueue.evidence import NEEDS
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.store import schema, workers
@@ -144,6 +148,36 @@ def redis_url(valkey: Valkey) -> str:
 def config(database_url: str, redis_url: str, tmp_path: Path) -> Config:
     """Settings of a fleet on a fresh database and an empty Redis."""
     return load(database_url=database_url, redis_url=redis_url, home=tmp_path / "home", scratch=tmp_path / "scratch")
+
+
+#: A value for each fact that some category needs.
+_FACTS: Final[dict[str, Any]] = {
+    "exception": "builtins.RuntimeError",
+    "cuda_code": 700,
+    "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}],
+    "reason": "deadline",
+    "signal": "SIGSEGV",
+    "structure": "[T]",
+    "input": 0,
+    "output": 0,
+    "kind": "given",
+    "wrong": 1,
+    "of": 4,
+    "first": [{"index": [0], "expected": 1.0, "got": 2.0}],
+    "hack": "decoy",
+    "clocks": {"sm_mhz": 210.0},
+}
+
+
+def ended(category: Category, **fields: Any) -> Outcome:
+    """Make an outcome of this category with the least that it needs; ``fields`` replace it."""
+    needs = NEEDS[category]
+    least: dict[str, Any] = {"facts": {name: _FACTS[name] for name in (*needs.facts, *needs.one_of[:1])}}
+    if needs.message:
+        least["message"] = f"ended as {category}"
+    if needs.phase:
+        least["phase"] = Phase.CHECK
+    return Outcome(category=category, **least | fields)
 
 
 def request_fields(number: int = 0, **changes: object) -> dict[str, object]:

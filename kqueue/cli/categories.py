@@ -1,15 +1,64 @@
-"""`kqueue categories`: the table of categories."""
+"""`kqueue categories` and `kqueue evidence`: the vocabulary of verdicts."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
+
+from kqueue.categories import Category
+
+if TYPE_CHECKING:
+    from kqueue.evidence import Needs, Part
+
+_NAMES: Final[dict[Any, str]] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    datetime: "time",
+    Category: "category",
+}
+_INTRODUCTION: Final = """\
+# Evidence
+
+Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`; a test keeps them equal.
+
+A verdict has `facts`, from which its category was decided, and `evidence`, which tells what else was observed. Both are
+immutable objects with the attributes below. An attribute is `None` where nothing is known.
+
+```python
+if verdict.category == "crashed":
+    print(verdict.facts.signal, verdict.facts.exit_status)
+if verdict.evidence.provenance is not None and verdict.evidence.provenance.decoy:
+    print(verdict.evidence.provenance.why)
+```
+
+The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --json`. There a field of `facts`,
+`evidence` or clocks that has no value is absent; in the other objects it is null. NaN and the infinities are the texts
+`NaN`, `Infinity` and `-Infinity`.
+
+A judge cannot write an unknown field. A verdict that another version of kqueue wrote is read all the same: fields that
+this version does not know, and entries that it cannot read, are left out. The database keeps them.
+
+## What each category tells
+
+An outcome that lacks one of these is refused. Only `passed` has `runtime` and `baseline`. With
+`evidence.verified_calls` it was timed, and always has `runtime`.
+
+| category | always has |
+|---|---|"""
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
     app.command()(categories)
+    app.command()(evidence)
 
 
 def categories(
@@ -36,3 +85,97 @@ def categories(
             for row in table.CATEGORIES.values()
         ),
     )
+
+
+def evidence(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/evidence.md.")] = False,
+) -> None:
+    """Print the fields of a verdict's facts and evidence."""
+    from kqueue.evidence import Evidence, Facts
+
+    if markdown:
+        typer.echo(page(), nl=False)
+        return
+    from kqueue.cli.render import print_table
+
+    for model in (Facts, Evidence):
+        print_table(("field", "type", "meaning"), _fields(model), title=model.__name__.lower())
+
+
+def page() -> str:
+    """Return ``docs/evidence.md``."""
+    return "".join(f"{line}\n" for line in _lines())
+
+
+def _lines() -> Iterator[str]:
+    from kqueue.evidence import NEEDS, Evidence, Facts
+
+    yield _INTRODUCTION
+    yield from (f"| `{category}` | {_needed(needs)} |" for category, needs in NEEDS.items())
+    models = dict.fromkeys([Facts, Evidence, *_parts(Facts), *_parts(Evidence)])
+    for model in models:
+        yield f"\n## {model.__name__}\n"
+        yield _markdown(model.__doc__ or "")
+        yield "\n| field | type | meaning |\n|---|---|---|"
+        yield from (f"| `{name}` | {kind} | {_markdown(meaning)} |" for name, kind, meaning in _fields(model))
+
+
+def _needed(needs: Needs) -> str:
+    names = ["message"] * needs.message + ["phase"] * needs.phase + [f"facts.{name}" for name in needs.facts]
+    listed = [f"`{name}`" for name in names]
+    if needs.one_of:
+        listed.append(" or ".join(f"`facts.{name}`" for name in needs.one_of))
+    return ", ".join(listed)
+
+
+def _fields(model: type[Part]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and meaning of each field."""
+    for name, field in model.model_fields.items():
+        yield name, _kind(field.annotation), " ".join((field.description or "").split())
+
+
+def _kind(annotation: Any) -> str:
+    """Return the name of a field's type as JSON has it. ``None`` goes without saying."""
+    arguments = [argument for argument in get_args(annotation) if argument is not NoneType]
+    match get_origin(annotation):
+        case None:
+            return _NAMES.get(annotation) or _named(annotation)
+        case origin if origin is tuple:
+            return f"list of {_kind(arguments[0])}"
+        case origin if origin is dict:
+            return f"{_kind(arguments[1])} by name"
+        case origin if origin is Literal:
+            return " or ".join(str(value).lower() for value in arguments)
+        case origin if origin is Annotated:
+            return _kind(arguments[0])
+        case _:
+            return " or ".join(map(_kind, arguments))
+
+
+def _named(annotation: Any) -> str:
+    return " or ".join(annotation) if issubclass(annotation, StrEnum) else annotation.__name__
+
+
+def _parts(model: type[Part]) -> Iterator[type[Part]]:
+    """Yield the models of a model's fields, and theirs."""
+    from kqueue.evidence import Part
+
+    for field in model.model_fields.values():
+        for part in _leaves(field.annotation):
+            if isinstance(part, type) and issubclass(part, Part):
+                yield part
+                yield from _parts(part)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _leaves(argument)
+
+
+def _markdown(text: str) -> str:
+    """Return a docstring's text for a cell of a table: roles and double backquotes become code."""
+    text = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
+    return text.replace("|", "\\|")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from kqueue.evidence import Finding, Provenance
+
 #: Controls, formatting (which turns text around), surrogates, private and unassigned, other line ends.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
@@ -111,29 +113,25 @@ def moment(value: datetime | None) -> str:
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def provenance(record: Mapping[str, Any] | None) -> str:
-    """Whose code did the work, in one line; empty where it was not looked at."""
-    if record is None:
+def provenance(found: Provenance | None) -> str:
+    """Return in one line whose code did the work on the GPU; empty where that is unknown."""
+    if found is None:
         return ""
-    return (
-        ("decoy: " if record["decoy"] else "")
-        + record["why"]
-        + _some(record["own"], "own")
-        + _some([library["name"] for library in record["library"]], "library")
-    )
+    libraries = [kernel.name for kernel in found.library]
+    return ("decoy: " if found.decoy else "") + found.why + _some(found.own, "own") + _some(libraries, "library")
 
 
 def _some(names: Sequence[str], what: str) -> str:
-    """The first three of some kernels' names, shortened: whole ones are in the JSON."""
+    """Return the first three names of kernels, shortened. The JSON form has all of them whole."""
     if not names:
         return ""
     short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
     return f"; {what}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def finding(record: Mapping[str, Any]) -> str:
-    """What a static rule found, in one line: how severe, which rule of whom, where, and the evidence or its meaning."""
-    place = "" if record["line"] is None else f", line {record['line']}"
-    whose = "" if record["by"] == "kqueue" else f" ({record['by']})"
-    evidence = f": {record['evidence']}" if record["evidence"] else ""
-    return one_line(f"{record['severity']}: {record['rule']}{whose}{place}: {record['meaning']}{evidence}")
+def finding(found: Finding) -> str:
+    """Return a finding in one line: severity, rule, author of the rule, place, meaning and matched text."""
+    place = "" if found.line is None else f", line {found.line}"
+    whose = "" if found.by == "kqueue" else f" ({found.by})"
+    matched = f": {found.evidence}" if found.evidence else ""
+    return one_line(f"{found.severity}: {found.rule}{whose}{place}: {found.meaning}{matched}")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
     from sqlalchemy import Engine
 
-    from kqueue.contract import Measurement, Verdict
+    from kqueue.contract import Verdict
+    from kqueue.evidence import Measurement
     from kqueue.store.reports import Detail, Listed
 
 _WHERE: Final = ("category", "blame", "backend", "problem", "batch")
@@ -269,16 +270,19 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
             ("runtime", _measurement(verdict.runtime)),
             ("baseline", _measurement(verdict.baseline)),
             ("speedup", ratio(verdict.speedup)),
-            ("provenance", provenance(verdict.provenance)),
+            ("provenance", provenance(verdict.evidence.provenance)),
             ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
-            *((f"  {name}", value and _value(value)) for name, value in (verdict.environment or {}).items()),
+            *(
+                (f"  {name}", value and _value(value))
+                for name, value in (verdict.environment.model_dump() if verdict.environment else {}).items()
+            ),
         )
     )
-    # Where they end the evaluation they are its facts.
-    if found := verdict.findings or verdict.facts.get("findings", []):
+    # Findings that ended the evaluation are among its facts.
+    if found := verdict.evidence.findings or verdict.facts.findings:
         _print_block("findings", "\n".join(map(finding, found)))
-    for title, facts in (("facts", verdict.facts), ("evidence", verdict.evidence)):
-        told = {name: value for name, value in facts.items() if name not in ("findings", "provenance")}
+    for title, part in (("facts", verdict.facts), ("evidence", verdict.evidence)):
+        told = part.model_dump(mode="json", exclude={"findings", "provenance"})
         if told:
             _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in told.items()))
     lines = verdict.log.splitlines()

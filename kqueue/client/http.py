@@ -87,7 +87,7 @@ class HttpTransport(Transport):
         answer = self._ask("POST", "/v1/evaluations/wait", body=body)
         if answer["unknown"]:
             raise UnknownEvaluation(evaluation_id)
-        return wire.load_verdict(answer["verdicts"][0]) if answer["verdicts"] else None
+        return Verdict.load(answer["verdicts"][0]) if answer["verdicts"] else None
 
     def cancel(self, evaluation_id: UUID) -> bool:
         return self._ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")["cancelled"]

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Final
 from uuid import UUID
 
-from kqueue.client import wire
 from kqueue.client.server import Server
 from kqueue.contract import Verdict
 from kqueue.errors import KqueueError, ServerUnavailable, UnknownEvaluation
@@ -81,7 +80,7 @@ class Polling:
         try:
             answer = await self._server.ask("POST", "/v1/evaluations/wait", body=body, patient=True)
             for fields in answer["verdicts"]:
-                verdict = wire.load_verdict(fields)
+                verdict = Verdict.load(fields)
                 self._settle(verdict.evaluation_id, verdict)
             for unknown in answer["unknown"]:
                 self._settle(UUID(unknown), UnknownEvaluation(unknown))

@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from kqueue.client.transport import Accepted
-from kqueue.contract import Request, Verdict
+from kqueue.contract import Request
 from kqueue.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -93,11 +93,6 @@ def load_result(request: Request, result: Mapping[str, Any]) -> Accepted | Inval
     if not isinstance(error, InvalidRequest):
         raise error
     return error
-
-
-def load_verdict(fields: Mapping[str, Any]) -> Verdict:
-    """Return a verdict, without the derived facts beside it and without what a newer server may add."""
-    return Verdict.model_validate({name: fields[name] for name in Verdict.model_fields if name in fields})
 
 
 def load_error(problem: Mapping[str, Any]) -> KqueueError:

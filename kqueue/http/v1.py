@@ -385,7 +385,7 @@ def _files(detail: reports.Detail) -> dict[str, bytes]:
     files = {ArtifactName.PROBLEM: detail.problem.encode(), ArtifactName.KERNEL: detail.kernel.encode()}
     if detail.verdict is not None:
         files[ArtifactName.VERDICT] = shapes.VerdictShape.of(detail.verdict).model_dump_json(indent=2).encode()
-        files[ArtifactName.EVIDENCE] = json.dumps(detail.verdict.evidence, indent=2).encode()
+        files[ArtifactName.EVIDENCE] = detail.verdict.evidence.model_dump_json(indent=2).encode()
     return {name.value: content for name, content in files.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Engine, select
 from sqlalchemy.dialects.postgresql import insert
 
-from kqueue.contract import Measurement
+from kqueue.evidence import Measurement
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Baseline

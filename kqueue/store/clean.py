@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
+
+from kqueue.evidence import json_number
 
 #: Text in Postgres holds neither NUL nor half a surrogate pair.
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
@@ -31,9 +32,7 @@ def json(value: Any) -> Any:
         case int():
             return int(value) if value.bit_length() <= 64 else hex(value)
         case float():
-            if math.isfinite(value):
-                return float(value)
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            return json_number(value)
         case Mapping():
             return {text(str(key)): json(item) for key, item in value.items()}
         case list() | tuple() | AbstractSet():

@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Request, Settings
+from kqueue.contract import Request, Settings
 from kqueue.store import evaluations
 from tests.chaos.monkey import Event
 from tests.chaos.reconcile import Reconciliation, reconcile
 from tests.chaos.watch import Life
+from tests.conftest import ended
 
 EXPECTED = {"good": Category.PASSED, "bad": Category.CRASHED}
 #: The pid of the worker that the fixture `worker_id` registers.
@@ -33,7 +34,7 @@ def _judged(engine: Engine, worker: UUID, name: str, category: Category) -> UUID
     identity = _submitted(engine, name)
     claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=60)
     assert claim is not None
-    evaluations.finish(engine, identity, 1, Outcome(category=category), written_by="judge", retry_delay_s=0)
+    evaluations.finish(engine, identity, 1, ended(category), written_by="judge", retry_delay_s=0)
     return identity
 
 

@@ -16,7 +16,8 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Measurement, Outcome
+from kqueue.contract import Outcome
+from kqueue.evidence import Measurement
 from kqueue.store import evaluations, workers
 
 PROBLEM = "class Model: ...\n"

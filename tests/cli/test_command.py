@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kqueue import categories, errors
+from kqueue import categories, errors, evidence
 from kqueue.cli import STATUSES, exit_status
 from kqueue.cli.render import clean, one_line
 
@@ -22,6 +22,20 @@ def test_the_document_of_categories_is_the_table() -> None:
     done = Cli(ROOT)("categories", "--markdown")
     assert done.returncode == 0
     assert done.stdout == (ROOT / "docs" / "categories.md").read_text()
+
+
+def test_the_document_of_evidence_is_the_models() -> None:
+    """docs/evidence.md is what `kqueue evidence --markdown` prints."""
+    done = Cli(ROOT)("evidence", "--markdown")
+    assert done.returncode == 0
+    assert done.stdout == (ROOT / "docs" / "evidence.md").read_text()
+
+
+def test_every_fact_and_part_of_the_evidence_is_listed() -> None:
+    """`kqueue evidence` has a line for each field of both."""
+    shown = [line.split() for line in Cli(ROOT)("evidence").stdout.splitlines()]
+    first = {words[0] for words in shown if words}
+    assert evidence.Facts.model_fields.keys() | evidence.Evidence.model_fields.keys() <= first
 
 
 def test_every_category_is_listed() -> None:

@@ -11,7 +11,9 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
+from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
+from tests.conftest import ended
 
 from .conftest import KERNEL, PROBLEM, Cli, Judgement, judge, passed
 
@@ -41,9 +43,9 @@ def hostile(_: str) -> Outcome:
         category=Category.CRASHED,
         message=HOSTILE,
         phase=Phase.CHECK,
-        facts={"signal": "SIGSEGV", "last": HOSTILE},
+        facts=Facts(signal="SIGSEGV", exception=HOSTILE),
         log=log,
-        evidence={"isolation": {"uid": 61000}},
+        evidence=Evidence(peak_bytes=61000),
     )
 
 
@@ -123,7 +125,7 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
         "basis": "the candidate's own profile",
     }
     (identity,) = submit(engine, "a")
-    told = passed().model_copy(update={"evidence": {"findings": [found, opinion], "provenance": origin, "uid": 7}})
+    told = passed().model_copy(update={"evidence": {"findings": [found, opinion], "provenance": origin, "checks": 7}})
     judge(engine, worker, lambda _: told)
     lines = cli("show", str(identity)).stdout.splitlines()
     assert "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick" in lines
@@ -133,7 +135,7 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     assert "; own: add_kernel; library: nvjet_0" in line
     assert line.endswith("and 2 more")
     assert len(line) < 400
-    assert "uid: 7" in lines
+    assert "checks: 7" in lines
     assert not any(line.startswith(("findings:", "provenance:")) for line in lines)
     record = json.loads(cli("show", str(identity), "--json").stdout)
     assert record["verdict"]["evidence"]["provenance"] == origin
@@ -142,11 +144,8 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
 
 def test_findings_that_ended_the_evaluation_are_shown(cli: Cli, engine: Engine, worker: UUID) -> None:
     """Where a policy rejects a source, the findings are its facts."""
-    facts = {
-        "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}]
-    }
     (identity,) = submit(engine, "a")
-    judge(engine, worker, lambda _: Outcome(category=Category.REJECTED_BY_POLICY, facts=facts, phase=Phase.PREPARE))
+    judge(engine, worker, lambda _: ended(Category.REJECTED_BY_POLICY))
     lines = cli("show", str(identity)).stdout.splitlines()
     assert "cheat: r, line 1: m: e" in lines
     assert "--- facts" not in lines

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.contract import MAX_SOURCE_BYTES, Outcome
+from kqueue.contract import MAX_SOURCE_BYTES
+from tests.conftest import ended
 
 from .conftest import KERNEL, PROBLEM, Cli, Judgement, passed
 
@@ -192,7 +193,7 @@ def test_waiting_tells_whether_all_passed(
 ) -> None:
     """With --wait the status is 0 only if every kernel passed, and lines keep the input's order."""
     cli.write("wrong.py", KERNEL + "# wrong\n")
-    wrong = Outcome(category=Category.WRONG_VALUES, message="off by \x1b[31mone")
+    wrong = ended(Category.WRONG_VALUES, message="off by \x1b[31mone")
     judging(lambda label: passed() if label == "mine" else wrong)
     command = ("submit", "--problem", "relu.py", "--backend", "torch", "--wait", "--timeout", "60")
     right = cli(*command, "mine.py")

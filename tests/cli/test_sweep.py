@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Outcome
+from tests.conftest import ended
 
 from .conftest import Cli, Judgement, judge, passed
 
@@ -68,7 +68,7 @@ class TestSweep:
     def test_old_evaluations_go_as_the_settings_say(self, cli: Cli, engine: Engine, worker: UUID) -> None:
         """`--prune` does all of it at once."""
         ids = submitted(cli, "a", "b", "c")
-        judge(engine, worker, lambda _: Outcome(category=Category.CRASHED, log="gone\n"))
+        judge(engine, worker, lambda _: ended(Category.CRASHED, log="gone\n"))
         change(engine, f"UPDATE verdicts SET finished_at = now() - interval '8 days' WHERE evaluation_id = '{ids[0]}'")
         change(engine, f"UPDATE verdicts SET finished_at = now() - interval '2 days' WHERE evaluation_id = '{ids[1]}'")
         done = cli("sweep", "--prune", KQUEUE_RETENTION_DAYS="7", KQUEUE_LOG_RETENTION_DAYS="1")
@@ -91,7 +91,7 @@ class TestWait:
     def test_a_batch_is_found_by_its_name(self, cli: Cli, worker: UUID, judging: Callable[[Judgement], None]) -> None:
         """By somebody who knows no id, in the order of submission."""
         ids = submitted(cli, "a", "b", "c")
-        judging(lambda kernel: passed() if kernel != "b" else Outcome(category=Category.CRASHED))
+        judging(lambda kernel: passed() if kernel != "b" else ended(Category.CRASHED))
         done = cli("wait", "--batch", "night", "--json")
         assert done.returncode == 1
         records: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]

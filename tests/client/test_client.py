@@ -42,9 +42,9 @@ from kqueue import (
     broker,
 )
 from kqueue.config import Config
-from kqueue.contract import Outcome
 from kqueue.local.valkey import Valkey
 from kqueue.store import evaluations, schema, workers
+from tests.conftest import ended
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
     def one(identity: UUID, category: Category = Category.PASSED) -> None:
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
         assert claimed is not None
-        outcome = Outcome(category=category, log=claimed.request.kernel)
+        outcome = ended(category, log=claimed.request.kernel)
         evaluations.finish(engine, identity, claimed.number, outcome, written_by="judge", retry_delay_s=0)
 
     return one

@@ -23,12 +23,19 @@ import workers.messages
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
+from kqueue.evidence import Facts, WrongPlace
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
+WRONG = Outcome(
+    category=Category.WRONG_VALUES,
+    message="off by one",
+    phase=Phase.CHECK,
+    facts=Facts(output=0, kind="given", wrong=1, of=1, first=(WrongPlace(index=(0,), expected=1, got=2),)),
+)
 
 
 def sleep_holding_the_gil(seconds: float) -> None:
@@ -96,7 +103,7 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
         case "ok":
             return PASSED
         case "wrong":
-            return Outcome(category=Category.WRONG_VALUES, message="off by one")
+            return WRONG
         case "sleep":
             time.sleep(float(arguments[0]))
             return PASSED

@@ -43,7 +43,7 @@ def test_a_death_is_recorded_once_with_its_facts(
     evaluation = services.submit(kernel, time_limit=limit)
     verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1)
-    assert facts.items() <= verdict.facts.items()
+    assert facts.items() <= verdict.facts.model_dump().items()
     # Stock Celery sees a death up to 5 s late, and a child that closes its descriptors never.
     assert time.monotonic() - begun < 4
     Whole(services)(evaluation, category=category, attempts=1)
@@ -72,8 +72,8 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
     """An evaluation whose judge was killed is judged anew, the third time alone; then it is suspected, and over."""
     evaluation = services.submit("signal SIGKILL", attempts=10)
     verdict = services.verdict(evaluation, 60)
-    assert (verdict.category, verdict.attempts, verdict.facts["suspected"]) == ("worker_lost", 3, True)
-    assert [told["category"] for told in verdict.evidence["attempts"]] == ["worker_lost"] * 2
+    assert (verdict.category, verdict.attempts, verdict.facts.suspected) == ("worker_lost", 3, True)
+    assert [told.category for told in verdict.evidence.attempts] == ["worker_lost"] * 2
     assert services.verdict(services.submit("ok")).passed
 
 
@@ -85,7 +85,7 @@ def test_a_suspect_is_judged_while_nobody_else_is(
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
     verdict = services.verdict(suspect, 60)
-    assert (verdict.category, verdict.attempts, verdict.evidence["alone"]) == ("passed", 3, True)
+    assert (verdict.category, verdict.attempts, verdict.evidence.alone) == ("passed", 3, True)
     others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(2)]
     assert all(services.verdict(other, 60).passed for other in others)
     mine.stop()

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Request
+from kqueue.contract import Request
 from kqueue.errors import InvalidRequest
 from kqueue.store import evaluations, gpus, workers
+from tests.conftest import ended
 
 GPU = "GPU-11111111-aaaa"
 
@@ -135,7 +136,7 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
             engine,
             submitted.evaluation_id,
             claim.number,
-            Outcome(category=category, message="the canary answered 7"),
+            ended(category, message="the canary answered 7"),
             written_by="judge",
             retry_delay_s=0,
         )

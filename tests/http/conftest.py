@@ -16,7 +16,8 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Measurement, Outcome
+from kqueue.contract import Outcome
+from kqueue.evidence import Evidence, Measurement
 from kqueue.http.app import create_app
 from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import evaluations, tokens
@@ -125,7 +126,7 @@ def passed() -> Outcome:
         runtime=measured(0.5),
         baseline=measured(1.0),
         log="hello\n",
-        evidence={"phases": {"check": 0.1}},
+        evidence=Evidence(durations_s={"check": 0.1}),
     )
 
 

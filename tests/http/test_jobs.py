@@ -16,7 +16,8 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import MAX_SOURCE_BYTES, Outcome
+from kqueue.contract import MAX_SOURCE_BYTES
+from tests.conftest import ended
 from tests.http.conftest import until, worker_that_passes_all
 from tests.http.serving import Served, patient
 from tests.http.test_v1 import problem_of
@@ -74,7 +75,7 @@ def test_a_job_from_beginning_to_end(http: httpx.Client, judge: Callable[..., No
 def test_how_a_job_ends(http: httpx.Client, judge: Callable[..., None], category: Category, told: str) -> None:
     """What the kernel or the problem did is a result; what says nothing of them is an error, and none."""
     job_id = http.post("/evaluate", json=job_body()).json()["job_id"]
-    judge(job_id, Outcome(category=category, message="so it went"))
+    judge(job_id, ended(category, message="so it went"))
     job = http.get(f"/job/{job_id}").json()
     assert job["status"] == told
     if told == "completed":

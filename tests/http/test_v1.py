@@ -18,8 +18,8 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Outcome
 from kqueue.http import events as streams
+from tests.conftest import ended
 from tests.fleet.conftest import until
 
 #: A request's wrong fields, and the one that is named.
@@ -294,7 +294,7 @@ class TestReports:
             for i, label in enumerate(labels)
         ]
         judge(ids[0])
-        judge(ids[1], Outcome(category=Category.WRONG_VALUES, message="off"))
+        judge(ids[1], ended(Category.WRONG_VALUES, message="off"))
         return ids
 
     def test_filters(self, http: httpx.Client, three: list[str]) -> None:
@@ -341,7 +341,7 @@ class TestReports:
             assert answer.headers["content-disposition"].startswith("attachment")
         assert http.get(listed[1]["href"]).text == fields(0)["kernel"]
         assert http.get(listed[2]["href"]).json() == http.get(f"/v1/evaluations/{good}").json()["verdict"]
-        assert http.get(listed[3]["href"]).json() == {"phases": {"check": 0.1}}
+        assert http.get(listed[3]["href"]).json() == {"durations_s": {"check": 0.1}}
         assert len(http.get(f"/v1/evaluations/{late}/artifacts").json()["artifacts"]) == 2
         problem_of(http.get(f"/v1/evaluations/{late}/artifacts/verdict.json"), 404, "not_finished")
         problem_of(http.get(f"/v1/evaluations/{good}/artifacts/passwd"), 422, "invalid_request")

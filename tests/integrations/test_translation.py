@@ -11,6 +11,7 @@ import pytest
 
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
+from kqueue.evidence import Environment, ErrorFigures, Evidence
 from kqueue.feedback import describe, instruction, kernel_in
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import scorer
@@ -36,6 +37,17 @@ def measurement(median_ms: float, basis: str = "gpu_clock") -> Measurement:
     )
 
 
+CLOSE = ErrorFigures(
+    max_abs_error=1e-6,
+    max_rel_error=1e-5,
+    relative_norm=1e-6,
+    error_ratio=None,
+    precision_downgrade=False,
+    strict_correct=True,
+    kernelbench_correct=True,
+)
+
+
 def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
     """A verdict of the lane gpu.h200."""
     made: dict[str, Any] = {
@@ -44,7 +56,7 @@ def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
         "lane": "gpu.h200",
         "attempts": 1,
         "written_by": "judge",
-        "environment": {"device": "NVIDIA H200"},
+        "environment": Environment(device="NVIDIA H200", torch="2.11", python="3.12", host="here"),
         "submitted_at": datetime.now(UTC),
         "finished_at": datetime.now(UTC),
         "message": "what happened",
@@ -119,7 +131,7 @@ def test_a_right_kernels_result() -> None:
     right = verdict(
         runtime=measurement(2.0),
         baseline=measurement(3.0),
-        evidence={"checks": 7, "comparison": {"kernelbench_correct": True}},
+        evidence=Evidence(checks=7, comparison=CLOSE),
     )
     result = result_of(right)
     json.dumps(result, allow_nan=False)
@@ -138,6 +150,7 @@ def test_a_right_kernels_result() -> None:
     metadata = result["metadata"]
     assert (metadata["category"], metadata["blame"]) == ("passed", "none")
     assert (metadata["speedup"], metadata["correctness_trials"]) == (1.5, "(7 / 7)")
+    assert metadata["kernelbench_correct"] is True
     assert metadata["evaluation_id"] == str(right.evaluation_id)
     assert row_of(right, 3) == {"sample_id": 3, **result}
 
@@ -334,7 +347,13 @@ def test_words_for_a_syntax_error() -> None:
 def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     """Its time beside the reference's, how much of it memory explains, and whose code ran."""
     floor = {"bytes_in": 1000, "bytes_out": 500, "bandwidth_gbs": 4000.0, "floor_ms": floor_ms, "floor_out_ms": 0.0}
-    evidence = {"floor": floor, "provenance": {"why": "kernels of its own source 98%"}}
+    own = {"own_share": 1.0, "own": ["add"], "library": [], "unclear_share": 0.0, "unclear": [], "copies_share": 0.0}
+    why = {"decoy": False, "why": "kernels of its own source 98%", "basis": "its profile"}
+    evidence = {
+        "floor": floor,
+        "provenance": own | why,
+        "comparison": CLOSE.model_copy(update={"precision_downgrade": True}),
+    }
     text = describe(verdict(runtime=measurement(2.0), baseline=measurement(3.0), evidence=evidence), KERNEL)
     assert "CORRECT" in text
     assert "Runtime: 2 ms (median of 17 calls" in text
@@ -342,6 +361,7 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     assert f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime" in text
     assert f"What limits it: {limit}" in text
     assert "kernels of its own source 98%" in text
+    assert "It computes at a lower precision than the reference." in text
 
 
 def test_words_where_nothing_is_known() -> None:

@@ -87,8 +87,9 @@ def _run(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merg
     tickets = kq.submit_batch([program.request(lane) for program in chosen])
     for i, (program, ticket) in enumerate(zip(chosen, tickets, strict=True)):
         verdict = verdicts[program.name] = ticket.wait(timeout=PATIENCE_S)
-        record["environment"] = record["environment"] or verdict.environment
-        record["isolation"] = record["isolation"] or verdict.isolation
+        record["environment"] = record["environment"] or (verdict.environment and verdict.environment.model_dump())
+        isolation = verdict.evidence.isolation
+        record["isolation"] = record["isolation"] or (isolation.model_dump() if isolation else {})
         if i % 20 == 19:  # a run that is broken off has not been for nothing
             print(f"{i + 1} of {len(chosen)} after {time.monotonic() - begun:.0f} s", flush=True)
             _judge_all(record, lane, chosen, verdicts, {}, out)
@@ -137,7 +138,8 @@ def _judge_all(
 
 
 def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
-    share = (verdict.provenance or {}).get("own_share")
+    provenance, isolation = verdict.evidence.provenance, verdict.evidence.isolation
+    share = provenance and provenance.own_share
     return {
         "category": str(verdict.category),
         "expected": sorted(program.expected),
@@ -146,9 +148,9 @@ def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
         "runtime": _runtime(verdict),
         "baseline_ms": verdict.baseline_ms,
         "attempts": verdict.attempts,
-        "findings": sorted({str(finding.get("rule")) for finding in verdict.findings}),
+        "findings": sorted({finding.rule for finding in verdict.evidence.findings or ()}),
         "own_share": share,
-        "isolation": verdict.isolation.get("level"),
+        "isolation": isolation and isolation.level,
         "log": verdict.log[-600:] if judge(program, Facts.of(verdict), verdict.lane) is not Judgement.OK else "",
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ def test_a_program_ends_as_expected(rig: Rig, entry: Program) -> None:
     outcome = rig.judge(entry.request("cpu"))
     assert not isinstance(outcome, tuple), f"the judge died: {outcome}"
     found = judge(entry, Facts.of(outcome), "cpu")
-    assert found.good, f"{found}: {outcome.category}: {outcome.message}\n{json.dumps(outcome.facts)}\n{outcome.log}"
+    assert found.good, f"{found}: {outcome.category}: {outcome.message}\n{outcome.facts}\n{outcome.log}"
 
 
 def test_the_kernels_hide_nothing_from_the_reader() -> None:

@@ -183,7 +183,7 @@ def _judge_for_real(house: House, client: Client, said: Said) -> Any:
         ticket = client.submit(problem=PROBLEM, kernel=LOOKING, backend="torch", lane="cpu")
         verdict = ticket.wait(160)
         assert verdict.category == "runtime_error", verdict
-        said.add("what a candidate saw", verdict.log + verdict.message + json.dumps(verdict.facts))
+        said.add("what a candidate saw", verdict.log + verdict.message + verdict.facts.model_dump_json())
     return ticket.evaluation_id
 
 

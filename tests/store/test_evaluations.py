@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Measurement, Outcome, Request
+from kqueue.contract import Outcome, Request
 from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, SchemaMismatch, UnknownEvaluation, UnknownProblem
+from kqueue.evidence import Evidence, Facts, Measurement
 from kqueue.store import baselines, clean, evaluations, workers
 from kqueue.store.engine import connect
 from kqueue.store.evaluations import Claim, Recorded
+from tests.conftest import ended
 
 PASSED = Outcome(category=Category.PASSED, message="fine")
 LOST = Outcome(category=Category.JUDGE_ERROR, message="the judge failed")
@@ -344,14 +346,14 @@ class TestSuspicion:
         assert finish(engine, claimed, outcome, by=by) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
-        assert (verdict.category, verdict.attempts, verdict.facts["suspected"]) == (outcome.category, 3, True)
+        assert (verdict.category, verdict.attempts, verdict.facts.suspected) == (outcome.category, 3, True)
         assert verdict.message.startswith(outcome.message)
         assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
         assert [
-            (told["number"], told["worker"], told["device"], told["category"], told["message"])
-            for told in verdict.evidence["attempts"]
+            (told.number, told.worker, told.device, told.category, told.message)
+            for told in verdict.evidence.attempts or ()
         ] == [(number, "cpu-0@here", "cpu", outcome.category, outcome.message) for number in (1, 2)]
-        assert all(told["seconds"] >= 0 for told in verdict.evidence["attempts"])
+        assert all(told.seconds >= 0 for told in verdict.evidence.attempts or ())
 
     def test_whoever_survives_alone_gets_its_own_verdict(self, engine: Engine, submit, claim) -> None:
         """A kernel that was in bad company is judged like any other, and its history is told."""
@@ -364,8 +366,8 @@ class TestSuspicion:
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
         assert verdict.passed
-        assert [told["category"] for told in verdict.evidence["attempts"]] == [Category.GPU_UNHEALTHY] * 2
-        assert "suspected" not in verdict.facts
+        assert [told.category for told in verdict.evidence.attempts or ()] == [Category.GPU_UNHEALTHY] * 2
+        assert verdict.facts.suspected is None
 
     def test_the_judges_own_failures_are_no_suspicion(self, engine: Engine, submit, claim) -> None:
         """A judge that told of its failure lived; the message counts the tries."""
@@ -376,7 +378,7 @@ class TestSuspicion:
             finish(engine, claimed, LOST)
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
-        assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", {})
+        assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", Facts())
 
     def test_what_was_handed_back_is_no_suspicion(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """However often; and who is alone stays alone after it."""
@@ -393,7 +395,7 @@ class TestSuspicion:
         assert finish(engine, claimed, self.UNHEALTHY) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
         assert verdict is not None
-        handed_back = [told.get("handed_back", False) for told in verdict.evidence["attempts"]]
+        handed_back = [told.handed_back for told in verdict.evidence.attempts or ()]
         assert handed_back == [True] * 3 + [False] * 2 + [True]
 
     def test_fewer_tries_end_sooner(self, engine: Engine, submit, claim) -> None:
@@ -417,25 +419,41 @@ class TestFinish:
             category=Category.PASSED,
             message="fine",
             phase="time",
-            facts={"errors": [0.0]},
+            facts=Facts(median_ms=2.0),
             runtime=measured(2.0),
             baseline=measured(5.0),
             log="hello",
-            evidence={"isolation": "process"},
+            evidence=Evidence(checks=5, durations_s={"check": 0.1}),
         )
         assert finish(engine, claimed, outcome) is Recorded.FINAL
         verdict = evaluations.verdict(engine, claimed.evaluation_id)
         assert verdict is not None
         assert Outcome(**{name: getattr(verdict, name) for name in Outcome.model_fields}) == outcome
         assert (verdict.speedup, verdict.attempts, verdict.written_by) == (2.5, 1, "judge")
-        assert (verdict.environment, verdict.problem_label, verdict.kernel_label) == (ENVIRONMENT, "p", "k")
+        assert verdict.environment is not None
+        assert verdict.environment.model_dump(exclude_unset=True).items() <= ENVIRONMENT.items()
+        assert (verdict.problem_label, verdict.kernel_label) == ("p", "k")
         assert verdict.submitted_at <= verdict.finished_at
         assert count(engine, "verdicts", "speedup = 2.5 AND runtime_ms = 2 AND blame = 'none' AND correctness") == 1
+
+    def test_a_verdict_of_another_version_is_read(self, engine: Engine, submit, claim) -> None:
+        """What a row holds that this version does not know is left out, and the row keeps it."""
+        claimed = claim(submit())
+        finish(engine, claimed, ended(Category.CRASHED, evidence=Evidence(checks=5)))
+        change(
+            engine,
+            """UPDATE verdicts SET facts = facts || '{"line": "x", "new": 1}',
+            evidence = evidence || '{"isolation": "strong", "new": {"a": 1}}'""",
+        )
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert (verdict.facts, verdict.evidence) == (ended(Category.CRASHED).facts, Evidence(checks=5))
+        assert count(engine, "verdicts", "evidence ? 'new' AND facts ? 'new'") == 1
 
     def test_one_of_many_writers_wins(self, engine: Engine, submit, claim) -> None:
         """Judge, worker and sweeper end the attempt at once: one verdict, the others are late."""
         claimed = claim(submit())
-        crashed = Outcome(category=Category.CRASHED)
+        crashed = ended(Category.CRASHED)
         answers = together(6, lambda n: finish(engine, claimed, crashed, by=f"writer-{n}"))
         assert sorted(a.value for a in answers) == ["final"] + ["late"] * 5
         assert count(engine, "verdicts") == 1
@@ -494,7 +512,7 @@ class TestFinish:
         """Only the fleet's failures are retried."""
         for category in Category:
             if category.blame in {Blame.CANDIDATE, Blame.PROBLEM}:
-                assert finish(engine, claim(submit()), Outcome(category=category)) is Recorded.FINAL
+                assert finish(engine, claim(submit()), ended(category)) is Recorded.FINAL
 
     def test_an_earlier_attempt_is_late(self, engine: Engine, submit, claim) -> None:
         """A judge that comes back after its attempt was given up changes nothing of the next one."""
@@ -510,8 +528,8 @@ class TestFinish:
     ) -> None:
         """Who came too late, what it would have said, and whose word stands; those who agree are not news."""
         claimed = claim(submit())
-        finish(engine, claimed, Outcome(category=Category.CRASHED))
-        finish(engine, claimed, Outcome(category=Category.CRASHED), by="worker")
+        finish(engine, claimed, ended(Category.CRASHED))
+        finish(engine, claimed, ended(Category.CRASHED), by="worker")
         assert caplog.messages == []
         finish(engine, claimed, Outcome(category=Category.WORKER_LOST, message="killed\nby SIGKILL"), by="worker")
         [line] = caplog.messages
@@ -532,18 +550,24 @@ class TestFinish:
     @pytest.mark.parametrize(
         "outcome",
         [
-            Outcome(category=Category.RUNTIME_ERROR, message="a\0b", log="\0", facts={"k\0": "\ud800", "b": b"\xff\0"}),
+            ended(Category.RUNTIME_ERROR, message="a\0b", log="\0", facts={"exception": "\0\ud800"}),
             Outcome(category=Category.PASSED, runtime=measured(float("nan")), baseline=measured(float("inf"))),
-            Outcome(category=Category.PASSED, facts={"x": float("-inf"), "n": 10**6000, "s": {1}, "o": object()}),
+            ended(Category.WRONG_VALUES).model_copy(
+                update={
+                    "facts": ended(Category.WRONG_VALUES).facts.model_copy(
+                        update={"max_abs_error": float("-inf"), "max_rel_error": float("nan"), "wrong": 2**64 - 1}
+                    )
+                }
+            ),
         ],
     )
     def test_what_postgres_refuses_does_not_lose_a_verdict(self, engine: Engine, submit, claim, outcome) -> None:
-        """NUL, half surrogates, NaN, infinities and strange objects are replaced, and the verdict is readable."""
+        """NUL, half surrogates, NaN and infinities are replaced, and the verdict is readable."""
         claimed = claim(submit())
         assert finish(engine, claimed, outcome) is Recorded.FINAL
         verdict = evaluations.verdict(engine, claimed.evaluation_id)
         assert verdict is not None
-        json.dumps(verdict.facts, allow_nan=False)
+        json.dumps(verdict.facts.model_dump(mode="json"), allow_nan=False)
         assert "\0" not in verdict.message + verdict.log
 
 

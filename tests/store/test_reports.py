@@ -11,9 +11,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Measurement, Outcome, Request
+from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
+from kqueue.evidence import Measurement
 from kqueue.store import evaluations, reports
+from tests.conftest import ended
 
 
 def took(median_ms: float) -> Measurement:
@@ -32,8 +34,8 @@ def judged(engine: Engine, worker_id: UUID, fields) -> Callable[..., UUID]:
         assert claimed is not None
         environment = {"device": "Some CPU", "torch": "2.13", "python": "3.11", "host": "here"}
         evaluations.set_environment(engine, claimed.attempt_id, environment)
-        outcome = Outcome(
-            category=category,
+        outcome = ended(
+            category,
             message=str(category),
             runtime=None if runtime is None else took(runtime),
             baseline=None if runtime is None else took(10),

@@ -12,19 +12,20 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Outcome, Request
+from kqueue.contract import Request
+from kqueue.evidence import Evidence
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
 from kqueue.sweeper import sweep
+from tests.conftest import ended
 
 from .test_evaluations import ENVIRONMENT, measured
 
-OUTCOME = Outcome(
-    category=Category.CRASHED,
+OUTCOME = ended(
+    Category.CRASHED,
     message="it died",
-    facts={"signal": "SIGSEGV"},
     log="a long story\n",
-    evidence={"isolation": "strong", "findings": ["x" * 1001]},
+    evidence=Evidence(checks=5, traceback="x" * 1001),
 )
 
 
@@ -104,7 +105,8 @@ def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged)
     assert emptied is not None
     assert whole is not None
     assert (emptied.log, emptied.category, emptied.facts) == ("", OUTCOME.category, OUTCOME.facts)
-    assert emptied.evidence.keys() == {"isolation", "emptied_at"}
+    assert emptied.evidence.emptied_at is not None
+    assert emptied.evidence == Evidence(checks=5, emptied_at=emptied.evidence.emptied_at)
     assert (whole.log, whole.evidence) == (OUTCOME.log, OUTCOME.evidence)
     with engine.connect() as connection:
         kept = connection.execute(

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, func, select
 
 from kqueue.categories import Category
+from kqueue.evidence import EarlierAttempt
 from kqueue.states import Writer
 from kqueue.store.models import Attempt, Worker
 
@@ -63,9 +64,20 @@ class History:
         """True if the kernel is suspected: its next try runs alone on its device, and is the last."""
         return is_suspected(self.deaths)
 
-    def told(self) -> list[dict[str, Any]]:
+    def told(self) -> tuple[EarlierAttempt, ...]:
         """Return the attempts as a verdict's evidence tells of them."""
-        return [_told(attempt) for attempt in self.attempts]
+        return tuple(
+            EarlierAttempt(
+                number=attempt.number,
+                worker=attempt.worker,
+                device=attempt.device,
+                category=attempt.category,
+                message=attempt.message,
+                seconds=round(float(attempt.seconds), 3),
+                handed_back=attempt.handed_back,
+            )
+            for attempt in self.attempts
+        )
 
 
 def is_death(category: str, written_by: str) -> bool:
@@ -76,9 +88,3 @@ def is_death(category: str, written_by: str) -> bool:
 def is_suspected(deaths: int) -> bool:
     """Return True if a kernel is suspected after so many tries that took their worker or GPU with them."""
     return deaths >= _SUSPECTED_AFTER
-
-
-def _told(attempt: Row[*tuple[Any, ...]]) -> dict[str, Any]:
-    told = {name: getattr(attempt, name) for name in ("number", "worker", "device", "category", "message")}
-    told["seconds"] = round(float(attempt.seconds), 3)
-    return told | ({"handed_back": True} if attempt.handed_back else {})

@@ -46,7 +46,7 @@ VERDICTS: Final = (
 def to_verdict(row: RowMapping) -> contract.Verdict:
     """Return the verdict in a row of :data:`VERDICTS`."""
     known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    return contract.Verdict(evaluation_id=known.pop("id"), **known)
+    return contract.Verdict.load({"evaluation_id": known.pop("id"), **known})
 
 
 def verdict(engine: Engine, evaluation_id: UUID) -> contract.Verdict | None:

@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome
 from kqueue.errors import UnknownEvaluation
+from kqueue.evidence import Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
@@ -119,7 +120,7 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
     outcome = Outcome(
         category=Category.WORKER_LOST,
         message="the worker fell silent while it ran the evaluation",
-        facts={"lease_expired": True},
+        facts=Facts(lease_expired=True),
     )
     ended: list[tuple[UUID, Recorded]] = []
     for evaluation_id, number in overdue:
@@ -238,7 +239,8 @@ def _end(
             return Recorded.RETRY
         outcome = _last_of(outcome, earlier, died=is_death(outcome.category, written_by))
     if earlier.attempts:
-        outcome = outcome.model_copy(update={"evidence": {**outcome.evidence, "attempts": earlier.told()}})
+        evidence = outcome.evidence.model_copy(update={"attempts": earlier.told()})
+        outcome = outcome.model_copy(update={"evidence": evidence})
     _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)
     return Recorded.FINAL
 
@@ -258,7 +260,7 @@ def _last_of(outcome: Outcome, earlier: History, *, died: bool) -> Outcome:
     if is_suspected(deaths):
         where = ", the last of them alone on its device" if earlier.suspected and died else ""
         message = f"{message}; {deaths} tries took their worker or GPU with them{where}: the kernel is suspected"
-        facts = {**facts, "suspected": True}
+        facts = facts.model_copy(update={"suspected": True})
     return outcome.model_copy(update={"message": message, "facts": facts})
 
 
@@ -326,10 +328,10 @@ def _conclude(
             runtime_ms=outcome.runtime_ms,
             baseline_ms=outcome.baseline_ms,
             speedup=outcome.speedup,
-            facts=clean.json(outcome.facts),
+            facts=clean.json(outcome.facts.model_dump()),
             runtime=clean.json(outcome.runtime and outcome.runtime.model_dump()),
             baseline=clean.json(outcome.baseline and outcome.baseline.model_dump()),
-            evidence=clean.json(outcome.evidence),
+            evidence=clean.json(outcome.evidence.model_dump()),
             log=clean.text(outcome.log),
             written_by=written_by,
         )

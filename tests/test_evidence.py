@@ -1,0 +1,257 @@
+"""The typed facts and evidence of outcomes, and what each category must tell."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import ValidationError
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase, Verdict
+from kqueue.evidence import NEEDS, Evidence, Facts, Isolation, Measurement
+from tests.conftest import ended
+from workers.judge.sandbox.level import MEASURES
+
+TIME = Measurement(
+    basis="cpu_clock",
+    count=5,
+    **dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms", "null_ms", "std_ms"), 1.0),
+    cold_l2=False,
+)
+#: What judges of the version before these models wrote, in the JSON form of its database.
+STORED: dict[str, Any] = {
+    "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
+    "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
+    "checks": 9,
+    "comparison": {
+        "max_abs_error": 1e-06,
+        "max_rel_error": "Infinity",
+        "relative_norm": 1e-07,
+        "error_ratio": None,
+        "precision_downgrade": False,
+        "strict_correct": True,
+        "kernelbench_correct": None,
+    },
+    "reference_is_constant": False,
+    "verified_calls": 16,
+    "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
+    "provenance": {
+        "own_share": 0.9,
+        "own": ["add"],
+        "library": [{"name": "nvjet", "share": 0.1}],
+        "unclear_share": 0.0,
+        "unclear": [],
+        "copies_share": 0.0,
+        "decoy": False,
+        "why": "90.0% kernels of its own source",
+        "basis": "the candidate's own profile",
+    },
+    "provenance_error": "nothing was recorded",
+    "compiled_baseline": {"error": "it raised"},
+    "baseline_drift": {"was_ms": 1.0, "is_ms": 2.0},
+    "canary": "right in 22.1 ms",
+    "leaked_bytes": 0,
+    "strangers": [{"pid": 7, "name": "python", "memory_bytes": None, "active": None}],
+    "isolation": {"level": "strong", "view": "host", "torch": "2.11"}
+    | dict.fromkeys(MEASURES, True)
+    | {"tcp": "needs Linux 6.7"},
+    "reference": {"kept": True, "uses": 3, "replaced": "its answer has changed"},
+    "slots_on_device": 4,
+    "durations_s": {"check": 0.125},
+    "peak_bytes": 1,
+    "output_bytes": 2,
+    "cleanup": "it did not answer",
+    "alone": True,
+    "attempts": [
+        {
+            "number": 1,
+            "worker": "gpu0-0@here",
+            "device": "GPU-1",
+            "category": "worker_lost",
+            "message": "killed",
+            "seconds": 0.5,
+            "handed_back": True,
+        }
+    ],
+    "traceback": "Traceback",
+    "emptied_at": "2026-01-31T00:00:00Z",
+}
+
+
+#: A value for each fact of which a category needs one of several. Zero and nothing are values.
+ONE_OF: dict[str, Any] = {
+    "exception": "builtins.MemoryError",
+    "held_bytes": 1,
+    "reason": "memory",
+    "signal": "SIGSEGV",
+    "exit_status": 0,
+    "structure": "T",
+    "output": 0,
+    "clocks": {},
+    "strangers": [],
+}
+
+
+def stored(**fields: Any) -> dict[str, Any]:
+    """A verdict's row, as the database holds it."""
+    now = datetime.now(UTC)
+    row = {"evaluation_id": uuid4(), "category": "crashed", "backend": "torch", "lane": "cpu", "attempts": 1}
+    return row | {"written_by": "judge", "submitted_at": now, "finished_at": now} | fields
+
+
+def test_the_row_of_a_version_before_is_read_whole() -> None:
+    """Every key that judges wrote as plain JSON has its place, and comes out as it went in."""
+    assert STORED.keys() == Evidence.model_fields.keys()
+    verdict = Verdict.load(stored(evidence=STORED))
+    assert verdict.evidence.model_dump(mode="json") == STORED
+    assert json.loads(verdict.evidence.model_dump_json()) == STORED
+    assert verdict.evidence.comparison is not None
+    assert verdict.evidence.comparison.max_rel_error == float("inf")
+
+
+@pytest.mark.parametrize(("name", "value"), [("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")])
+def test_a_part_may_have_two_forms(name: str, value: object) -> None:
+    """A compiled baseline is a time or an error; strangers are listed or unknown."""
+    assert Evidence.model_validate({name: value}).model_dump()[name] == value
+
+
+@pytest.mark.parametrize("name", ["floor", "isolation"])
+def test_an_empty_part_is_none(name: str) -> None:
+    """A judge on a CPU writes an empty floor."""
+    assert Evidence.model_validate({name: {}}) == Evidence()
+
+
+@pytest.mark.parametrize("category", Category)
+def test_an_outcome_has_what_its_category_needs(category: Category) -> None:
+    """With the least it is accepted; each thing that is missing is refused by its name."""
+    least = ended(category)
+    needs = NEEDS[category]
+    assert {*needs.facts, *needs.one_of} <= Facts.model_fields.keys()
+    without: list[tuple[str, dict[str, Any]]] = []
+    if needs.message:
+        without.append(("message", {"message": ""}))
+    if needs.phase:
+        without.append(("phase", {"phase": None}))
+    without += [(f"facts.{name}", {"facts": least.facts.model_dump(exclude={name})}) for name in needs.facts]
+    if needs.one_of:
+        without.append((f"facts.{needs.one_of[-1]}", {"facts": least.facts.model_dump(exclude=set(needs.one_of))}))
+    for name, change in without:
+        with pytest.raises(ValidationError, match=name):
+            least.model_copy(update=change)
+    for name in needs.one_of:
+        assert ended(category, facts={name: ONE_OF[name]}).category is category
+
+
+@pytest.mark.parametrize("category", [category for category in Category if category is not Category.PASSED])
+@pytest.mark.parametrize("name", ["runtime", "baseline"])
+def test_only_a_passed_kernel_has_times(category: Category, name: str) -> None:
+    """A time of anything else would be counted as a speed."""
+    with pytest.raises(ValidationError, match="only a passed kernel has times"):
+        ended(category, **{name: TIME})
+
+
+def test_a_timed_kernel_has_its_time() -> None:
+    """Timed calls were verified, so there is a runtime."""
+    with pytest.raises(ValidationError, match="needs runtime"):
+        Outcome(category=Category.PASSED, evidence=Evidence(verified_calls=16))
+    assert Outcome(category=Category.PASSED, runtime=TIME, evidence=Evidence(verified_calls=16)).runtime == TIME
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"evidence": {"isolated": True}},
+        {"evidence": {"build": STORED["build"] | {"compiler": "gcc"}}},
+        {"evidence": {"checks": "many"}},
+        {"evidence": {"findings": [{"rule": "seed"}]}},
+        {"evidence": {"isolation": STORED["isolation"] | {"files": False}}},
+        {"facts": {"sginal": "SIGSEGV"}},
+        {"facts": {"hack": "clever"}},
+        {"facts": {"instead_of": "nonsense"}},
+        {"isolation": {}},
+    ],
+    ids=str,
+)
+def test_a_judge_cannot_write_what_has_no_place(wrong: dict[str, Any]) -> None:
+    """Unknown fields and wrong types are refused at every level, in copies too."""
+    with pytest.raises(ValidationError):
+        Outcome.model_validate({"category": "passed", **wrong})
+    with pytest.raises(ValidationError):
+        Outcome(category=Category.PASSED).model_copy(update=wrong)
+
+
+def test_plain_json_becomes_models() -> None:
+    """Dictionaries are validated where an outcome is made or copied."""
+    outcome = ended(Category.CRASHED, facts={"signal": "SIGKILL"}, evidence={"floor": STORED["floor"]})
+    assert outcome.facts == Facts(signal="SIGKILL")
+    assert outcome.evidence.floor is not None
+    assert outcome.evidence.floor.bytes_in == 8
+    copy = outcome.model_copy(update={"evidence": {"checks": 3}, "log": "end"})
+    assert (copy.evidence, copy.log, copy.facts) == (Evidence(checks=3), "end", outcome.facts)
+
+
+def test_nothing_can_be_changed() -> None:
+    """Outcomes, facts and evidence are immutable."""
+    outcome = ended(Category.CRASHED)
+    for part, name in ((outcome, "log"), (outcome.facts, "signal"), (outcome.evidence, "checks")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(part, name, None)
+
+
+def test_a_row_of_another_version_is_read() -> None:
+    """Fields that are not known and entries that cannot be read are left out; the rest stays."""
+    verdict = Verdict.load(
+        stored(
+            message="it died",
+            facts={"signal": "SIGSEGV", "colour": "red", "line": {"from": 1}, "first": [{"index": [1]}]},
+            evidence=STORED
+            | {"isolation": "strong", "weather": {"rain": True}, "checks": "nine", "floor": {"more": 1}},
+            environment={"device": "a CPU", "torch": "2", "python": "3", "host": "here", "cores": 2},
+            colour="red",
+        )
+    )
+    assert verdict.facts == Facts(signal="SIGSEGV")
+    left = STORED.keys() - {"isolation", "checks", "floor"}
+    assert verdict.evidence == Evidence.model_validate({name: STORED[name] for name in left})
+    assert verdict.environment is not None
+    assert verdict.environment.device == "a CPU"
+    assert Verdict.load(stored(environment={"device": 7})).environment is None
+
+
+def test_a_row_need_not_have_what_its_category_needs() -> None:
+    """The rule is for judges: a verdict that stands is read, whatever it lacks."""
+    assert Verdict.load(stored(category="wrong_values")).facts == Facts()
+
+
+@pytest.mark.parametrize("wrong", [{"backend": "fortran"}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}])
+def test_a_row_that_is_no_verdict_is_refused(wrong: dict[str, Any]) -> None:
+    """Only entries of facts, evidence and environment may be left out."""
+    with pytest.raises(ValidationError):
+        Verdict.load(stored(**wrong))
+
+
+def test_what_has_no_value_is_absent_from_json() -> None:
+    """Facts and evidence hold what is known; NaN and the infinities are text."""
+    assert Outcome(category=Category.PASSED).model_dump(mode="json")["evidence"] == {}
+    place = {"index": [0], "expected": float("-inf"), "got": float("nan")}
+    facts = ended(Category.WRONG_VALUES).facts.model_copy(update={"first": [place]})
+    told = json.loads(facts.model_dump_json())
+    assert told["first"] == [{"index": [0], "expected": "-Infinity", "got": "NaN"}]
+    assert told == facts.model_dump(mode="json")
+    assert "signal" not in told
+
+
+def test_every_measure_of_the_seal_has_its_field() -> None:
+    """What the fork server reports of its candidates' isolation is what verdicts can hold."""
+    assert Isolation.model_fields.keys() == {"level", "view", "torch", *MEASURES}
+
+
+def test_hostile_text_is_kept_as_data() -> None:
+    """NUL, controls and lone surrogates in what a candidate says spoil no outcome."""
+    text = "\0\x1b[2J\ud800"
+    outcome = ended(Category.RUNTIME_ERROR, message=text, phase=Phase.CHECK, facts=Facts(exception=text))
+    assert (outcome.message, outcome.facts.exception) == (text, text)
