@@ -1,7 +1,8 @@
 """`make docs`: write the generated parts of the documents. With `--check` only say which are out of date.
 
-Generated are `docs/categories.md` and `docs/evidence.md` as a whole, and two tables between comments: the commands in `docs/cli.md` and the
-static rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of date.
+Generated are `docs/categories.md` and `docs/evidence.md` as a whole, and two tables between comments: the commands in
+`docs/cli.md` and the static rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of
+date.
 """
 
 from __future__ import annotations
