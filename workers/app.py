@@ -172,9 +172,13 @@ def _judge(worker: _Worker, claim: Claim) -> Outcome:
             outcome = deaths.outcome_of(lambda: run_evaluation(*arguments))
     except NoRoom as error:
         return Outcome(category=Category.JUDGE_ERROR, message=str(error))
-    if "traceback" in outcome.evidence:
-        _log.error("the judge failed", evaluation=str(claim.evaluation_id), attempt=claim.number, **outcome.evidence)
-    return outcome.model_copy(update={"evidence": {**outcome.evidence, "alone": True}}) if claim.alone else outcome
+    evidence = outcome.evidence
+    if evidence.traceback is not None:
+        attempt = {"evaluation": str(claim.evaluation_id), "attempt": claim.number}
+        _log.error("the judge failed", **attempt, traceback=evidence.traceback)
+    if claim.alone:
+        outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
+    return outcome
 
 
 def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:

@@ -55,6 +55,7 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
+from kqueue.evidence import Facts
 from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
@@ -86,7 +87,7 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
             category, message = Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline"
         else:
             category, message = Category.JUDGE_ERROR, "the judge overran Celery's hard limit"
-        return Outcome(category=category, message=message, phase=record.phase, facts={"hard_limit": True})
+        return Outcome(category=category, message=message, phase=record.phase, facts=Facts(hard_limit=True))
     if isinstance(error, SystemExit):
         error = ChildDied(error.code if isinstance(error.code, int) else 1)
     if not isinstance(error, ChildDied):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
+from kqueue.evidence import Facts
 from tests.health.conftest import GIB, Gpus
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import canary, facts
@@ -162,7 +163,7 @@ def test_strangers_at_work_keep_a_kernel_from_being_timed(
         with pytest.raises(EvaluationEnded) as ended:
             sharing.before_timing()
         assert ended.value.outcome.category is Category.TIMING_UNSTABLE
-        assert ended.value.outcome.facts["strangers"] == sharing.strangers
+        assert ended.value.outcome.facts.strangers == Facts(strangers=sharing.strangers).strangers
     sharing = health.Sharing(gpu, "label")
     sharing.before_timing()
     sharing.after_timing()

@@ -87,7 +87,7 @@ def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
     """It runs no compiler, and another user has run it."""
     outcome = judge(rig, kernel(after=TELL))
     assert outcome.category is Category.PASSED, outcome
-    assert outcome.evidence["build"] | {"seconds": 0, "peak_bytes": 0} == {
+    assert outcome.evidence.build.model_dump() | {"seconds": 0, "peak_bytes": 0} == {
         "where": "builder",
         "libraries": 1,
         "seconds": 0,
@@ -116,7 +116,7 @@ def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
     body = "assert (first.number(), numbers.number()) == (2, 3); numbers = first"
     outcome = judge(rig, kernel(after=f"{second}\n{body}\n{TELL}"))
     assert outcome.category is Category.PASSED, outcome
-    assert outcome.evidence["build"]["libraries"] == 2
+    assert outcome.evidence.build.libraries == 2
     assert told(outcome, "candidate")[0].startswith("0 compiled")
 
 
@@ -144,8 +144,8 @@ def test_what_fails_only_in_the_builder_is_left_to_the_candidate(rig: Rig) -> No
     """A module may need what only the candidate has: its failure there is not the kernel's."""
     outcome = judge(rig, kernel(top="if WHO == 'builder': raise RuntimeError('not here')", after=TELL))
     assert outcome.category is Category.PASSED, outcome
-    assert outcome.evidence["build"]["where"] == "candidate"
-    assert "not here" in outcome.evidence["build"]["skipped"]
+    assert outcome.evidence.build.where == "candidate"
+    assert "not here" in outcome.evidence.build.skipped
     assert told(outcome, "candidate")[0].startswith("1 compiled")
 
 
@@ -166,7 +166,7 @@ def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig) -> None:
     """Its flags may come from the GPU, and others from its absence."""
     outcome = judge(rig, kernel(top="if WHO == 'builder': build(SOURCE + 'no c++ at all;')", after=TELL))
     assert outcome.category is Category.PASSED, outcome
-    assert "does not name a type" in outcome.evidence["build"]["skipped"]
+    assert "does not name a type" in outcome.evidence.build.skipped
     assert told(outcome, "candidate")[0].startswith("1 compiled")
     refused = judge(rig, kernel(top="print(WHO, flush=True); build(SOURCE + 'no c++ at all;')"))
     assert (refused.category, refused.phase) == (Category.COMPILE_ERROR, Phase.LOAD)
@@ -191,7 +191,7 @@ if WHO == "builder":
 """
     outcome = judge(rig, kernel(top=two))
     assert outcome.category is Category.PASSED, outcome
-    assert "not here" in outcome.evidence["build"]["skipped"]
+    assert "not here" in outcome.evidence.build.skipped
 
 
 def test_a_daemon_of_the_builder_is_a_violation(rig: Rig) -> None:
@@ -205,7 +205,7 @@ if WHO == "builder" and os.fork() == 0:
 """
     outcome = judge(rig, kernel(top=daemon))
     assert outcome.category is Category.SANDBOX_VIOLATION, outcome
-    assert outcome.facts["leftovers"] == 1
+    assert outcome.facts.leftovers == 1
 
 
 WRITE = """
@@ -265,7 +265,7 @@ def test_what_a_builder_plants_is_left_behind(rig: Rig) -> None:
     """Links, pipes, giants, and what has no key; the honest library beside them is taken."""
     outcome = judge(rig, kernel(after=PLANT))
     assert outcome.category is Category.PASSED, outcome
-    assert outcome.evidence["build"]["libraries"] == 1
+    assert outcome.evidence.build.libraries == 1
     assert told(outcome, "candidate") == ["1 found"]
 
 

@@ -54,9 +54,9 @@ def test_equal_values_pass_and_a_wrong_one_is_named(dtype: torch.dtype) -> None:
     ended = verdict(out, ref)
     assert ended is not None
     assert ended.outcome.category is Category.WRONG_VALUES
-    first = ended.outcome.facts["first"][0]
-    assert first["index"][:2] == [1, 2]
-    assert (first["expected"], first["got"]) == (7.0, 8.0)
+    first = ended.outcome.facts.first[0]
+    assert first.index[:2] == (1, 2)
+    assert (first.expected, first.got) == (7.0, 8.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -99,7 +99,7 @@ def test_scalars_and_empty_outputs_compare() -> None:
     assert verdict(torch.empty(0), torch.empty(0)) is None
     ended = verdict(torch.tensor(4.0), torch.tensor(3.0))
     assert ended is not None
-    assert ended.outcome.facts["first"][0]["index"] == []
+    assert ended.outcome.facts.first[0].index == ()
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_wrong_answers_to_a_product_fail(
     ended = fault(WRONG[name](a, b, ref), ref, exact if known else None)
     assert ended is not None
     assert ended.outcome.category in (Category.WRONG_VALUES, Category.NOT_FINITE)
-    assert ended.outcome.facts["strict_correct"] is False
-    assert ended.outcome.facts["first"]
+    assert ended.outcome.facts.strict_correct is False
+    assert ended.outcome.facts.first
 
 
 @pytest.mark.parametrize("error", [1.0, 0.01, 5e-4])
@@ -329,8 +329,8 @@ def test_one_wrong_value_in_a_million_is_found(error: float) -> None:
     for exact in (None, ref.double()):
         ended = fault(out, ref, exact)
         assert ended is not None
-        assert ended.outcome.facts["wrong"] == 1
-        assert ended.outcome.facts["first"][0]["index"] == [777, 333]
+        assert ended.outcome.facts.wrong == 1
+        assert ended.outcome.facts.first[0].index == (777, 333)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["exact", "no-exact"])
@@ -367,7 +367,7 @@ def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
     ended = fault(mean, ref)
     assert ended is not None
     assert "mean" in ended.outcome.message
-    assert ended.outcome.facts["kernelbench_correct"] is True
+    assert ended.outcome.facts.kernelbench_correct is True
     assert fault(ref + 2e-7, ref) is None
 
 
@@ -394,7 +394,7 @@ def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
     assert fault(ref * (1 + 1e-7), ref, exact) is None
     ended = fault(ref.conj().resolve_conj(), ref, exact)
     assert ended is not None
-    assert ended.outcome.facts["first"][0]["index"] == [0, 0, 1]
+    assert ended.outcome.facts.first[0].index == (0, 0, 1)
     assert figures(ref.clone(), ref, exact)["error_ratio"] <= 1
 
 
@@ -448,7 +448,7 @@ def test_figures_are_numbers_that_json_holds() -> None:
     out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
     ended = fault(out, ref, ref.double())
     assert ended is not None
-    numbers = [v for v in ended.outcome.facts.values() if isinstance(v, float)]
+    numbers = [v for v in ended.outcome.facts.model_dump().values() if isinstance(v, float)]
     assert numbers
     assert all(abs(number) < float("inf") for number in numbers)
 
@@ -488,8 +488,8 @@ def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
     assert (told["strict_correct"], told["kernelbench_correct"]) == (True, False)
     ended = fault(out, ref, comparison=Comparison.KERNELBENCH)
     assert ended is not None
-    assert ended.outcome.facts["strict_correct"] is True
-    assert ended.outcome.facts["kernelbench_correct"] is False
+    assert ended.outcome.facts.strict_correct is True
+    assert ended.outcome.facts.kernelbench_correct is False
 
 
 def test_kernelbench_s_verdict_is_torch_allclose() -> None:
@@ -508,8 +508,8 @@ def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
     ended = fault(ref + 1, ref, kind="scaled")
     assert ended is not None
     assert "on scaled inputs" in ended.outcome.message
-    assert ended.outcome.facts["kind"] == "scaled"
-    assert ended.outcome.facts["kernelbench_correct"] is None
+    assert ended.outcome.facts.kind == "scaled"
+    assert ended.outcome.facts.kernelbench_correct is None
 
 
 def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() -> None:
@@ -518,8 +518,8 @@ def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() 
     outs = [refs[0] + 1e-6, refs[1], refs[2].clone(), refs[3] + 0.5]
     with pytest.raises(EvaluationEnded) as caught:
         check_values(outs, Case(0, [], refs), Settings())
-    assert caught.value.outcome.facts["output"] == 3
-    assert caught.value.outcome.facts["max_abs_error"] == 0.5
+    assert caught.value.outcome.facts.output == 3
+    assert caught.value.outcome.facts.max_abs_error == 0.5
 
 
 def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,11 +534,11 @@ def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch
     out[3, 1] = float("inf")
     ended = fault(out, ref)
     assert ended is not None
-    assert [place["index"] for place in ended.outcome.facts["first"]] == [[3, 1]]
+    assert [place.index for place in ended.outcome.facts.first] == [(3, 1)]
     out[3, 1] = 7
     ended = fault(out, ref)
     assert ended is not None
-    assert [place["index"] for place in ended.outcome.facts["first"]] == [[3, 1], [9, 8]]
+    assert [place.index for place in ended.outcome.facts.first] == [(3, 1), (9, 8)]
 
 
 def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:

@@ -67,7 +67,7 @@ def test_a_full_disk_is_no_kernels_fault(small: Rig, disk: Path) -> None:
     filler.write_bytes(bytes(126 << 20))
     for kernel, instead_of in ((needs, Category.RUNTIME_ERROR), (wrong, Category.WRONG_VALUES)):
         outcome = judge(small, kernel)
-        assert (outcome.category, outcome.facts.get("instead_of")) == (Category.JUDGE_ERROR, instead_of), outcome
+        assert (outcome.category, outcome.facts.instead_of) == (Category.JUDGE_ERROR, instead_of), outcome
         assert "is full" in outcome.message
     filler.unlink()
     assert judge(small, needs).category is Category.PASSED

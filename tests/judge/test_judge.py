@@ -238,7 +238,7 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
     body = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
     outcome = judge(rig, right(body, top))
     assert outcome.category is Category.SANDBOX_VIOLATION
-    assert outcome.facts["leftovers"] >= 1
+    assert outcome.facts.leftovers >= 1
     assert eventually(lambda: list(rig.place.scratch.iterdir()) == [])
     assert eventually(lambda: set(linux.children(rig.forkserver.pid)) <= before)
 
@@ -291,7 +291,7 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
     kernel = right(statement, "import os\n") if where == "body" else right(top=f"import os\n{statement}\n")
     outcome = judge(rig, kernel)
     assert outcome.category is Category.CRASHED
-    assert outcome.facts.items() >= facts.items()
+    assert outcome.facts.model_dump().items() >= facts.items()
 
 
 def test_output_is_bounded(rig: Rig) -> None:
@@ -306,7 +306,7 @@ def test_files_are_bounded_together(rig: Rig, size: int) -> None:
     settings = QUICK.model_copy(update={"limits": Limits(scratch_bytes=64 << 20)})
     body = f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
     outcome = judge(rig, right(body), settings)
-    assert (outcome.category, outcome.facts["reason"]) == (Category.OUTPUT_LIMIT, "scratch")
+    assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
 
 
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
@@ -382,7 +382,7 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     kernel = right("import time; time.sleep(60)")
     ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
     assert (ended.category, ended.phase) == (Category.JUDGE_ERROR, Phase.CHECK)
-    assert ended.facts["signal"] == "SIGALRM"
+    assert ended.facts.signal == "SIGALRM"
     assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
     monkeypatch.undo()
     assert judge(rig, right()).category is Category.PASSED

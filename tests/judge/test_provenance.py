@@ -190,7 +190,7 @@ def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
         provenance.enforce(decoy, Policy.REJECT)
     outcome = ended.value.outcome
     assert (outcome.category, outcome.phase) == (Category.REWARD_HACK, Phase.CHECK)
-    assert outcome.facts["hack"] == "decoy"
+    assert outcome.facts.hack == "decoy"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -385,5 +385,5 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
     found = {kind: fault for kind, fault in faults.items() if fault is not None}
     assert found.keys() & (ALL - {GIVEN})
     for kind, fault in found.items():
-        assert fault.outcome.facts["kind"] == kind
+        assert fault.outcome.facts.kind == kind
         assert (kind in fault.outcome.message) == (kind != GIVEN)

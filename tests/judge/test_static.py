@@ -309,7 +309,7 @@ def test_only_a_policy_ends_the_evaluation() -> None:
         static.enforce(cheat, Policy.REJECT)
     outcome = ended.value.outcome
     assert (outcome.category, outcome.phase) == (Category.REJECTED_BY_POLICY, Phase.PREPARE)
-    assert [finding["rule"] for finding in outcome.facts["findings"]] == ["patched_clock"]
+    assert [finding.rule for finding in outcome.facts.findings] == ["patched_clock"]
 
 
 @settings(deadline=None)

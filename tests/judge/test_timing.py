@@ -121,8 +121,8 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
     with pytest.raises(EvaluationEnded) as raised:
         physics.enforce(known, slow.model_copy(update={"median_ms": 0.01}))
     assert raised.value.outcome.category is Category.REWARD_HACK
-    assert raised.value.outcome.facts["hack"] == "faster_than_memory"
-    assert raised.value.outcome.facts["floor_out_ms"] == 0.105
+    assert raised.value.outcome.facts.hack == "faster_than_memory"
+    assert raised.value.outcome.facts.floor_out_ms == 0.105
 
 
 def test_a_tiny_output_accuses_nobody() -> None:

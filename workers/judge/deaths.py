@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Evidence, Facts
 
 #: Signals that nothing in a judge sends to itself: an operator, a supervisor or the kernel did.
 _FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
@@ -50,7 +51,7 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
         category, message = Category.GPU_UNHEALTHY, f"the judge {how} while it tested the GPU"
     else:
         category, message = Category.JUDGE_ERROR, f"the judge {how}"
-    return Outcome(category=category, message=message, phase=phase, facts=facts)
+    return Outcome(category=category, message=message, phase=phase, facts=Facts(**facts))
 
 
 def outcome_of(run: Callable[[], Outcome]) -> Outcome:
@@ -61,6 +62,6 @@ def outcome_of(run: Callable[[], Outcome]) -> Outcome:
         return Outcome(
             category=Category.JUDGE_ERROR,
             message=f"the judge failed: {type(error).__name__}: {error}"[:500],
-            facts={"exception": type(error).__name__},
-            evidence={"traceback": traceback.format_exc()[-_TRACEBACK_CHARACTERS:]},
+            facts=Facts(exception=type(error).__name__),
+            evidence=Evidence(traceback=traceback.format_exc()[-_TRACEBACK_CHARACTERS:]),
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Facts
 
 if TYPE_CHECKING:
     from workers.judge.channel.protocol import Reply
@@ -23,5 +24,5 @@ class EvaluationEnded(Exception):
         self, category: Category, message: str, phase: Phase | None = None, *, reply: Reply | None = None, **facts: Any
     ) -> None:
         super().__init__(f"{category}: {message}")
-        self.outcome = Outcome(category=category, message=message, phase=phase, facts=facts)
+        self.outcome = Outcome(category=category, message=message, phase=phase, facts=Facts(**facts))
         self.reply = reply

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kqueue.contract import Measurement, Phase, Request
+from kqueue.contract import Phase, Request
+from kqueue.evidence import Measurement
 from workers.judge.channel.protocol import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.place import Place

@@ -108,6 +108,7 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
         raise _wrong(
             Category.WRONG_OUTPUT_STRUCTURE,
             f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            structure=reply.structure,
         )
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.shape != theirs.shape:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Phase
+from kqueue.contract import Phase
+from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial.cases import Case
 

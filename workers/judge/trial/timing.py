@@ -30,7 +30,8 @@ from typing import Final, Literal
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Phase, Timing
+from kqueue.contract import Phase, Timing
+from kqueue.evidence import Clocks, Measurement
 from workers.judge.channel.protocol import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
@@ -287,7 +288,7 @@ class Stopwatch:
                 Category.NONDETERMINISTIC,
                 f"right when checked, wrong when timed: {ended.outcome.message}",
                 Phase.TIME,
-                **ended.outcome.facts,
+                **ended.outcome.facts.model_dump(),
             ) from None
 
 
@@ -331,7 +332,7 @@ def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> M
         max_ms=max(times),
         null_ms=null_ns / 1e6,
         cold_l2=timing.cold_l2 and place.on_gpu,
-        clocks=series.clocks,
+        clocks=Clocks.model_validate(series.clocks),
     )
 
 
