@@ -1,9 +1,8 @@
-"""The page of flags that judge, candidate and fork server share.
+"""The page of flags that the judge, one sealed process and the fork server share.
 
-Counters, each on a cache line of its own, read and written by CPUs or, through
-:mod:`workers.judge.channel.semaphores`, by streams. The candidate may write what it likes here: READY and DONE
-are its own claims, checked by what the judge then finds in the outputs, and COMPILING moves time from one
-of its deadlines to another.
+It holds counters, each on a cache line of its own. CPUs read and write them, and so do CUDA streams
+(:mod:`workers.judge.channel.semaphores`). The sealed process may write anything here. READY and DONE are its claims,
+which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _NAP_S: Final = 50e-6
 
 
 def create() -> int:
-    """A new page; returns its descriptor."""
+    """Make a page; return its descriptor."""
     return memory("kqueue-flags", _SIZE)
 
 
 def memory(name: str, nbytes: int) -> int:
-    """Memory to share, whose size nobody can change: who touched a page that is gone would die of it."""
+    """Return a descriptor of shared memory whose size is sealed: touching a page that is gone would kill a process."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, nbytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -57,9 +56,9 @@ def wait(page: memoryview[int], flag: int, number: int, *, nap: bool, gone: Call
         page: what :func:`attach` gave.
         flag: which.
         number: the call's.
-        nap: sleep for a moment at a time when it takes longer. Where the work itself is on the CPU, two
-            processes that spin would take the cores from it; where it is on a GPU a nap would blur the clock.
-        gone: looked at now and then; True ends the wait.
+        nap: sleep for moments when it takes longer. On a CPU two spinning processes would take the cores from the
+            work itself; on a GPU a nap would blur the clock.
+        gone: asked now and then; True ends the wait.
     """
     turns = 0
     while page[flag] != number:

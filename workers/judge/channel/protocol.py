@@ -69,7 +69,7 @@ class ProtocolError(Exception):
 
 
 class Order(IntEnum):
-    """What the judge can ask of a candidate."""
+    """The orders of the judge."""
 
     OPEN = 9
     """Get ready: the device, and the source in a file. Carries the job (:class:`Job`); none of it runs yet."""
@@ -84,22 +84,22 @@ class Order(IntEnum):
     BIND_OUTPUTS = 5
     """Know the outputs' form. On a CPU, open the shared outputs."""
     RUN = 6
-    """One call: forward on the shared inputs. On a CPU outputs are copied to the shared ones; on a GPU the reply
-    says where they lie."""
+    """Call forward on the shared inputs. On a CPU the outputs are copied to the shared ones; on a GPU the reply says
+    where they lie."""
     TIME = 7
-    """One timed call: get ready, wait for the go-ahead in the shared flags, then as RUN; on a GPU with an empty kernel
+    """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
     before the forward."""
     TIME_NULL = 8
-    """As TIME without a forward: delivers the last outputs again."""
+    """As TIME without a forward: deliver the last outputs again."""
     AHEAD = 10
-    """One timed call on a GPU, enqueued ahead: its stream waits for the go-ahead and then says that it is done;
-    the reply comes as soon as all is enqueued."""
+    """Enqueue one timed call on a GPU: the stream waits for GO, runs the forward and writes DONE. The reply comes as
+    soon as all is enqueued."""
     AHEAD_NULL = 11
     """As AHEAD with an empty kernel instead of a forward."""
     AHEAD_IN_TURN = 14
     """As AHEAD with an empty kernel before the forward."""
     PROFILE = 12
-    """One call, profiled: the names of what ran on the GPU go to the memory beside the order."""
+    """Make one call under a profiler; the names of the kernels that ran go to the memory beside the order."""
     BUILD = 13
     """In a builder: import the source, and keep the libraries that it has compiled. Carries the architectures of
     GPUs to compile for; empty where there is none."""
@@ -130,7 +130,7 @@ class Answer(IntEnum):
 
 
 class Tag(IntEnum):
-    """What kind of exception ended an order, by its type and by CUDA's error code."""
+    """The kind of exception that ended an order, by its type and by CUDA's error code."""
 
     OTHER = 0
     ENTRY_POINT = 1
@@ -146,7 +146,7 @@ class Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's outside: dtype (None: one that the protocol does not know), shape and device type."""
+    """The form of a tensor: dtype (None for one that the protocol does not know), shape and device type."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -195,7 +195,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a candidate answered.
+    """The answer to an order.
 
     Attributes:
         answer: how the order ended.

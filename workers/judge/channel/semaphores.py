@@ -1,7 +1,7 @@
-"""The page of flags as streams see it: stream memory operations on pinned host memory.
+"""The page of flags as CUDA streams see it: stream memory operations on pinned host memory.
 
-A stream that waits for a word takes no part of the GPU's processors, and one that writes a word does so after
-all that it was given before. Both sides of the channel register the same page, each in its own CUDA context.
+A stream that waits for a word uses no processor of the GPU. A stream writes a word after all work that it was given
+before. Both sides of the channel register the same page, each in its own CUDA context.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Semaphores:
         self._address = pointer.value or 0
 
     def close(self) -> None:
-        """Give the page back to the host, once no stream uses it any more."""
+        """Unregister the page. No stream may use it any more."""
         call("cudaHostUnregister", self._host)
 
     def wait(self, stream: int, flag: int, number: int) -> None:
@@ -42,7 +42,7 @@ class Semaphores:
         driver("cuStreamWaitValue32_v2", *self._arguments(stream, flag, number), _AT_LEAST)
 
     def write(self, stream: int, flag: int, number: int) -> None:
-        """Have a stream set ``flag`` to ``number``, visible after all that it did before."""
+        """Have a stream set ``flag`` to ``number`` after all its earlier work."""
         driver("cuStreamWriteValue32_v2", *self._arguments(stream, flag, number), 0)
 
     def _arguments(self, stream: int, flag: int, number: int) -> tuple[Any, ...]:

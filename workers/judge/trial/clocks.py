@@ -1,20 +1,19 @@
-"""The two ways to time one call of a candidate. Neither asks the candidate for the time.
+"""The two ways to time one call of a sealed process. Neither asks the process for the time.
 
-On a GPU, :class:`GpuClock`: events in the judge's own CUDA context round everything that belongs to the call::
+On a GPU, :class:`GpuClock` puts events of the judge's own CUDA context around all that belongs to the call::
 
     judge's stream      [wait HOLD][event][write inputs][flush L2][GO][wait DONE][copy outputs][event]
     candidate's stream                                              [wait GO][forward][DONE]
 
-The candidate enqueues its part first, then the judge its own, and only then HOLD is let go, so that no time of
-the host's is in the span. Inputs appear within the timed span, so that nothing
-can be worked on before it, and outputs are copied within it, so that DONE said too early gains nothing. Two
-processes take turns on a GPU's processors and never run side by side there: work that a candidate does before
-GO delays the judge's own, in the span too. A forward that needs no processors (copies, callbacks) waits for no
-turn, while a null has to: such a forward is timed behind an empty kernel, which waits for it.
+The candidate enqueues its part first, then the judge enqueues its own and lets HOLD go. So the span holds no time of
+the host. Inputs appear within the span, so nothing can be worked on before it. Outputs are copied within the span, so
+an early DONE gains nothing. Two processes take turns on a GPU's processors and never run there side by side, so work
+that a candidate does before GO delays the judge's own work, which is in the span too. A forward that needs no
+processors (copies, callbacks) waits for no turn, but a null does; such a forward is timed behind an empty kernel.
 
-A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. That is
-seen by an answer that does not come, and such calls, and all on a CPU, are timed by :class:`CpuClock`: the
-judge's CPU clock from before the inputs are written until the outputs have been copied.
+A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. Its answer does not
+come. Such calls, and all calls on a CPU, are timed by :class:`CpuClock`: the judge's CPU clock from before the inputs
+are written until the outputs have been copied.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Exchange, copy_out
 
-#: How long a candidate may take to enqueue a call before it is taken to wait for the GPU, in seconds: first try,
-#: and later ones. A busy host can hold up an honest one for a moment.
+#: Seconds that a candidate may take to enqueue a call before the judge concludes that it waits for the GPU: at the
+#: first try and at later ones. A busy host can hold up an honest candidate for a moment.
 _ENQUEUE_S: Final = (0.05, 0.25)
-#: How long an untimed call may take that is waited for, and between two looks at it, in seconds.
+#: Seconds that the judge waits for an untimed call, and between two looks at it.
 _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
 #: Looks at an event between looks at the candidate (about 1 ms).
@@ -47,7 +46,7 @@ _LOOK: Final = 1 << 10
 
 
 class Flusher:
-    """Empties the GPU's L2 cache by writing twice its size, lines that were asked to stay included."""
+    """Empties the GPU's L2 cache: it resets lines that were asked to persist, and writes twice the cache's size."""
 
     def __init__(self) -> None:
         size = torch.cuda.get_device_properties(0).L2_cache_size
@@ -58,9 +57,10 @@ class Flusher:
         self._buffer.zero_()
 
     def bandwidth(self) -> float:
-        """What the device's memory moves, reading and writing, in bytes a second: the best of a few copies.
+        """Return the device's memory bandwidth, reads and writes together, in bytes a second: the best of a few copies.
 
-        The copies are of the L2 cache's size, which flatters: a floor that rests on it accuses nobody wrongly.
+        The copies have the size of the L2 cache, which flatters the device. A floor under a kernel's time that rests on
+        this figure accuses nobody wrongly.
         """
         half = self._buffer.numel() // 2
         best = min(_span(lambda: self._buffer[:half].copy_(self._buffer[half:])) for _ in range(5))
@@ -68,7 +68,7 @@ class Flusher:
 
 
 class GpuClock:
-    """Events round work that was enqueued ahead."""
+    """Events around work that was enqueued ahead."""
 
     basis: Final = "gpu_clock"
 
@@ -89,7 +89,7 @@ class GpuClock:
         self._holder.close()
 
     def blocks(self, case: Case) -> bool:
-        """Whether the candidate's forward waits for the GPU, so that this clock cannot time it."""
+        """Return True if the forward waits for the GPU, so that this clock cannot time it."""
         for seconds in _ENQUEUE_S:
             if (enqueued := self._enqueue(Order.AHEAD, case, seconds)) is not None:
                 self._let_go(enqueued[0])
@@ -97,7 +97,7 @@ class GpuClock:
         return True
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
-        """One timed call.
+        """Time one call.
 
         Args:
             order: ``AHEAD``, ``AHEAD_IN_TURN`` or ``AHEAD_NULL``.
@@ -139,7 +139,7 @@ class GpuClock:
         return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 
     def _load_copies(self, into: list[torch.Tensor], views: list[torch.Tensor]) -> None:
-        """Copy once from layouts that are new: what the copy loads must not be loaded behind a stream that waits."""
+        """Copy once from new layouts: the copy loads kernels, which cannot be loaded behind a stream that waits."""
         layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
         if layouts not in self._layouts:
             copy_out(views, into)
@@ -147,11 +147,11 @@ class GpuClock:
             self._layouts.add(layouts)
 
     def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[torch.Tensor]] | None:
-        """Have the candidate enqueue a call; None if it did not manage and was let go."""
+        """Have the candidate enqueue a call; return None if it did not do so in time and was let go."""
         number = self._process.send(order, seed=case.seed)
         if self._process.answered(seconds):
             return number, self._exchange.outputs(self._process.receive(number))
-        # On inputs as they must be, and untimed: its answer counts for nothing.
+        # It runs on right inputs, untimed; its answer does not count.
         self._exchange.load(case.inputs)
         self._exchange.settle()
         self._process.flags[flags.GO] = number
@@ -159,7 +159,7 @@ class GpuClock:
         return None
 
     def _let_go(self, number: int) -> None:
-        """Have an enqueued call run, untimed, and wait for it a while: it must not be waiting when others are timed."""
+        """Have an enqueued call run untimed, and wait for its end, so that it does not disturb what is timed next."""
         page = self._process.flags
         page[flags.GO] = number
         deadline = time.monotonic() + _LET_GO_S
@@ -167,7 +167,7 @@ class GpuClock:
             time.sleep(_NAP_S)
 
     def _await(self, end: torch.cuda.Event, number: int) -> None:
-        """Wait for the end of a call. A candidate that fails meanwhile never says DONE: that is said for it."""
+        """Wait for the end of a call. Say DONE for a candidate that fails meanwhile: the stream waits for it."""
         turns = 0
         try:
             while not end.query():
@@ -183,7 +183,7 @@ class GpuClock:
 
 
 class CpuClock:
-    """The judge's CPU clock, from before the inputs are written until the outputs have been copied."""
+    """The judge's CPU clock: from before the inputs are written until the outputs have been copied."""
 
     basis: Final = "cpu_clock"
 
@@ -224,13 +224,13 @@ class CpuClock:
         return end - begin, ready - begin
 
     def _wait(self, flag: int, number: int) -> None:
-        """Until the flag shows the call's number, or the candidate has something else to say."""
+        """Wait until the flag shows the call's number, or the candidate says something else."""
         process = self._process
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
 
 
 def empty_kernel_ns() -> float:
-    """What the empty kernel of a null takes on this device: one of many that run back to back, in nanoseconds."""
+    """Return the time of a null's empty kernel on this device, in nanoseconds: one of many that run back to back."""
     word = torch.zeros(1, device="cuda")
     many = 32
 
@@ -242,7 +242,12 @@ def empty_kernel_ns() -> float:
 
 
 def _span(work: Callable[[], object], *, behind: bool = False) -> float:
-    """Nanoseconds that work takes on this process's stream; ``behind``: enqueued behind something longer."""
+    """Return the nanoseconds that work takes on this process's stream.
+
+    Args:
+        work: enqueues it.
+        behind: enqueue it behind longer work, so that no gaps of the host are in the time.
+    """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if behind:
         # Cycles, half a millisecond: all is enqueued by then.

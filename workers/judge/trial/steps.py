@@ -1,7 +1,7 @@
-"""What an evaluation does now, for how long it may and did, and whose the device is meanwhile.
+"""The steps of an evaluation: their phases, deadlines and durations, and the device's lock.
 
-Every step is a ``with`` block. Its phase and deadline stand in the black box, which is read should the judge
-die; past its time the kernel ends the judge itself, whatever it executes.
+Every step is a ``with`` block. The black box holds its phase and deadline, for whoever must explain the judge's death.
+A judge that overstays is ended by an alarm of the operating system, whatever it executes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kqueue.limits import GPU_WAIT_S
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.place import Place
 
-#: Seconds beyond the candidate's own deadline after which the judge itself is ended.
+#: Seconds beyond all deadlines of an evaluation after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
-#: How long the device is waited for only to test it: a verdict is known, and others will test it.
+#: Seconds to wait for the device only to test it. The verdict is known, and others will test the device.
 _TEST_WAIT_S: Final = 30.0
 
 
@@ -29,7 +29,7 @@ class Steps:
     """The steps of one evaluation.
 
     Attributes:
-        durations: seconds that each named step took, in all.
+        durations: seconds that each named step took in all.
     """
 
     def __init__(self, blackbox: BlackBox, place: Place, deadlines: Deadlines) -> None:
@@ -49,7 +49,7 @@ class Steps:
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Generator[None]:
-        """Have the device alone among its slots."""
+        """Use the device alone among its places."""
         self._blackbox.enter(Phase.PREPARE)
         with self._lock() as lock:
             with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
@@ -59,7 +59,7 @@ class Steps:
 
     @contextlib.contextmanager
     def device_soon(self) -> Generator[bool]:
-        """Have the device alone, if it is free before long; says whether it is."""
+        """Use the device alone if it becomes free soon; yield True if it did."""
         with self._lock() as lock:
             deadline = time.monotonic() + _TEST_WAIT_S
             had = False
@@ -74,7 +74,7 @@ class Steps:
 
     @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
-        """Should every deadline below fail, the judge itself ends: its parent records ``judge_error``."""
+        """End the judge itself if every other deadline fails; its parent then records ``judge_error``."""
         self._blackbox.enter(phase)
         with _alarm(self._deadlines.total_s + _BACKSTOP_S):
             yield
@@ -90,9 +90,9 @@ class Steps:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """End this process, whatever it executes, unless the block is left within ``seconds``.
+    """End this process, whatever it executes, unless the block ends within ``seconds``.
 
-    Within another such block that one's time goes on when this one is left.
+    In a nested block the outer block's time goes on when the inner one ends.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
     begun = time.monotonic()
