@@ -1,9 +1,8 @@
 """The Celery application that a slot's worker process runs.
 
-The supervisor (:mod:`workers.fleet`) starts the process, and :mod:`workers.start` makes it ready: torch and
-Triton are imported, and the slot's fork server is running. From then on the worker's parent only forks: a
-child for each task, which is the judge of one evaluation. The parent never touches CUDA, as a process that
-did cannot be forked.
+The supervisor (:mod:`workers.fleet`) starts the process. :mod:`workers.start` imports torch and Triton and forks the
+slot's fork server. From then on the worker's parent only forks: for each task a child, which judges one evaluation. The
+parent never touches CUDA, as a process that did cannot be forked.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _LOOK_AT_CHILDREN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """What the parent made before it forked."""
+    """The state that the parent makes before it forks."""
 
     config: Config
     slot: Slot

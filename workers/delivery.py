@@ -1,8 +1,7 @@
-"""What is recorded of an evaluation whose judge cannot speak for itself any more, and what Flower is told.
+"""The worker's parent records the outcome of a judge that could not, and tells Flower.
 
-Celery runs the judge in a child. What the child ends by itself, it records itself. Of everything else the
-worker's parent learns through :class:`Request`, looks into the flight recorder (:mod:`workers.judge.host.blackbox`)
-and records once, first writer wins:
+Celery runs the judge in a child, which records its own outcome. The parent learns of every other end through
+:class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records once; the first writer wins:
 
 ============================================  ==========================  ================================
 how the judge ended                           where it was                recorded, and by whom
@@ -27,8 +26,8 @@ the supervisor or the host died               any                         ``work
 it could not read the stored request          claimed                     ``judge_error``, by the judge
 ============================================  ==========================  ================================
 
-What was handed back is no try. What becomes of evaluations when Redis, Postgres, a disk or a clock fails
-stands in docs/recovery.md.
+An attempt that was handed back does not count as a try. For failures of Redis, Postgres, disks and clocks see
+docs/recovery.md.
 
 No foreign code runs in a judge: neither a kernel nor a problem can kill it. Nothing here waits for Postgres longer than
 a few seconds, as the worker's event loop stands still meanwhile. Where Postgres is away the worker ends itself instead:
@@ -71,7 +70,7 @@ _PATIENCE_S: Final = 2
 
 
 def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = False) -> Outcome:
-    """What an attempt came to whose judge did not say: the table above, after the claim.
+    """Return the outcome of an attempt whose judge did not record one: the table above, after the claim.
 
     Args:
         error: what Celery reports, such as :class:`~workers.pool.ChildDied`.
@@ -230,7 +229,7 @@ def _impatient(engine: Engine) -> Engine:
 
 
 def _oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck on this host; 0 where it does not tell."""
+    """Return how often the host's out-of-memory killer has struck; 0 where the host does not tell."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,8 +1,8 @@
 """``python -m workers.start``: a slot's worker process, from its first instruction on.
 
-The order matters. It is started with an environment that holds no secret, imports torch once, and forks the
-slot's fork server, which so holds nothing worth stealing and shares the imports' memory. Only then does it
-take the fleet's settings, from a descriptor, and become the Celery worker.
+The order matters. The process starts with an environment without secrets, imports torch once, and forks the slot's
+fork server. So the fork server holds nothing worth stealing and shares the memory of the imports. Only then does the
+process read the fleet's settings from a descriptor and become the Celery worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fork server as its parent and the judges see it: what it is started with, and asking it for candidates."""
+"""A handle on the fork server: how to start it, and how to ask it for sealed processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.judge.place import Place
 from workers.judge.sandbox import level
 from workers.judge.sandbox.seal import Profile
 
-#: What of the worker's environment a fork server, and so every candidate, may see.
+#: Variables of the worker's environment that a fork server, and so every sealed process, may see.
 _PASSED: Final = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
@@ -67,7 +67,7 @@ class ForkServerError(RuntimeError):
 
 
 class ForkServer:
-    """The worker's parent's handle on its slot's fork server; inherited by the judges that it forks."""
+    """A handle that the fork server's parent holds, and that the judges which it forks inherit."""
 
     def __init__(self, place: Place, pid: int, requests: socket.socket) -> None:
         """Hold on to a fork server that this process has just started.
@@ -112,7 +112,7 @@ class ForkServer:
             )
 
     def alive(self) -> bool:
-        """Whether it runs. Only its parent may ask."""
+        """Return True if it runs. Only its parent may ask."""
         if not self._ended:
             self._ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return not self._ended
@@ -207,14 +207,14 @@ started: ForkServer | None = None
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of a worker's environment its fork server, and so every candidate, may see."""
+    """Return the part of a worker's environment that its fork server, and so every sealed process, may see."""
     # The interpreter's own directory first: ninja and other tools installed beside it must be found.
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     return {name: environment[name] for name in _PASSED if name in environment} | _SET | {"PATH": path}
 
 
 def prepare_scratch(place: Place) -> None:
-    """Make the slot's directory, which candidates may traverse and no more."""
+    """Make the place's directory, which sealed processes may only traverse."""
     place.scratch.mkdir(parents=True, exist_ok=True)
     place.scratch.parent.chmod(0o711)
     place.scratch.chmod(0o711)
