@@ -1,7 +1,7 @@
 """The Celery application: lanes, routes and delivery settings, each with its reason.
 
-A message names one evaluation and carries nothing else that a worker acts on. Its ``kwargsrepr`` header
-is a label for Flower; the truth about the evaluation is read from Postgres by whoever executes it.
+A message names one evaluation and carries nothing else that a worker acts on. Its ``kwargsrepr`` header is a label
+for Flower. The worker that executes the evaluation reads the rest from Postgres.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from kqueue.message import Message
 
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
-#: Redis hands an unacknowledged message out again after this many seconds. Nothing waits for that: what a dead
-#: worker ran is queued again in Postgres, and a sweeper sends it within seconds. So it lies above every hard limit,
-#: and is the same for all clients, else a running evaluation is delivered twice (harmless, but a wasted slot).
+#: Redis delivers an unacknowledged message again after this many seconds. Nothing waits for that: a dead worker's
+#: evaluation is queued again in Postgres, and a sweeper sends it within seconds. The value lies above every hard limit
+#: and is the same for all clients. Otherwise a running evaluation is delivered twice: harmless, but a wasted slot.
 VISIBILITY_TIMEOUT_S: Final = 7 * 3600
-#: How long whoever sends waits for Redis, for each of two tries: a sweeper sends later what could not be sent.
+#: Seconds that a sender waits for Redis in each of two tries. A sweeper sends later what could not be sent.
 SENDER_PATIENCE_S: Final = 3.0
-#: How long a worker waits for an answer of Redis. Its event loop stands still meanwhile, and with it hard limits;
-#: but a connection that is given up needlessly (Redis writes a large file) costs a second delivery.
+#: Seconds that a worker waits for an answer of Redis. Its event loop, and so its hard limits, stand still meanwhile. A
+#: shorter wait would give up connections needlessly (while Redis writes a large file), each for a second delivery.
 CONSUMER_PATIENCE_S: Final = 10.0
 
-#: What a URL's query may name for TLS.
+#: The names that a URL's query may hold, for TLS.
 _TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
 #: Messages read from a queue at once.
 _PAGE: Final = 1000
-#: Commands of a batch of messages that are sent at once: two a message, one of them Flower's.
+#: The most commands that a batch of messages sends at once: two for each message, one of them for Flower.
 _PIPELINE: Final = 400
-#: Says which Redis was looked through last, so that one that lost its messages is noticed. Gone with them.
+#: This key says which Redis was searched last. A Redis that lost its messages has lost the key too.
 _MARKER: Final = "kqueue.sweeper"
 _LOOKING: Final = b"looking"
 
@@ -66,7 +66,7 @@ def check_lane(lane: str) -> str:
 
 
 def queue(lane: str) -> Queue:
-    """The queue of a lane."""
+    """Return the queue of a lane."""
     name = _PREFIX + check_lane(lane)
     return Queue(name, routing_key=name)
 
@@ -75,7 +75,7 @@ def parse(url: str) -> str:
     """Return ``url`` if it can be one of Redis.
 
     Raises:
-        ConfigError: it cannot; the message does not repeat it, as it may hold a password.
+        ConfigError: it cannot. The message does not repeat it, as it may hold a password.
     """
     scheme = url.partition("://")[0]
     if scheme not in {"redis", "rediss", "redis+socket"} or scheme == url:
@@ -96,10 +96,10 @@ def parse(url: str) -> str:
 
 
 def tls(url: str) -> dict[str, Any] | None:
-    """What Celery is told of the TLS that ``url`` asks for; None where it asks for none.
+    """Return Celery's settings for the TLS that ``url`` asks for, None if it asks for none.
 
-    The server's certificate and the host's name in it are always verified, by the authorities in the query's
-    ``ssl_ca_certs`` or else by the system's. ``ssl_certfile`` and ``ssl_keyfile`` are shown to the server.
+    The server's certificate and the host's name in it are always verified, with the authorities in the query's
+    ``ssl_ca_certs`` or else with the system's. ``ssl_certfile`` and ``ssl_keyfile`` are for servers that ask for them.
 
     Raises:
         ConfigError: it asks for something else, or for a file that cannot be read.
@@ -123,12 +123,12 @@ def tls(url: str) -> dict[str, Any] | None:
 
 
 def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_s: float = SENDER_PATIENCE_S) -> Celery:
-    """The Celery application of a fleet; it connects when first used.
+    """Return the Celery application of a fleet. It connects when first used.
 
     Args:
         config: the fleet's settings.
-        lanes: those that a worker may be told to serve; a sender needs none.
-        patience_s: how long an answer of Redis is waited for.
+        lanes: the lanes that a worker may serve; a sender needs none.
+        patience_s: the longest wait for an answer of Redis, in seconds.
 
     Raises:
         ConfigError: no address of Redis is set, or what is set is not one.
@@ -151,52 +151,52 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         worker_pool="workers.pool:TaskPool",
         worker_concurrency=1,
         worker_max_tasks_per_child=1,
-        # A message stays in Redis until the slot is free: idle slots get the work, and nothing that was
-        # fetched early comes back as a duplicate.
+        # A message stays in Redis until a slot is free. Idle slots get the work, and no message that was fetched
+        # early comes back as a duplicate.
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
-        # A dead worker's message comes back; a kernel that kills its process does not (that is a verdict).
+        # The message of a dead worker comes back. That of a kernel that kills its process does not: it has a verdict.
         task_acks_late=True,
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
         task_reject_on_worker_lost=False,
         task_retry_on_worker_lost=False,
-        # A child that is not up in this time is killed and another forked, for ever: 4 s, the default, can be
-        # too short on a busy host.
+        # A child that is not up in this time is killed and replaced, again and again. The default, 4 s, can be too
+        # short on a busy host.
         worker_proc_alive_timeout=60.0,
-        # Work that is under way does not need Redis; cancelled work is lost with its message.
+        # Work under way needs no Redis, and work that Celery cancelled would be lost with its message.
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        # Flower's and the client's `revoke`. Redis must be out of strangers' reach in any case.
+        # For Flower's and the client's `revoke`. Strangers must not reach Redis in any case.
         worker_enable_remote_control=True,
         # Flower shows nothing without the worker's events, and no queued time without the sender's.
         worker_send_task_events=True,
         task_send_sent_event=True,
-        # Sending is tried by publish() below, once more at most; Celery's own policy waits in between.
+        # publish() below tries a second time at most, and at once. Celery's own policy waits in between.
         task_publish_retry=False,
         # A lane that nobody declared is an error at submission, not a queue that nobody reads.
         task_create_missing_queues=False,
         task_queues=[queue(lane) for lane in lanes],
         task_default_queue="kqueue.unrouted",
-        # A worker waits for Redis as long as it takes.
+        # A worker waits for Redis without a limit.
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
             "visibility_timeout": VISIBILITY_TIMEOUT_S,
-            # A sender does not wait: the sweeper sends what could not be sent. One more try, at once, is for
-            # a connection that broke since it was last used.
+            # A sender does not wait: the sweeper sends what could not be sent. The second try, at once, is for a
+            # connection that broke since it was last used.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,
-            # Unacknowledged messages past the visibility timeout are looked for every 10 s instead of every 100 s:
-            # they are what a worker held that died hours ago, and each is a message less to look through.
+            # Look for unacknowledged messages past the visibility timeout every 10 s instead of every 100 s. A worker
+            # that died hours ago held them, and each one that goes is a message less to search.
             "unacked_restore_interval": 10,
             "unacked_restore_throttle": 1,
-            # Without a timeout a half-open connection waits for ever.
+            # Without a timeout a half-open connection waits without end.
             "socket_timeout": patience_s,
             # Connecting takes a round trip or two, wherever Redis is.
             "socket_connect_timeout": SENDER_PATIENCE_S,
-            # A connection that waits for messages sends nothing: the system notices that its peer is gone, and
-            # a question every 25 s that nothing answers, where a firewall forgot the connection.
+            # A connection that waits for messages sends nothing. Keepalive notices that its peer is gone; a question
+            # every 25 s notices a firewall that dropped the connection.
             "socket_keepalive": True,
             "health_check_interval": 25,
         },
@@ -220,7 +220,7 @@ def check(app: Celery) -> None:
 
 
 def info(app: Celery) -> dict[str, Any]:
-    """What Redis says of itself and its settings (``INFO``).
+    """Return Redis's report on itself and its settings (``INFO``).
 
     Raises:
         BrokerUnavailable: Redis does not answer.
@@ -232,17 +232,17 @@ def info(app: Celery) -> dict[str, Any]:
 
 
 def publish(app: Celery, messages: Sequence[Message]) -> None:
-    """Send messages, in their order. Some may be sent twice, which is harmless, where a connection broke.
+    """Send messages, in their order. If a connection broke, some are sent twice, which is harmless.
 
     Raises:
-        BrokerUnavailable: Redis did not take all of them. No evaluation is lost: the sweeper sends it later.
+        BrokerUnavailable: Redis did not take all of them. No evaluation is lost: a sweeper sends the rest later.
     """
     with _translate():
         try:
             _publish(app, messages)
         except (KombuError, RedisError, OSError) as error:
-            # Redis may have restarted since the connection was last used; one that does not answer is not asked
-            # again, nor is one that refuses.
+            # Redis may have restarted since the connection was last used. A Redis that does not answer, or refuses,
+            # is not asked again.
             if not isinstance(_root(error), RedisConnectionError | ConnectionError):
                 raise
             _publish(app, messages)
@@ -262,20 +262,20 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
                 kwargsrepr=printable(message.label),
                 retry=False,
                 producer=producer,
-                # Lists need no declaring, and a producer no right to change what is bound to what.
+                # Lists need no declaration, and a producer needs no right to change bindings.
                 declare=[],
             )
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an error of kombu's was raised for."""
+    """Return the cause of one of kombu's errors."""
     while isinstance(error, KombuError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def waiting(app: Celery, lane: str) -> set[UUID]:
-    """The evaluations whose messages lie in a lane's queue, not fetched by any worker.
+    """Return the evaluations whose messages lie in a lane's queue. No worker has fetched these.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
@@ -283,7 +283,7 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
     found: set[UUID] = set()
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
-        # Producers push at the head and workers take from the tail: what stays is not missed between pages.
+        # Producers push at the head and workers take from the tail, so no page misses a message that stays.
         for start in count(0, _PAGE):
             page = client.lrange(queue(lane).name, start, start + _PAGE - 1)
             found.update(identity for message in page if (identity := _identity(message)) is not None)
@@ -294,10 +294,10 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
 
 @contextmanager
 def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
-    """Whether this Redis is to be looked through, and after the block, if it ends well, a note that it was.
+    """Yield True if this Redis is to be searched for lost messages. If the block then ends well, record that it was.
 
-    It is where it does not remember that: it was emptied, restarted, replaced by another or by a replica that
-    was promoted, or ``every_s`` seconds have passed. What is lost during the block is noticed the next time.
+    It is to be searched if it holds no such record: it was emptied, restarted, or replaced by another one or by a
+    promoted replica; or ``every_s`` seconds have passed. The next search finds what is lost during the block.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
@@ -312,12 +312,12 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
         yield not known
         if not known:
             with _translate():
-                # Only if it is still there: else it was lost, and with it what was seen.
+                # Only if the key is still there. Otherwise it was lost, and maybe messages with it that were seen.
                 client.set(_MARKER, run, ex=max(1, round(every_s)), xx=True)
 
 
 def turn(app: Celery, what: str, *, every_s: float) -> bool:
-    """Whether it is time for ``what``, which one sweeper of a fleet is to do every ``every_s`` seconds.
+    """Return True if the caller is to do ``what``, which one sweeper of a fleet does every ``every_s`` seconds.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
@@ -328,7 +328,7 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
 
 
 def revoke(app: Celery, evaluation_id: UUID) -> None:
-    """Have a worker that executes the evaluation kill it, and those that will fetch it pass it over.
+    """Tell the worker that executes the evaluation to kill it, and workers that fetch it later to skip it.
 
     Raises:
         BrokerUnavailable: Redis did not take it.
@@ -338,12 +338,12 @@ def revoke(app: Celery, evaluation_id: UUID) -> None:
 
 
 def printable(label: str) -> str:
-    """A label for Flower: one line, nothing in it that turns text around or controls anything."""
+    """Return a label for Flower: one line, without characters that control a terminal or reverse text."""
     return "".join(char if char.isprintable() else "\ufffd" for char in label[:_LABEL_CHARACTERS])
 
 
 def _identity(message: bytes) -> UUID | None:
-    """The evaluation that a message in a queue names; None where it is not one of ours."""
+    """Return the evaluation that a message in a queue names, None if the message is not one of ours."""
     try:
         return UUID(json.loads(message)["headers"]["id"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

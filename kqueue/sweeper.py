@@ -1,8 +1,8 @@
-"""What keeps the promise that every accepted evaluation ends: run every few seconds by each fleet.
+"""The sweep, which keeps the promise that every accepted evaluation ends. Each fleet sweeps every few seconds.
 
-Postgres is the truth, so whatever Redis, a worker or a producer lost is found there: evaluations whose
-workers fell silent, whose producers' patience is over, and whose messages are gone. A sweep is short: what
-takes longer is done by the next ones, bite by bite.
+Postgres holds the truth, so a sweep finds there what Redis, a worker or a producer lost: evaluations whose workers fell
+silent, whose producers' patience is over, and whose messages are gone. A sweep is short. Longer work is done in pieces,
+one a sweep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: One sweeper at a time in the whole fleet.
 _LOCK: Final = 0x6B71_7565_7565_0002
-#: What there is to do: one question every second, where those who do it would ask many of an idle fleet.
+#: Asks what there is to do. An idle fleet asks this one question every second instead of one for each chore.
 _CHORES: Final = select(
     evaluations.ANY_UNFINISHED.label("unfinished"),
     evaluations.ANY_UNPUBLISHED.label("unpublished"),
@@ -39,34 +39,34 @@ _CHORES: Final = select(
     evaluations.ANY_OVERDUE.label("overdue"),
     workers.ANY_SILENT.label("silent"),
 )
-#: Messages sent between two notes in the database that they were.
+#: Messages sent before the database is told.
 _BATCH: Final = 500
-#: How long one sweep sends messages: whoever sweeps has heartbeats to give besides.
+#: The longest time that one sweep sends messages, in seconds: the caller has heartbeats to send too.
 _SENDING_S: Final = 1.0
-#: Rows that one statement changes: so many take a moment, however busy the database is.
+#: Rows that one statement changes. So many take a moment, however busy the database is.
 _BITE: Final = 5000
-#: Seconds between two looks for single messages that Redis lost, as it does where a worker dies in the moment in
-#: which it takes one. A look at 100,000 costs 2.3 s of a slow core, so that a minute's share of it is small.
+#: Seconds between two searches for single messages that Redis lost, as it does if a worker dies in the moment in which
+#: it takes one. A search among 100,000 messages takes 2.3 s on a slow core, a small share of a minute.
 LOOK_EVERY_S: Final = 60.0
-#: Seconds between two bites of pruning: more is removed in a day than any fleet makes, and hardly anybody notices.
+#: Seconds between two bites of pruning. They remove more in a day than any fleet makes, at a negligible load.
 _PRUNE_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes:
-        swept: False where another sweeper was at it; then nothing else is set.
-        lost: attempts ended because their workers fell silent, and what became of each evaluation.
-        expired: evaluations ended because nobody began them in time.
-        stopped_workers: workers given up as dead.
-        missing: messages that should have been in Redis and were not.
-        published: messages sent.
+        swept: False if another sweeper was at work; nothing else is set then.
+        lost: the evaluations whose attempts were ended because their workers fell silent, and what became of each.
+        expired: the number of evaluations that were ended because no worker began them in time.
+        stopped_workers: the number of workers that were given up as dead.
+        missing: the number of messages that Redis should have had and did not.
+        published: the number of messages sent.
         pruned: what was removed for its age.
-        more: whether there is more to send: sweep again soon.
+        more: True if there is more to send: sweep again soon.
         broker_error: why publishing was broken off; the next sweep tries again.
-        idle: whether every evaluation has its verdict: there is nothing to lose.
+        idle: True if every evaluation has its verdict, so there is nothing to lose.
     """
 
     swept: bool
@@ -91,17 +91,17 @@ def sweep(
     retention_days: float | None = None,
     log_retention_days: float | None = None,
 ) -> SweepReport:
-    """Do once what is to be done. Any number of sweepers may run; one works at a time.
+    """Sweep once. Any number of sweepers may run; one works at a time.
 
     Args:
         engine: the database; two connections are used at once.
         app: what :func:`kqueue.broker.make_app` made.
         retry_delay_s: seconds before a second try.
-        look_every_s: how often all messages are looked for in Redis. One that was emptied, restarted or replaced is
-            noticed at once.
-        silent_after_s: a worker without a heartbeat for so long is marked as stopped.
-        retention_days: finished evaluations are removed after so many days; None: never.
-        log_retention_days: logs of finished evaluations are emptied after so many days; None: never.
+        look_every_s: seconds between two searches of Redis for all messages. A Redis that was emptied, restarted or
+            replaced is noticed at once.
+        silent_after_s: seconds without a heartbeat after which a worker is marked as stopped.
+        retention_days: days after which finished evaluations are removed; None: never.
+        log_retention_days: days after which logs of finished evaluations are emptied; None: never.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
@@ -131,11 +131,11 @@ def sweep(
 
 
 def _look(engine: Engine, app: Celery, every_s: float) -> int:
-    """Note which messages are not in Redis that should be, where that is to be asked; return how many."""
+    """If Redis is to be searched, record which messages are missing there; return how many."""
     with broker.unseen(app, every_s=every_s) as unseen:
         if not unseen:
             return 0
-        # Before Redis is read: what is sent meanwhile is not asked for.
+        # Read before Redis is: messages that are sent meanwhile are not missed.
         expected = evaluations.published(engine)
         lost = [identity for lane, ids in expected.items() for identity in ids - broker.waiting(app, lane)]
         for start in range(0, len(lost), _BITE):
@@ -144,7 +144,7 @@ def _look(engine: Engine, app: Celery, every_s: float) -> int:
 
 
 def _send_missing(engine: Engine, app: Celery) -> Generator[int]:
-    """Send what has no message in Redis, for a while; yields how many, batch by batch."""
+    """Send the missing messages, for a while, and yield the size of each batch."""
     deadline = time.monotonic() + _SENDING_S
     while due := evaluations.due_for_publishing(engine, limit=_BATCH):
         broker.publish(app, due)
@@ -163,20 +163,20 @@ def _prune_a_bite(
     try:
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
-        # Above all for want of rights: what matters more goes on.
+        # Most often a right is missing. The rest of the sweep matters more and goes on.
         _tell_unremoved(str(error))
         return Pruned()
 
 
 @lru_cache(maxsize=16)
 def _tell_unremoved(reason: str) -> None:
-    """Warn, once in a process: every bite would meet it anew."""
+    """Warn once in a process: every bite fails in the same way."""
     _log.warning("old evaluations could not be removed: %s", reason)
 
 
 @contextmanager
 def _alone(engine: Engine) -> Generator[Connection | None]:
-    """A connection, if no other sweeper is at work; none will be within the block."""
+    """Yield a connection, None if another sweeper is at work. No other one begins within the block."""
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         alone = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}))
         try:

@@ -1,4 +1,4 @@
-"""What a client asks of its way to a fleet."""
+"""The interface between a client and its way to a fleet."""
 
 from __future__ import annotations
 

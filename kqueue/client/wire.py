@@ -1,4 +1,4 @@
-"""What clients and `kqueue serve` say to each other, in JSON."""
+"""The JSON between clients and `kqueue serve`."""
 
 from __future__ import annotations
 

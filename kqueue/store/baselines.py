@@ -1,4 +1,4 @@
-"""The references' own times, cached for each problem, environment and way of measuring."""
+"""Baselines: the references' own times, cached for each problem, environment and way of measuring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kqueue.store.models import Baseline
 
 
 def get(engine: Engine, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-    """The cached time; None where there is none.
+    """Return the cached time, None if there is none.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
@@ -41,9 +41,9 @@ def put(
 
     Args:
         engine: the fleet's database.
-        problem_hash, environment_hash, settings_key: what it is the time of.
+        problem_hash, environment_hash, settings_key: the key of the time.
         measurement: the time.
-        replace: put it in the place of one that no longer holds.
+        replace: overwrite a time that no longer holds.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.

@@ -1,4 +1,4 @@
-"""What a candidate may have put into a text or a number, made fit for Postgres."""
+"""Making texts and numbers that foreign code influenced fit for Postgres."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 def text(value: str) -> str:
-    """``value`` with each character that Postgres refuses replaced by U+FFFD."""
+    """Return ``value`` with U+FFFD in the place of each character that Postgres refuses."""
     return _UNFIT.sub("\ufffd", value)
 
 
 def json(value: Any) -> Any:
-    """``value`` as JSON that Postgres takes.
+    """Return ``value`` as JSON that Postgres takes.
 
     NaN and the infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``; sets and tuples
     become lists; what JSON does not know becomes its text.

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and the one place where its errors become kqueue's."""
+"""Connections to Postgres, and the translation of its errors to kqueue's."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sqlalchemy.engine import URL, make_url
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
 
 CONNECT_TIMEOUT_S: Final = 5
-#: What the server holds every session to. A process that is stopped in the middle of a transaction must
-#: not keep its locks, and nobody waits for ever for those of another.
+#: The limits of every session. A process that is stopped in the middle of a transaction must not keep its locks, and no
+#: session waits without end for another's locks.
 _SESSION: Final = {
     "timezone": "UTC",
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "60s",
 }
-#: A peer that vanished without a word is noticed within half a minute.
+#: A connection notices within half a minute that its peer is gone.
 _KEEPALIVE: Final[dict[str, Any]] = {
     "keepalives": 1,
     "keepalives_idle": 10,
@@ -31,13 +31,13 @@ _KEEPALIVE: Final[dict[str, Any]] = {
     "tcp_user_timeout": 30_000,
 }
 
-#: A fault of the connection or the server, as opposed to one of the statement.
+#: Faults of the connection or the server, not of the statement.
 _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
 def parse(url: str) -> URL:
-    """The database's URL, with the driver that kqueue uses.
+    """Return the database's URL, with the driver that kqueue uses.
 
     Raises:
         ConfigError: it is not a URL of a Postgres database.
@@ -52,7 +52,7 @@ def parse(url: str) -> URL:
 
 
 def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
-    """An engine on the database; it connects when first used.
+    """Return an engine on the database. It connects when first used.
 
     Args:
         url: SQLAlchemy or libpq URL of Postgres.
@@ -77,7 +77,7 @@ def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
 
 
 def connect_listener(url: str, *, application: str) -> psycopg.Connection:
-    """A connection outside any pool, in autocommit, to wait for notifications on.
+    """Return a connection outside any pool, in autocommit, for waiting for notifications.
 
     Raises:
         DatabaseUnavailable: it cannot be had.
@@ -91,7 +91,7 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
 
 @contextmanager
 def translate() -> Generator[None]:
-    """Raise kqueue's errors for those of SQLAlchemy and psycopg that are no fault of the statement.
+    """Raise kqueue's errors for errors of SQLAlchemy and psycopg that are no fault of the statement.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be reached, refused, or did not answer in time.
@@ -130,12 +130,12 @@ def lacks_right(error: DatabaseUnavailable) -> bool:
 
 
 def _line(fault: BaseException | None) -> str:
-    """The first line of an error's text; libpq's may go on for many."""
+    """Return the first line of an error's text; libpq's errors can have many."""
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
 @contextmanager
 def transaction(engine: Engine) -> Generator[Connection]:
-    """One transaction, committed at the end of the block, with :func:`translate` around it."""
+    """Yield the connection of one transaction, committed at the end of the block, within :func:`translate`."""
     with translate(), engine.begin() as connection:
         yield connection

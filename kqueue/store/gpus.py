@@ -1,7 +1,7 @@
-"""GPUs: which may be given evaluations, and why others may not. The database's clock decides.
+"""GPUs: their states, tests and resets. The database's clock decides.
 
-Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
-cannot be used. What of them the workers do is the supervisor's part (:mod:`workers.monitor`).
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used. The
+supervisor acts on what stands here (:mod:`workers.monitor`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Gpu, Worker
 from kqueue.store.sql import any_text
 
-#: Failed tests one after another that take a GPU out of service: one may be chance.
+#: Failed tests in a row that take a GPU out of service. One may be chance.
 QUARANTINED_AFTER: Final = 2
-#: Seconds to the first test that may bring a GPU back, doubled for each one that fails, and the most.
+#: Seconds to the first test that may bring a GPU back, doubled for each one that fails, and the longest.
 _FIRST_TEST_S: Final = 10.0
 _LAST_TEST_S: Final = 600.0
 _REASON_CHARACTERS: Final = 500
@@ -40,15 +40,15 @@ class GpuStatus:
         index: NVML's number on that host.
         name: the vendor's name.
         state: whether it may be given evaluations.
-        reason: why it is in that state, or is being tested; None where nothing is to be said.
+        reason: why it is in that state, or is being tested; None if there is no reason.
         since: when it came into that state, UTC.
-        failures: tests failed one after another.
-        check_at: when it is tested next, UTC; while a serving GPU waits for that it is given nothing either.
-        due: whether that is now.
-        reset_at: by when its workers are to be ended, UTC; None where nobody asked for that.
-        reset_due: whether that is now: nothing runs on it any more, or the time is over.
+        failures: tests failed in a row.
+        check_at: when it is tested next, UTC. A serving GPU that waits for a test is given nothing either.
+        due: True if it is to be tested now.
+        reset_at: when its workers are ended at the latest, UTC; None if no reset was asked for.
+        reset_due: True if they are to be ended now: nothing runs on it any more, or the time is over.
         facts: what was last seen of it (:mod:`workers.judge.gpu.facts`).
-        seen_at: when its supervisor last spoke of it, UTC.
+        seen_at: when its supervisor last reported it, UTC.
         running: the evaluations that its workers execute.
     """
 
@@ -70,7 +70,7 @@ class GpuStatus:
 
     @property
     def paused(self) -> str | None:
-        """Why its workers take no evaluations; None where they do."""
+        """Why its workers take no evaluations; None if they do."""
         if self.state == GpuState.SERVING and self.check_at is None:
             return None
         what = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
@@ -78,7 +78,7 @@ class GpuStatus:
 
 
 def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> None:
-    """Say that a host's fleet uses a GPU. What is known of it stays: drained is drained."""
+    """Record that a host's fleet uses a GPU. The state of a known one stays: drained is drained."""
     row: dict[str, Any] = {"host": host, "index": index, "name": name}
     with transaction(engine) as connection:
         connection.execute(
@@ -89,7 +89,7 @@ def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> 
 
 
 def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say that GPUs are seen, and what of them, by UUID."""
+    """Record the facts of GPUs that are seen, by UUID."""
     with transaction(engine) as connection:
         for uuid, known in facts.items():
             connection.execute(
@@ -100,13 +100,13 @@ def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | None = None) -> list[GpuStatus]:
-    """GPUs by host and index: all, or those named."""
+    """Return GPUs, ordered by host and index: all, or only those with these UUIDs or of this host."""
     with transaction(engine) as connection:
         return _find(connection, uuids=uuids, host=host)
 
 
 def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
-    """The GPU that an operator means.
+    """Return the GPU that an operator means.
 
     Args:
         engine: the database.
@@ -129,7 +129,7 @@ def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
 
 
 def drain(engine: Engine, uuid: str, *, reason: str | None) -> None:
-    """Give a GPU no more evaluations until it is resumed; what runs on it ends as itself."""
+    """Give a GPU no more evaluations until it is resumed. What runs on it goes on to its end."""
     with transaction(engine) as connection:
         _move(connection, uuid, GpuState.DRAINED, reason, check_at=None)
 
@@ -152,7 +152,7 @@ def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> 
         connection: the transaction.
         uuid: the GPU; a device that is none is passed over.
         reason: what happened, in one line.
-        failed: whether that was a failed test already, rather than a sign.
+        failed: True if that was a failed test, False if it was a sign that something is wrong.
     """
     connection.execute(
         update(Gpu)
@@ -172,15 +172,15 @@ def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False
 
 
 def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
-    """Give a GPU nothing, have its workers ended and started anew, and return it when it has then passed a test.
+    """Take a GPU out of service, have its workers restarted, and return it to service when it passes a test.
 
-    One that an operator drained is tested too, and stays drained whatever comes of that.
+    A GPU that an operator drained is tested too, and stays drained whatever the result.
 
     Args:
         engine: the database.
         uuid: the GPU, whatever its state.
         reason: who asked, in one line.
-        grace_s: seconds that what runs on it may take to end; then it is broken off, and done again elsewhere.
+        grace_s: seconds that its evaluations may take to end. Then they are broken off, and done again elsewhere.
     """
     with transaction(engine) as connection:
         state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
@@ -192,7 +192,7 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
 
 
 def test_after_reset(engine: Engine, uuid: str) -> None:
-    """A GPU's workers have ended as a reset asked for: it is due for a test."""
+    """Record that a GPU's workers have ended, as a reset asked for: it is due for a test."""
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu).where(Gpu.uuid == uuid, Gpu.reset_at.is_not(None)).values(reset_at=None, check_at=func.now())
@@ -200,7 +200,7 @@ def test_after_reset(engine: Engine, uuid: str) -> None:
 
 
 def record_pass(engine: Engine, uuid: str) -> None:
-    """A test was passed: the GPU serves, unless an operator has drained it."""
+    """Record a passed test: the GPU serves, unless an operator has drained it."""
     with transaction(engine) as connection:
         row = connection.execute(select(Gpu.state, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()).first()
         _count(connection, uuid, failures=0)
@@ -209,10 +209,10 @@ def record_pass(engine: Engine, uuid: str) -> None:
 
 
 def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | None:
-    """A test failed: the second in a row takes the GPU out of service, and it is tested again at growing intervals.
+    """Record a failed test. The second in a row takes the GPU out of service; it is tested again at growing intervals.
 
     Returns:
-        the GPU as it is now; None if its row is gone.
+        The GPU as it is now, None if its row is gone.
     """
     with transaction(engine) as connection:
         row = connection.execute(
@@ -233,18 +233,18 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
 
 
 def _count(connection: Connection, uuid: str, *, failures: int) -> None:
-    """A test was made. A drained GPU was tested for a reset, and is not tested again."""
+    """Count a test. A drained GPU was tested for a reset, and is not tested again."""
     check_at = case((Gpu.state == GpuState.DRAINED, null()), else_=Gpu.check_at)
     connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures, check_at=check_at))
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
-    """Whether a test decides on a GPU's state: not where an operator drained it, nor while a reset is under way."""
+    """Return True if a test decides on a GPU's state: no operator drained it, and no reset is under way."""
     return row.state != GpuState.DRAINED and row.reset_at is None
 
 
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
-    """A test could not be made: it is due again later, and until then nothing else changes."""
+    """Record that a test could not be made. It is due again later, and nothing else changes."""
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu)
@@ -270,7 +270,7 @@ def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None
         )
     )
     if state != GpuState.SERVING:
-        # At once: a claim that comes before its supervisor has looked is refused. It is the one to lift this.
+        # At once, so that a claim before its supervisor has looked is refused. The supervisor lifts it.
         [gpu] = _find(connection, uuids=[uuid], host=None)
         connection.execute(
             update(Worker).where(Worker.device == uuid, Worker.stopped_at.is_(None)).values(paused=gpu.paused)

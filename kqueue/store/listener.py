@@ -1,4 +1,4 @@
-"""Waiting for verdicts without asking again and again: one connection, one thread, any number of waiters."""
+"""Waiting for verdicts without polling: one connection and one thread for any number of waits."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from kqueue.store.engine import connect_listener
 
 _log = logging.getLogger(__name__)
 
-#: A silent connection is tried, and everything awaited read again, after so many seconds.
+#: After so many seconds of silence the connection is tried, and all awaited verdicts are looked up.
 _SILENCE_S: Final = 30.0
-#: The first and the longest pause before the connection is opened again, doubled in between.
+#: The first pause before the connection is opened again, doubled each time, and the longest.
 _RETRY_S: Final = (0.1, 5.0)
 
 
 class Listener:
-    """Tells when verdicts are there. Its thread starts with the first :meth:`watch`.
+    """Waits for verdicts. Its thread starts with the first :meth:`watch`.
 
-    The database is read once the connection listens, and again after every reconnection, so that no
-    notification can be missed; a broken connection delays an answer and never loses it.
+    It reads the database when the connection listens, and again after every reconnection, so it misses no
+    notification. A broken connection delays an answer and never loses it.
+
+    Args:
+        url: the database to listen on.
+        engine: an engine on the same database, for reading verdicts.
+        application: shown in ``pg_stat_activity``.
     """
 
     def __init__(self, url: str, engine: Engine, *, application: str) -> None:
-        """Name the database; ``engine`` is on the same one and is used to read verdicts."""
         self._url = url
         self._engine = engine
         self._application = application
@@ -52,7 +56,7 @@ class Listener:
         self._push.setblocking(False)
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
-        """The evaluation's verdict, when it comes. Cancel the future to stop waiting.
+        """Return a future of the evaluation's verdict. Cancel it to stop waiting.
 
         An evaluation that does not exist never gets one.
         """
@@ -70,7 +74,7 @@ class Listener:
         return future
 
     def close(self) -> None:
-        """Stop the thread; who still waits gets a :class:`~kqueue.errors.KqueueError`."""
+        """Stop the thread. Futures that still wait get a :class:`~kqueue.errors.KqueueError`."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -115,7 +119,7 @@ class Listener:
                     future.set_exception(KqueueError(reason))
 
     def _listen(self, connection: psycopg.Connection) -> None:
-        """Settle what is told until closed or the connection breaks."""
+        """Settle the evaluations of notifications, until closed or until the connection breaks."""
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
@@ -133,7 +137,7 @@ class Listener:
                 self._settle(news)
 
     def _settle(self, ids: Collection[UUID]) -> None:
-        """Hand the verdicts that exist among ``ids`` to those who wait for them."""
+        """Set the futures of those of ``ids`` that have their verdicts."""
         if not ids:
             return
         for evaluation_id, verdict in evaluations.verdicts(self._engine, ids).items():
@@ -156,7 +160,7 @@ class Listener:
 
 
 def _told(connection: psycopg.Connection) -> set[UUID]:
-    """The evaluations that the notifications at hand name."""
+    """Return the evaluations that the received notifications name."""
     connection.pgconn.consume_input()
     told: set[UUID] = set()
     while notification := connection.pgconn.notifies():

@@ -54,7 +54,7 @@ class Base(DeclarativeBase):
     }
 
     def __init_subclass__(cls) -> None:
-        """A table's docstring opens with its comment in the database."""
+        """Take the first line of a table's docstring as its comment in the database."""
         super().__init_subclass__()
         cast("Table", cls.__table__).comment = (cls.__doc__ or "").splitlines()[0]
 
@@ -126,13 +126,13 @@ class Evaluation(Base):
     """Attempts begun; the running or last attempt's number."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     available_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    """Not claimed before: the backoff after a fleet's failure."""
+    """No worker claims it before: the backoff after a failure of the fleet."""
     expires_at: Mapped[datetime | None]
-    """Ends as ``expired`` if it is still queued and was never started by then."""
+    """It ends as ``expired`` if it was never started by then."""
     published_at: Mapped[datetime | None]
     """When its message was last given to Redis."""
     token_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"))
-    """With which token it was submitted over HTTP."""
+    """The token with which it was submitted over HTTP."""
 
 
 class Worker(Base):
@@ -153,7 +153,7 @@ class Worker(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
     stopped_at: Mapped[datetime | None]
     paused: Mapped[str | None]
-    """Why it takes no evaluations at present; null where it does."""
+    """Why it takes no evaluations at present; null if it does."""
 
 
 class Gpu(Base):
@@ -173,18 +173,18 @@ class Gpu(Base):
     since: Mapped[datetime] = mapped_column(server_default=func.now())
     """When it came into its state."""
     failures: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Health checks failed one after another."""
+    """Tests failed in a row."""
     check_at: Mapped[datetime | None]
-    """When its supervisor is to test it next; null where nothing calls for it."""
+    """When its supervisor tests it next; null if nothing calls for a test."""
     reset_at: Mapped[datetime | None]
-    """By when its workers are to be ended, and it is to be tested; null where nobody asked for that."""
+    """When its workers are ended at the latest, for a reset; null if no reset was asked for."""
     facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
-    """What NVML and the kernel's log last said of it."""
+    """The last facts from NVML and the kernel's log."""
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Environment(Base):
-    """What a number was taken on: identified by the hash of its facts."""
+    """A set of facts that times depend on, identified by its hash."""
 
     __tablename__ = "environments"
 
@@ -198,7 +198,7 @@ class Environment(Base):
     python: Mapped[str]
     host: Mapped[str]
     facts: Mapped[dict[str, Any]]
-    """All of the above and whatever else the worker knew."""
+    """All of the above and the other facts that the worker knew."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -228,7 +228,7 @@ class Attempt(Base):
     written_by: Mapped[str | None]
     """A :class:`~kqueue.states.Writer`."""
     handed_back: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Broken off because its worker was told to stop: counts neither as a try nor against the kernel."""
+    """True if it was broken off because its worker was told to stop: it is no try, and no sign against the kernel."""
 
 
 class Verdict(Base):
@@ -270,7 +270,7 @@ class Baseline(Base):
     problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"), primary_key=True)
     environment_hash: Mapped[str] = mapped_column(ForeignKey("environments.hash"), primary_key=True)
     settings_key: Mapped[str] = mapped_column(primary_key=True)
-    """What else the time depends on: precision, seed, L2 and the method."""
+    """The settings that the time depends on: precision, seed, L2 and the method."""
     measurement: Mapped[dict[str, Any]]
     """A :class:`kqueue.contract.Measurement`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

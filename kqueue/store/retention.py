@@ -1,4 +1,4 @@
-"""How long what has ended is kept: removing old evaluations, and emptying old logs, bite by bite.
+"""Retention: removing old evaluations and emptying old logs, in small bites.
 
 Every function is one or a few short transactions and raises :class:`~kqueue.errors.DatabaseUnavailable`
 where Postgres cannot be used, or the caller has not the right to remove.
@@ -19,11 +19,11 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Baseline, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid
 
-#: Rows that one call removes or empties of each kind.
+#: The most rows of each kind that one call removes or empties.
 _BITE: Final = 500
-#: Workers that ended so many days ago and have no attempts are nobody's interest.
+#: Rows of workers without attempts are removed so many days after the workers ended.
 _WORKERS_DAYS: Final = 7.0
-#: Entries of a verdict's evidence, and of its attempts' outcomes, that are longer are emptied with the log.
+#: Longer entries of a verdict's evidence, and of its attempts' outcomes, are emptied with the log.
 _LONG_CHARACTERS: Final = 1000
 
 _EMPTY: Final = text("""
@@ -47,7 +47,7 @@ _EMPTY: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many of each were removed, or emptied.
+    """The numbers of rows that were removed or emptied.
 
     Attributes:
         evaluations: removed with their attempts and verdicts.
@@ -70,11 +70,11 @@ class Pruned:
 
 
 def prune(engine: Engine, *, retention_days: float | None, log_retention_days: float | None) -> Pruned:
-    """Remove and empty a bite of what is old enough; an empty answer says that nothing is left.
+    """Remove and empty a bite of the rows that are old enough. The result is empty if nothing is left to do.
 
-    A verdict whose log is emptied stays as it is otherwise, but for long entries of its evidence; ``emptied_at``
-    in the evidence says when. With an evaluation its idempotency key goes: given again, it makes a new evaluation.
-    Baselines and environments stay, and so do the problems that a baseline belongs to.
+    A verdict whose log is emptied loses the long entries of its evidence too, and keeps the rest; ``emptied_at`` in the
+    evidence says when. An evaluation's idempotency key is removed with it: given again, it makes a new evaluation.
+    Baselines, their problems, and environments stay.
 
     Args:
         engine: the database.
@@ -114,12 +114,12 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
 
 
 def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str]) -> int:
-    """Remove those sources that nothing refers to; return how many."""
+    """Remove the sources that nothing refers to; return how many."""
     try:
         with transaction(engine) as connection:
             return _delete(connection, kind, sorted(hashes))
     except IntegrityError as error:
-        # One of them is being submitted again at this moment: it stays, the others go.
+        # One of them is being submitted again at this moment. It stays, and the others go.
         if not isinstance(error.orig, ForeignKeyViolation):
             raise
         half = len(hashes) // 2

@@ -1,4 +1,4 @@
-"""Who may do what in the database: group roles with the rights that each needs, and no more.
+"""Roles in the database: groups with the rights that each part of a fleet needs, and no more.
 
 They belong to the cluster and cannot log in; logins are made members (:func:`login`, ``kqueue db login``).
 Several databases of one cluster share them, so they are made where they are missing and never dropped.
@@ -31,7 +31,7 @@ GATEWAY: Final = "kqueue_gateway"
 READER: Final = "kqueue_reader"
 
 _ALL: Final = ("",)
-#: Digests of tokens are the gateway's business alone.
+#: The relations that every role may read. Only the gateway reads the digests of tokens.
 _READABLE: Final = (
     "alembic_version",
     "attempts",
@@ -72,7 +72,7 @@ _PRODUCE: Final[_Rights] = {
     },
     "kqueue_cancel": {"EXECUTE": _ALL},
 }
-#: What each role may do beside reading what stands in :data:`_READABLE`.
+#: The rights of each role beside reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {},
     PRODUCER: _PRODUCE,
@@ -99,19 +99,19 @@ _WRITES: Final[Mapping[str, _Rights]] = {
                 "handed_back",
             ),
         },
-        "verdicts": {"INSERT": _ALL},
         "environments": {"INSERT": _ALL},
         "baselines": {"INSERT": _ALL, "UPDATE": ("measurement",)},
         # Rows of workers that ended long ago are removed; those that an attempt refers to cannot be.
         "workers": {"INSERT": _ALL, "UPDATE": _ALL, "DELETE": _ALL},
         "gpus": {"INSERT": _ALL, "UPDATE": _ALL},
         "kqueue_cancel": {"EXECUTE": _ALL},
+        "kqueue_conclude": {"EXECUTE": _ALL},
     },
 }
-#: All of them.
+#: All roles.
 ROLES: Final = tuple(_WRITES)
 
-#: One right: who, on what, which, on which column (``""``: all).
+#: One right: the role, the relation or function, the privilege, and the column (``""``: all).
 _Right = tuple[str, str, str, str]
 
 _GRANTED: Final = text("""
@@ -132,7 +132,7 @@ _GRANTED: Final = text("""
     AND (r.rolname = ANY(:roles) OR a.grantee = 0)
 """)
 
-#: Whether a login may do more than the roles may; no row where there is none such.
+#: Asks if a login may do more than the roles may. The answer has no row if there is no such login.
 _MORE: Final = text("""
     SELECT
         rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
@@ -143,7 +143,7 @@ _MORE: Final = text("""
 
 
 def rights(role: str) -> Iterator[_Right]:
-    """All that a role may do."""
+    """Yield all rights of a role."""
     for relation in _READABLE:
         yield role, relation, "SELECT", ""
     things: _Rights = _WRITES[role]
@@ -154,9 +154,9 @@ def rights(role: str) -> Iterator[_Right]:
 
 
 def apply(connection: Connection) -> list[str]:
-    """Make the roles where they are missing, and their rights what they are to be.
+    """Make the roles that are missing, and set the rights of all.
 
-    Nothing happens where the tables are somebody else's.
+    Nothing happens if another user owns the tables.
 
     Returns:
         The roles that do not exist and that this user may not make.
@@ -178,7 +178,7 @@ def apply(connection: Connection) -> list[str]:
 def login(engine: Engine, name: str, role: str, password: str) -> None:
     """Make ``name`` a login with this password that is a member of one of the roles, and of no other of them.
 
-    Where it exists, its password is changed. The server is given the password's verifier, never itself.
+    If it exists, its password is changed. The server is given the password's verifier, never the password.
 
     Raises:
         ConfigError: ``name`` stands for somebody who may do more, or the role does not exist yet.
@@ -213,7 +213,7 @@ def login(engine: Engine, name: str, role: str, password: str) -> None:
 
 
 def _ensure(connection: Connection, role: str) -> bool:
-    """Whether the role exists, if need be made now."""
+    """Make the role if it is missing; return True if it exists then."""
     if connection.scalar(text("SELECT to_regrole(:role)"), {"role": role}) is not None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The schema's version: reading it, and moving the database from one to another with ``migrations/``."""
+"""The schema's version: reading it, and changing it with ``migrations/``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCK: Final = 0x6B71_7565_7565_0001
 
 
 def head() -> str:
-    """The revision that this version of kqueue works with."""
+    """Return the revision that this version of kqueue works with."""
     from alembic.script import ScriptDirectory
 
     revision = ScriptDirectory.from_config(_alembic()).get_current_head()
@@ -34,7 +34,7 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """The database's revision; None where kqueue has made nothing yet.
+    """Return the database's revision, None if it has no kqueue schema yet.
 
     Raises:
         DatabaseUnavailable: it cannot be reached.
@@ -72,10 +72,10 @@ def check(engine: Engine) -> None:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database to ``revision``, and at the newest one the roles' rights to what they are to be.
+    """Bring the database to ``revision``, and at the newest one set the rights of the roles.
 
-    Nothing happens where it is there already. Roles that this user may not make are left out, with a warning
-    that says what to do: nothing but they need them.
+    Nothing happens if it is there already. Roles that this user may not make are left out, with a warning that says
+    what to do. Only logins with fewer rights than the owner need them.
 
     Raises:
         DatabaseUnavailable: it cannot be reached or refuses to be changed.
@@ -129,7 +129,7 @@ def _alembic(connection: Connection | None = None) -> AlembicConfig:
 
 @contextmanager
 def _migrating(url: str) -> Generator[AlembicConfig]:
-    """One transaction in which the schema changes, all of it or not at all."""
+    """Yield Alembic's configuration on one transaction, in which the schema changes completely or not at all."""
     from alembic.util import CommandError
 
     engine = connect(url, application="kqueue-migrate", pool_size=1)

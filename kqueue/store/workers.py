@@ -1,7 +1,6 @@
-"""Workers: who serves which lanes, and who is alive. The database's clock decides.
+"""Workers: the lanes that they serve, and their signs of life. The database's clock decides.
 
-Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` where Postgres
-cannot be used.
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
 from kqueue.store.sql import any_uuid
 
-#: An attempt whose end nobody could record must not live as long as its worker does: past Celery's hard
-#: limit, which kills it, and these seconds its lease is renewed no more.
+#: An attempt whose end could not be recorded must not live as long as its worker does. Its lease is not renewed later
+#: than so many seconds after Celery's hard limit, which kills it.
 _OVERTIME_S: Final = 60.0
 
-#: A worker runs one attempt at a time, so only its last is alive. One that is being ended at this moment
-#: is passed over: a process that froze while it held a row must not keep its neighbours from renewing.
+#: A worker runs one attempt at a time, so only its last one is alive. An attempt that is being ended at this moment is
+#: skipped: a process that froze while it held a row must not keep its neighbours from renewing.
 _RENEW: Final = text("""
     UPDATE attempts AS a
     SET lease_until = least(
@@ -64,17 +63,17 @@ _PAUSE: Final = text("""
     WHERE w.id = said.id AND w.paused IS DISTINCT FROM said.reason
 """)
 
-#: The interval ``silent_for`` is a parameter.
+#: True for a worker without a heartbeat for the interval ``silent_for``, which is a parameter.
 _SILENT: Final = and_(
     Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - bindparam("silent_for", type_=Interval)
 )
-#: Whether :func:`stop_silent` would find any.
+#: True if :func:`stop_silent` would find any.
 ANY_SILENT: Final = select(Worker.id).where(_SILENT).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker that lives.
+    """A live worker.
 
     Attributes:
         id: of this life of the worker process.
@@ -85,7 +84,7 @@ class LiveWorker:
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
         busy_since: when it began with that, UTC.
-        paused: why it takes no evaluations; None where it does.
+        paused: why it takes no evaluations; None if it does.
     """
 
     id: UUID
@@ -110,7 +109,7 @@ def register(
     device: str,
     paused: str | None = None,
 ) -> None:
-    """Say that a worker process begins to serve ``lanes``, or why not yet. Registering it again renews the row."""
+    """Record that a worker process begins to serve ``lanes``, or why not yet. Registering it again renews the row."""
     row: dict[str, Any] = {"name": name, "host": host, "pid": pid, "lanes": list(lanes), "device": device}
     row["paused"] = paused
     with transaction(engine) as connection:
@@ -124,9 +123,9 @@ def register(
 
 
 def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
-    """Say that the workers ``ids`` live, and renew the lease of what they execute by ``lease_s`` seconds.
+    """Record that the workers ``ids`` live, and renew the leases of their attempts by ``lease_s`` seconds.
 
-    A worker that was taken for dead lives again.
+    A worker that counted as dead lives again.
     """
     with transaction(engine) as connection:
         connection.execute(
@@ -136,13 +135,13 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
 
 
 def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
-    """Say why workers take no evaluations; None: they do. A claim by a worker with a reason is refused."""
+    """Record why workers take no evaluations; None: they do. A claim by a worker with a reason is refused."""
     with transaction(engine) as connection:
         connection.execute(_PAUSE, {"ids": list(reasons), "reasons": list(reasons.values())})
 
 
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
-    """Say that a worker process has ended."""
+    """Record that a worker process has ended."""
     with transaction(engine) as connection:
         connection.execute(
             update(Worker).where(Worker.id == id, Worker.stopped_at.is_(None)).values(stopped_at=func.now())
@@ -150,14 +149,14 @@ def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
 
 
 def stop_silent(engine: Engine, *, older_than_s: float) -> int:
-    """Mark workers as stopped that have been silent for longer; return how many."""
+    """Mark workers as stopped that were silent for more than ``older_than_s`` seconds; return how many."""
     silent = update(Worker).where(_SILENT).values(stopped_at=func.now())
     with transaction(engine) as connection:
         return connection.execute(silent, {"silent_for": timedelta(seconds=older_than_s)}).rowcount
 
 
 def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
-    """The workers that gave a sign of life within the last ``within_s`` seconds, by host and name."""
+    """Return the workers with a sign of life within the last ``within_s`` seconds, by host and name."""
     busy = (
         select(Attempt.evaluation_id, Attempt.started_at)
         .where(Attempt.worker_id == Worker.id, Attempt.ended_at.is_(None))
@@ -189,7 +188,7 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
-    """How many live workers serve each lane, those that pause too; lanes without any are left out."""
+    """Return the number of live workers of each lane, paused ones too. Lanes without any are left out."""
     with transaction(engine) as connection:
         served = connection.scalars(select(Worker.lanes).where(_alive(within_s)))
         return dict(Counter(lane for lanes in served for lane in lanes))

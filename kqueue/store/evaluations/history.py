@@ -1,4 +1,4 @@
-"""The ended attempts of an evaluation, and what they say of its kernel."""
+"""The ended attempts of an evaluation, and the suspicion against its kernel that follows from them."""
 
 from __future__ import annotations
 

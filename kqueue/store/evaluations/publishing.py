@@ -1,4 +1,4 @@
-"""Which messages are in Redis, and which are missing there."""
+"""Keeping track of the messages in Redis."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, func, literal, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import JSONB
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome
@@ -24,14 +24,14 @@ from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 
 _log = logging.getLogger(__name__)
 
-#: Notified with the evaluation's id when its verdict is committed.
+#: Notified by the database with the evaluation's id when its verdict is committed.
 VERDICTS_CHANNEL: Final = "kqueue_verdicts"
 #: The most rows that one call of the sweeper's functions ends.
 _SWEEP_ROWS: Final = 1000
 
 
 class Recorded(Enum):
-    """What became of an outcome that was handed to :func:`finish`."""
+    """The effect of an outcome that was handed to :func:`finish`."""
 
     FINAL = "final"
     """It is the verdict."""
@@ -314,28 +314,24 @@ def _conclude(
     connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: Writer, attempt_id: int | None
 ) -> None:
     """Write the verdict, unless there is one, and notify those who wait. The caller holds the evaluation's row."""
-    connection.execute(
-        insert(Verdict)
-        .values(
-            evaluation_id=evaluation_id,
-            attempt_id=attempt_id,
-            category=outcome.category.value,
-            blame=outcome.blame.value,
-            compiled=outcome.compiled,
-            correctness=outcome.correctness,
-            phase=None if outcome.phase is None else outcome.phase.value,
-            message=clean.text(outcome.message),
-            runtime_ms=outcome.runtime_ms,
-            baseline_ms=outcome.baseline_ms,
-            speedup=outcome.speedup,
-            facts=clean.json(outcome.facts.model_dump()),
-            runtime=clean.json(outcome.runtime and outcome.runtime.model_dump()),
-            baseline=clean.json(outcome.baseline and outcome.baseline.model_dump()),
-            evidence=clean.json(outcome.evidence.model_dump()),
-            log=clean.text(outcome.log),
-            written_by=written_by,
-        )
-        .on_conflict_do_nothing()
-    )
-    connection.execute(update(Evaluation).where(Evaluation.id == evaluation_id).values(state=EvaluationState.DONE))
-    connection.execute(select(func.pg_notify(VERDICTS_CHANNEL, str(evaluation_id))))
+    verdict = {
+        "evaluation_id": evaluation_id,
+        "attempt_id": attempt_id,
+        "category": outcome.category,
+        "blame": outcome.blame,
+        "compiled": outcome.compiled,
+        "correctness": outcome.correctness,
+        "phase": outcome.phase,
+        "message": outcome.message,
+        "runtime_ms": outcome.runtime_ms,
+        "baseline_ms": outcome.baseline_ms,
+        "speedup": outcome.speedup,
+        "facts": outcome.facts.model_dump(),
+        "runtime": outcome.runtime and outcome.runtime.model_dump(),
+        "baseline": outcome.baseline and outcome.baseline.model_dump(),
+        "evidence": outcome.evidence.model_dump(),
+        "log": outcome.log,
+        "written_by": written_by,
+    }
+    # One function of the database writes verdicts, that of a cancelled evaluation too: see `cancel`.
+    connection.execute(select(func.kqueue_conclude(literal(clean.json(verdict), JSONB))))

@@ -1,4 +1,4 @@
-"""What people ask of the database: one evaluation in full, lists of evaluations, counts.
+"""Reports: one evaluation in full, lists of evaluations, counts.
 
 Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 

@@ -76,7 +76,7 @@ def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Cat
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """How far a batch is.
+    """The progress of a batch.
 
     Attributes:
         total: its evaluations.

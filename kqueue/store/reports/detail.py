@@ -35,7 +35,7 @@ class AttemptDetail:
         category: what it came to; None while it runs.
         message: one line about that.
         written_by: who recorded it.
-        environment: what it ran on, where it came to say so.
+        environment: the facts of what it ran on; None if it ended before they were recorded.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Detail:
     Attributes:
         evaluation_id: its id.
         state: where it is in its life.
-        lane: where it was submitted to.
+        lane: the lane that it was submitted to.
         backend: what the kernel is written in.
         problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
         kernel_label, kernel_hash, kernel: of the candidate.

@@ -1,4 +1,4 @@
-"""How far an evaluation is."""
+"""The progress of evaluations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kqueue.store.sql import any_uuid
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an evaluation is; moments in UTC.
+    """The progress of an evaluation; moments in UTC.
 
     Attributes:
         evaluation_id: its id.
@@ -75,7 +75,7 @@ _PROGRESS: Final = (
 
 
 def progress(engine: Engine, evaluation_id: UUID) -> Progress:
-    """Return how far an evaluation is.
+    """Return the progress of an evaluation.
 
     Raises:
         UnknownEvaluation: there is no such evaluation.
@@ -88,7 +88,7 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
 
 
 def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
-    """Return how far the evaluations of a batch are, the latest first: those that have their verdict, or the others."""
+    """Return the progress of a batch's evaluations, the latest first: of those with a verdict, or of the others."""
     with transaction(engine) as connection:
         rows = connection.execute(
             _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
@@ -131,7 +131,7 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
         engine: the database.
         request: names problem and kernel.
         family: what the keys begin with.
-        within_s: how many seconds an answer stands; None for ever.
+        within_s: seconds for which an answer stands; None for no limit.
     """
     answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
     if within_s is not None:
