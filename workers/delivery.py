@@ -1,7 +1,7 @@
 """The worker's parent records the outcome of a judge that could not, and tells Flower.
 
 Celery runs the judge in a child, which records its own outcome. The parent learns of every other end through
-:class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records once; the first writer wins:
+:class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records once, first writer wins:
 
 ============================================  ==========================  ================================
 how the judge ended                           where it was                recorded, and by whom
