@@ -26,15 +26,6 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    # Judges unfold facts and evidence with ``**``, until they are written with these models.
-
-    def keys(self) -> list[str]:
-        """Return the names of the fields that have a value."""
-        return [name for name in type(self).model_fields if getattr(self, name) is not None]
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with changed fields. Unlike pydantic's own method it validates the changes."""
         copy = super().model_copy(deep=deep)
@@ -604,14 +595,14 @@ _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.GPU_OUT_OF_MEMORY: ("exception", "held_bytes"),
     Category.HOST_OUT_OF_MEMORY: ("exception", "reason"),
     Category.CRASHED: ("signal", "exit_status", "exception"),
+    Category.WRONG_OUTPUT_STRUCTURE: ("structure", "output"),
     Category.TIMING_UNSTABLE: ("clocks", "strangers"),
 }
 #: What an outcome of each category must have. :class:`kqueue.contract.Outcome` refuses one that lacks it.
 NEEDS: Final[dict[Category, Needs]] = {
     category: Needs(
         message=info.blame is not Blame.NONE,
-        phase=category is not Category.SANDBOX_VIOLATION
-        and (info.blame in {Blame.CANDIDATE, Blame.PROBLEM} or category is Category.TIMING_UNSTABLE),
+        phase=info.blame in {Blame.CANDIDATE, Blame.PROBLEM} or category is Category.TIMING_UNSTABLE,
         facts=_FACTS.get(category, ()),
         one_of=_ONE_OF.get(category, ()),
     )

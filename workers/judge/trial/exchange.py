@@ -170,7 +170,8 @@ class Exchange:
                 )
             raise PlaceError("an output that was not delivered")
         except PlaceError as error:
-            raise EvaluationEnded(Category.SANDBOX_VIOLATION, f"the candidate answered with {error}", None) from None
+            message = f"the candidate answered with {error}"
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, self.process.phase) from None
 
     def may_alias(self, output: int, number: int) -> bool:
         """Return whether an output may be a view of an input: where the reference's is one too."""

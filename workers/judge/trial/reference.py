@@ -552,7 +552,7 @@ def blaming_the_problem(what: str, process: SealedProcess | None = None) -> Gene
 
 def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     outcome, reply = ended.outcome, ended.reply
-    facts = dict(outcome.facts)
+    facts = outcome.facts.model_dump()
     phase = Phase.REFERENCE
     if reply is not None and reply.tag is Tag.PROBLEM:
         return _invalid(reply.message)

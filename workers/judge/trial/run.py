@@ -22,6 +22,7 @@ import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Policy, Request
+from kqueue.evidence import Facts
 from workers.judge.channel.activities import Activity, NotRecorded
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import Job, Order
@@ -146,7 +147,7 @@ class _Evaluation:
             outcome = hog or Outcome(
                 category=Category.GPU_UNHEALTHY,
                 message=f"the judge's own work on the GPU failed: {type(error).__name__}: {error}",
-                facts={"cuda_code": getattr(error, "error_code", None)},
+                facts=Facts(cuda_code=getattr(error, "error_code", None)),
             )
         return self._clean_up(outcome)
 
@@ -169,7 +170,7 @@ class _Evaluation:
             category=Category.GPU_OUT_OF_MEMORY,
             message=f"the kernel held {held} bytes of the GPU's memory, of which {allowed} are its share",
             phase=Phase.CHECK,
-            facts={"held_bytes": held, "allowed_bytes": allowed},
+            facts=Facts(held_bytes=held, allowed_bytes=allowed),
         )
 
     def _judge(self) -> Outcome:
@@ -584,7 +585,7 @@ class _Evaluation:
             category=Category.JUDGE_ERROR,
             message=f"the disk of {self._place.scratch} is full",
             phase=outcome.phase,
-            facts={"room_bytes": room, "instead_of": outcome.category},
+            facts=Facts(room_bytes=room, instead_of=outcome.category),
         )
 
     def _check_device(self, outcome: Outcome) -> Outcome:
@@ -605,7 +606,7 @@ class _Evaluation:
                     self._evidence["canary"] = "not asked: the device was in use"
         except EvaluationEnded as ended:
             failed = ended.outcome
-            return failed.model_copy(update={"facts": {**failed.facts, "instead_of": outcome.category}})
+            return failed.model_copy(update={"facts": failed.facts.model_copy(update={"instead_of": outcome.category})})
         return outcome
 
     def _test_device(self) -> None:
@@ -636,4 +637,6 @@ def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
     outcome = ended.outcome
     if outcome.category not in _ABOUT_VALUES:
         return ended
-    return EvaluationEnded(Category.NONDETERMINISTIC, f"{how}: {outcome.message}", Phase.CHECK, **outcome.facts)
+    return EvaluationEnded(
+        Category.NONDETERMINISTIC, f"{how}: {outcome.message}", Phase.CHECK, **outcome.facts.model_dump()
+    )
