@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo test adapters check docs wheelhouse env sbom audit compose-test gpu-shown clock integrity doors chaos soak clean
+.PHONY: help venv demo test adapters check docs wheelhouse env sbom audit compose-test gpu-shown clock integrity http-cost chaos soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,8 +57,8 @@ clock: venv ## measure the judge's clock beside CUPTI, events, graphs and do_ben
 integrity: venv ## run the corpus of cheats and controls (ARGS='--lane gpu' or '--lane cpu')
 	$(PY) tests/integrity/run.py $(ARGS)
 
-doors: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
-	$(PY) benchmarks/doors.py $(ARGS)
+http-cost: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
+	$(PY) benchmarks/http_cost.py $(ARGS)
 
 chaos: venv ## run the tests in which something is away for long
 	$(PY) -m pytest -m chaos $(ARGS)

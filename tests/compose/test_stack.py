@@ -260,7 +260,7 @@ def test_http_wants_a_token(stack: Stack) -> None:
 
 def test_kernels_are_judged_over_http(stack: Stack) -> None:
     """A program on the host with a token gets verdicts by the API, and so does a client of evaluation servers."""
-    token = stack.token("submit")
+    token = stack.token("problems")
     entries = [entry for entry in ENTRIES if entry.name in {"good/torch/gelu", "bad/segfault"}]
     with RemoteClient(stack.http, token=token) as client:
         judged = [ticket.wait() for ticket in client.submit_batch([entry.request("cpu") for entry in entries])]

@@ -1,4 +1,4 @@
-"""Measure the cost of HTTP: `python benchmarks/doors.py [--lane cpu|gpu] [--out FILE]`.
+"""Measure the cost of HTTP: `python benchmarks/http_cost.py [--lane cpu|gpu] [--out FILE]`.
 
 It starts this machine's fleet in a temporary home, and `kqueue serve` for it. Then it
 
@@ -35,6 +35,8 @@ import httpx
 from kqueue import Client, Verdict
 from kqueue.config import Config, load
 from kqueue.local.fleet import LocalFleet
+from kqueue.store import tokens
+from kqueue.store.engine import connect
 
 #: Limit of the 99th percentile of `/health` while 200 requests wait.
 GOAL_MS = 50.0
@@ -67,9 +69,17 @@ def sources(name: object) -> dict[str, str]:
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "measure_performance": False}
 
 
+def bearer() -> dict[str, str]:
+    """Return the header with the token that :func:`serving` made; the processes of the pools inherit it."""
+    return {"Authorization": f"Bearer {os.environ['KQUEUE_TOKEN']}"}
+
+
 @contextmanager
 def serving(config: Config) -> Generator[str]:
-    """Run `kqueue serve` on a free loopback port, in a separate process."""
+    """Run `kqueue serve` on a free loopback port, in a separate process, and make a token for it."""
+    engine = connect(config.require_database(), application="benchmark", pool_size=1)
+    os.environ["KQUEUE_TOKEN"] = tokens.create(engine, "benchmark", [tokens.Scope.PROBLEMS])[1]
+    engine.dispose()
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -101,12 +111,13 @@ async def ask(url: str, path: str, seconds: float, pause_s: float = 0.0) -> list
     """
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: {bearer()['Authorization']}\r\n\r\n".encode()
     took: list[float] = []
     end = time.monotonic() + seconds
     try:
         while time.monotonic() < end:
             begun = time.perf_counter()
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            writer.write(request)
             status, *head = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
             if b" 200 " not in status:
                 raise SystemExit(f"{path}: {status.decode()}")
@@ -140,7 +151,7 @@ def posted(url: str, waiters: int) -> int:
 
     async def every() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=waiters)
-        async with httpx.AsyncClient(base_url=url, timeout=900, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=url, headers=bearer(), timeout=900, limits=limits) as http:
             bodies = [sources(f"waits {number}") | QUICK for number in range(waiters)]
             return await asyncio.gather(*(http.post("/eval", json=body) for body in bodies))
 
@@ -156,7 +167,7 @@ def health(url: str, client: Client, slots: int, lane: str, waiters: int, second
         idle = pool.apply(asked, (url, "/health", seconds, 1, PAUSE_S))
         posting = pool.apply_async(posted, (url, waiters))
         coming: list[float] = []
-        while httpx.get(f"{url}/health").json()["queued"] < waiters and not posting.ready():
+        while httpx.get(f"{url}/health", headers=bearer()).json()["queued"] < waiters and not posting.ready():
             coming += pool.apply(asked, (url, "/health", 0.2, 1, PAUSE_S))
         waiting = pool.apply(asked, (url, "/health", seconds, 1, PAUSE_S))
         if posting.ready():
@@ -176,20 +187,20 @@ def overhead(url: str, client: Client, lane: str, pairs: int) -> dict[str, Any]:
 
     settings = {"checks": 1, "timing": {"enabled": False}}
     took: dict[str, list[float]] = {"plain client": [], "POST /eval": []}
-    with httpx.Client(base_url=url, timeout=600) as http:
+    with httpx.Client(base_url=url, headers=bearer(), timeout=600) as http:
         for number in range(pairs):
             kernel = sources(f"plain {number}")["custom_model_src"]
             begun = time.perf_counter()
             verdict = client.evaluate(problem=PROBLEM, kernel=kernel, backend="torch", lane=lane, settings=settings)
             took["plain client"].append(beyond(time.perf_counter() - begun, verdict))
             begun = time.perf_counter()
-            answer = http.post("/eval", json=sources(f"door {number}") | QUICK)
+            answer = http.post("/eval", json=sources(f"http {number}") | QUICK)
             wall_s = time.perf_counter() - begun
             found = client.verdict(answer.json()["metadata"]["evaluation_id"])
             assert found is not None
             took["POST /eval"].append(beyond(wall_s, found))
     rows = {name: figures(values[1:]) for name, values in took.items()}
-    return {"ways": rows, "door_costs_ms": rows["POST /eval"]["p50_ms"] - rows["plain client"]["p50_ms"]}
+    return {"ways": rows, "http_costs_ms": rows["POST /eval"]["p50_ms"] - rows["plain client"]["p50_ms"]}
 
 
 def load_test(url: str, client: Client, connections: int, seconds: float) -> dict[str, Any]:
@@ -225,7 +236,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     found: dict[str, Any] = {"lane": options.lane, "cores": os.cpu_count()}
-    with tempfile.TemporaryDirectory(prefix="kqueue-doors-") as home:
+    with tempfile.TemporaryDirectory(prefix="kqueue-http-cost-") as home:
         Path(home).chmod(0o755)
         on_gpu = options.lane == "gpu"
         config = load(home=Path(home), gpus="all" if on_gpu else "none", cpu_slots=0 if on_gpu else 1)
@@ -238,7 +249,7 @@ def main() -> int:
     title = f"GET /health beside {waiting['waiters']} of POST /eval ({waiting['answered 200 and correct']} answered)"
     table(title, waiting["health"])
     table("Beyond submission to verdict, one evaluation at a time", found["overhead"]["ways"])
-    print(f"HTTP costs {found['overhead']['door_costs_ms']:.1f} ms per evaluation (medians)")
+    print(f"HTTP costs {found['overhead']['http_costs_ms']:.1f} ms per evaluation (medians)")
     table(f"Load over {found['load']['connections']} connections", found["load"]["pages"])
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
