@@ -38,7 +38,7 @@ class Config(BaseSettings):
     )
 
     home: Path = Field(default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue")
-    """Where a one-machine fleet keeps its data, and where clients on that machine find it."""
+    """Directory of the one-machine fleet's data. Clients on the machine find the fleet there."""
     database_url: SecretStr | None = None
     """SQLAlchemy URL of Postgres: ``postgresql+psycopg://user:password@host/database``, over TLS with
     ``?sslmode=verify-full&sslrootcert=FILE``."""
@@ -62,7 +62,7 @@ class Config(BaseSettings):
     lease_s: float = Field(default=30.0, ge=1)
     """Seconds that a worker may be silent before its evaluation counts as lost."""
     gpu_shared: Literal["wait", "refuse", "label"] = "wait"
-    """What to do if another process computes on the GPU when a kernel is to be timed: ``wait`` up to a minute for it
+    """The action if another process computes on the GPU when a kernel is to be timed: ``wait`` up to a minute for it
     to stop, ``refuse`` and retry the evaluation at once, or ``label`` the verdict."""
     min_free_memory: float = Field(default=0.05, ge=0, lt=1)
     """Take no evaluation while less than this share of the memory of the host or control group is free; 0 for no

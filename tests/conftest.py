@@ -1,11 +1,11 @@
-"""Real services for every test that wants them: one Postgres and one Valkey a run, a fresh database a test."""
+"""Real services for the tests: one Postgres and one Valkey per run, a fresh database per test."""
 
 from __future__ import annotations
 
 import os
 
-# A judge is forked from the process of the tests: after OpenMP has started threads there, as comparisons
-# in other tests would have it do, none would be left in the child and it would wait for them for ever.
+# Judges are forked from the tests' process. If a comparison in another test had started OpenMP's threads there, the
+# child would wait for ever for threads that it does not have.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
@@ -32,22 +32,22 @@ _TEMPLATE = "kqueue_template"
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two at once: most of what takes long is waited for. On a GPU one after the other, as they would share it."""
+    """Run two workers, because long tests mostly wait. On a GPU run one, because they would share it."""
     return 1 if Path("/dev/nvidiactl").exists() else 2
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A fleet of the developer's own must never be what a test talks to."""
+    """Keep tests from the developer's own fleet."""
     for name in [name for name in os.environ if name.startswith("KQUEUE_") and name != "KQUEUE_REQUIRE_GPU"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "home"))
-    # Nor may two fleets of tests want the same port.
+    # Two fleets of tests must not use the same port.
     monkeypatch.setenv("KQUEUE_HTTP_PORT", "0")
 
 
 def start(service: Postgres | Valkey) -> None:
-    """Start a service; without its program a laptop skips and CI fails."""
+    """Start a service. If its program is missing, skip the test, or fail it in CI."""
     try:
         service.start()
     except LocalFleetError as error:
@@ -57,7 +57,7 @@ def start(service: Postgres | Valkey) -> None:
 
 
 def database(url: str, name: str) -> str:
-    """The URL of another database on the same server."""
+    """Return the URL of another database on the same server."""
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
@@ -76,18 +76,18 @@ class Server:
             connection.execute(text(statement))
 
     def empty_database(self, name: str) -> str:
-        """A new database without any schema; returns its URL."""
+        """Create a database without a schema. Return its URL."""
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return database(self._url, name)
 
     def clone(self) -> str:
-        """A new database at the newest schema; returns its URL."""
+        """Create a database with the newest schema. Return its URL."""
         name = f"test_{uuid4().hex}"
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{_TEMPLATE}" STRATEGY file_copy')
         return database(self._url, name)
 
     def drop(self, url: str) -> None:
-        """Remove a database, whoever is still connected."""
+        """Drop a database, even if it has connections."""
         self.execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def cut(self, url: str) -> None:
@@ -181,7 +181,7 @@ def ended(category: Category, **fields: Any) -> Outcome:
 
 
 def request_fields(number: int = 0, **changes: object) -> dict[str, object]:
-    """The fields of a valid request for the lane ``cpu``; another ``number`` is another kernel."""
+    """Return the fields of a valid request for the lane ``cpu``. Another ``number`` makes another kernel."""
     fields: dict[str, object] = {
         "problem": "class Model: ...",
         "kernel": f"class ModelNew: number = {number}",
@@ -193,7 +193,7 @@ def request_fields(number: int = 0, **changes: object) -> dict[str, object]:
 
 @pytest.fixture
 def fields() -> Callable[..., dict[str, object]]:
-    """Makes the fields of valid requests: :func:`request_fields`."""
+    """:func:`request_fields`."""
     return request_fields
 
 

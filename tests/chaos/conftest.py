@@ -1,4 +1,4 @@
-"""Whatever is killed, stopped or emptied: one right verdict each, nothing left behind, and the fleet goes on."""
+"""Fixtures for tests that kill, stop or empty parts of a fleet."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.chaos.family import words
 from tests.chaos.rig import Whole
 from workers.judge.host import linux
 
-#: The same services and fleets as tests/fleet has.
+#: The services and fleets of tests/fleet.
 services, start_fleet, fleet = told.services, told.start_fleet, told.fleet
 
 
 @pytest.fixture
 def whole(services: told.Services) -> Whole:
-    """Checks what holds in the end."""
+    """Check the invariants at the end."""
     return Whole(services)
 
 
 @pytest.fixture(autouse=True)
 def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test's fleets leave behind becomes a child of the tests' process: there is none in the end."""
+    """Check for leftovers of a test's fleets, which become children of the tests' process."""
     if "services" not in request.fixturenames:
         yield
         return
@@ -40,7 +40,7 @@ def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
             left: list[int] = []
             for pid in set(linux.children(os.getpid())) - mine - {services.postgres.pid, services.valkey.pid}:
                 if any(word.endswith("run_fleet.py") or word == "workers.fleet" for word in words(pid)):
-                    continue  # a supervisor that goes on
+                    continue  # a supervisor that keeps running
                 if running(pid):
                     left.append(pid)
                 else:

@@ -1,4 +1,4 @@
-"""What tests of chaos do to a fleet, and what must hold in the end."""
+"""Helpers of the chaos tests: faults, and the invariants that must hold at the end."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from workers.judge.host import linux
 
 #: Generous: the machine that runs the tests may have other things to do.
 PATIENCE_S: Final = 90.0
-#: What tests/fleet/judges.py has in a fork server's place.
+#: The command that stands in for a fork server in tests/fleet/judges.py.
 STAND_IN: Final = ["sleep", "infinity"]
 
 
 class Whole:
-    """What holds of evaluations in the end, whatever happened."""
+    """Checks the invariants of evaluations after any fault."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def __call__(self, *ids: UUID, category: str = "passed", attempts: int | None = None) -> list[Any]:
-        """Wait for one verdict each, of this category; a next one passes, no lease is held, no process too many.
+        """Wait for one verdict per evaluation, of this category. Then check that another evaluation passes, no lease
+        is held, and no process is left over.
 
         Returns:
-            The attempts of all of them, in order.
+            the attempts of all evaluations, in order.
         """
         services = self._services
         assert ids
@@ -52,19 +53,19 @@ class Whole:
         )
         deadline = time.monotonic() + 15
         while left := {pid: (name(pid), words(pid)) for pid in strays()}:
-            assert time.monotonic() < deadline, f"processes that nobody needs: {left}"
+            assert time.monotonic() < deadline, f"leftover processes: {left}"
             time.sleep(0.05)
         return [attempt for identity in ids for attempt in services.attempts(identity)]
 
 
 def strays() -> list[int]:
-    """What runs below this process' supervisors and is neither a worker, its fork server, nor its one judge."""
+    """Return descendants of this process's supervisors other than workers, their fork servers and their one judge."""
     found: list[int] = []
     for supervisor in _running(os.getpid()):
         if not {"workers.fleet", str(HERE / "run_fleet.py")} & set(words(supervisor)):
             continue
         for child in _running(supervisor):
-            if _works(child):  # and is no look at GPUs, nor a test of one
+            if _works(child):  # not a GPU health watcher or a GPU test
                 judges = [pid for pid in _running(child) if _works(pid) and name(pid) != "kq-forkserver"]
                 servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
                 found += set(_running(child)) - {*judges[:1], *servers[:1]}
@@ -77,18 +78,18 @@ def _running(pid: int) -> list[int]:
 
 
 def _works(pid: int) -> bool:
-    """Whether a process is a worker, or was forked from one."""
+    """True if a process is a worker, or was forked from one."""
     return words(pid)[2:5] in (["-m", "workers.start", "worker"], ["-m", "judges", "worker"])
 
 
 def worker_of(fleet: Fleet, attempt: Any) -> int:
-    """The pid of the worker that makes an attempt."""
+    """Return the pid of the worker that makes an attempt."""
     [worker] = [worker for worker in fleet.live() if worker.id == attempt.worker_id]
     return worker.pid
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all below it in one go, as when its machine is switched off."""
+    """Kill a process and all its descendants at once, as a power failure would."""
     everyone = [pid, *below(pid)]
     for one in everyone:
         with suppress(ProcessLookupError):
@@ -99,7 +100,7 @@ def kill_tree(pid: int) -> None:
 
 
 class Halted:
-    """A server that neither answers nor ends, within a `with` block: SIGSTOP to all its processes."""
+    """A server that neither answers nor ends inside the `with` block, because SIGSTOP halts its processes."""
 
     def __init__(self, pid: int) -> None:
         self._pids = [pid, *below(pid)]

