@@ -1,7 +1,7 @@
 """Namespaces of a slot: a network without interfaces, and private System V objects.
 
 The fork server enters them once and its candidates inherit them, so they cost a candidate nothing. There is no pid
-namespace, because CUDA's memory handles do not work across pid namespaces.
+namespace: Landlock hides other processes' ``/proc`` instead.
 """
 
 from __future__ import annotations

@@ -132,13 +132,7 @@ _LIBRARIES: Final = frozenset(
 _FLAGS: Final = ("torch.backends.", "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 #: Names to which assignment is the documented way of configuration.
 _CONFIGURED: Final = ("os.environ", "sys.stdout", "sys.stderr", "sys.path", "torch.classes.", "torch.ops.")
-_EVALUATOR: Final = (
-    "kqueue",
-    "workers.judge",
-    "workers.judge.candidate",
-    "workers.judge.channel",
-    "workers.judge.sandbox",
-)
+_EVALUATOR: Final = ("kqueue", "workers.judge")
 
 _CALLS: Final[dict[str, str]] = {
     **dict.fromkeys(
