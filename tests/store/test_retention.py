@@ -18,8 +18,7 @@ from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
 from kqueue.sweeper import sweep
 from tests.conftest import ended
-
-from .test_evaluations import ENVIRONMENT, measured
+from tests.store.steps import ENVIRONMENT, measured
 
 OUTCOME = ended(
     Category.CRASHED,

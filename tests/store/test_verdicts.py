@@ -1,17 +1,275 @@
-"""The one function of the database that writes verdicts."""
+"""Ending attempts and evaluations: one verdict, whoever races."""
 
 from __future__ import annotations
 
-from uuid import UUID
+import json
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request
+from kqueue.errors import UnknownEvaluation
+from kqueue.evidence import Evidence, Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations
+from kqueue.store.evaluations import Recorded
+from tests.conftest import ended
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured, together
+
+
+class TestFinish:
+    """Ending: the first writer wins, the fleet's failures are tried again."""
+
+    def test_a_verdict_in_full(self, engine: Engine, submit, claim) -> None:
+        """What the judge handed in comes back, with environment, labels and derived facts."""
+        claimed = claim(submit(problem_label="p", kernel_label="k"))
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT)
+        outcome = Outcome(
+            category=Category.PASSED,
+            message="fine",
+            phase="time",
+            facts=Facts(median_ms=2.0),
+            runtime=measured(2.0),
+            baseline=measured(5.0),
+            log="hello",
+            evidence=Evidence(checks=5, durations_s={"check": 0.1}),
+        )
+        assert finish(engine, claimed, outcome) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert Outcome(**{name: getattr(verdict, name) for name in Outcome.model_fields}) == outcome
+        assert (verdict.speedup, verdict.attempts, verdict.written_by) == (2.5, 1, "judge")
+        assert verdict.environment is not None
+        assert verdict.environment.model_dump(exclude_unset=True).items() <= ENVIRONMENT.items()
+        assert (verdict.problem_label, verdict.kernel_label) == ("p", "k")
+        assert verdict.submitted_at <= verdict.finished_at
+        assert count(engine, "verdicts", "speedup = 2.5 AND runtime_ms = 2 AND blame = 'none' AND correctness") == 1
+
+    def test_a_verdict_of_another_version_is_read(self, engine: Engine, submit, claim) -> None:
+        """What a row holds that this version does not know is left out, and the row keeps it."""
+        claimed = claim(submit())
+        finish(engine, claimed, ended(Category.CRASHED, evidence=Evidence(checks=5)))
+        change(
+            engine,
+            """UPDATE verdicts SET facts = facts || '{"line": "x", "new": 1}',
+            evidence = evidence || '{"isolation": "strong", "new": {"a": 1}}'""",
+        )
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert (verdict.facts, verdict.evidence) == (ended(Category.CRASHED).facts, Evidence(checks=5))
+        assert count(engine, "verdicts", "evidence ? 'new' AND facts ? 'new'") == 1
+
+    def test_one_of_many_writers_wins(self, engine: Engine, submit, claim) -> None:
+        """Judge, worker and sweeper end the attempt at once: one verdict, the others are late."""
+        claimed = claim(submit())
+        crashed = ended(Category.CRASHED)
+        answers = together(6, lambda n: finish(engine, claimed, crashed, by=f"writer-{n}"))
+        assert sorted(a.value for a in answers) == ["final"] + ["late"] * 5
+        assert count(engine, "verdicts") == 1
+
+    def test_cancelling_races_with_finishing(self, engine: Engine, submit, claim) -> None:
+        """Either the producer's cancellation or the judge's verdict stands, and both sides know which."""
+        for _ in range(5):
+            claimed = claim(submit())
+            cancelled, recorded = together(
+                2,
+                lambda n, c=claimed: finish(engine, c, PASSED) if n else evaluations.cancel(engine, c.evaluation_id),
+            )
+            verdict = evaluations.verdict(engine, claimed.evaluation_id)
+            assert verdict is not None
+            assert verdict.category is (Category.CANCELLED if cancelled else Category.PASSED)
+            assert recorded is (Recorded.LATE if cancelled else Recorded.FINAL)
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_the_fleets_failure_is_tried_again(self, engine: Engine, submit, claim) -> None:
+        """Queued again, with a growing delay, until the attempts are used up; then it is the verdict."""
+        identity = submit(settings={"max_attempts": 3})
+        for number, recorded in ((1, Recorded.RETRY), (2, Recorded.RETRY), (3, Recorded.FINAL)):
+            claimed = claim(identity)
+            assert claimed.number == number
+            assert evaluations.finish(engine, identity, number, LOST, written_by="judge", retry_delay_s=100) is recorded
+            if recorded is Recorded.RETRY:
+                with engine.connect() as connection:
+                    delay = connection.scalars(
+                        text("SELECT extract(epoch FROM available_at - now()) FROM evaluations")
+                    ).one()
+                assert 90 * 2 ** (number - 1) < delay <= 100 * 2 ** (number - 1)
+                change(engine, "UPDATE evaluations SET available_at = now()")
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.attempts) == (Category.JUDGE_ERROR, 3)
+
+    def test_an_attempt_that_was_handed_back_is_no_try(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """A worker that was told to stop uses up nothing, however often, and the evaluation is due at once."""
+        identity = submit(settings={"max_attempts": 1})
+        for number in (1, 2, 3):
+            assert claim(identity).number == number
+            ended = evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
+            assert ended == [(identity, Recorded.RETRY)]
+        claimed = claim(identity)
+        assert finish(engine, claimed, LOST) is Recorded.FINAL
+        assert count(engine, "attempts", "handed_back") == 3
+        # The delay grows with the tries, not with the attempts.
+        identity = submit(settings={"max_attempts": 3})
+        claim(identity)
+        evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
+        claim(identity)
+        evaluations.finish(engine, identity, 2, LOST, written_by="judge", retry_delay_s=100)
+        assert count(engine, "evaluations", "available_at <= now() + interval '100 s' AND available_at > now()") == 1
+
+    def test_a_candidates_failure_is_final(self, engine: Engine, submit, claim) -> None:
+        """Only the fleet's failures are retried."""
+        for category in Category:
+            if category.blame in {Blame.CANDIDATE, Blame.PROBLEM}:
+                assert finish(engine, claim(submit()), ended(category)) is Recorded.FINAL
+
+    def test_an_earlier_attempt_is_late(self, engine: Engine, submit, claim) -> None:
+        """A judge that comes back after its attempt was given up changes nothing of the next one."""
+        first = claim(submit())
+        finish(engine, first, LOST)
+        second = claim(first.evaluation_id)
+        assert finish(engine, first, PASSED) is Recorded.LATE
+        assert evaluations.verdict(engine, first.evaluation_id) is None
+        assert finish(engine, second, PASSED) is Recorded.FINAL
+
+    def test_the_loser_is_logged(
+        self, engine: Engine, submit, claim, worker_id: UUID, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Who came too late, what it would have said, and whose word stands; those who agree are not news."""
+        claimed = claim(submit())
+        finish(engine, claimed, ended(Category.CRASHED))
+        finish(engine, claimed, ended(Category.CRASHED), by="worker")
+        assert caplog.messages == []
+        finish(engine, claimed, Outcome(category=Category.WORKER_LOST, message="killed\nby SIGKILL"), by="worker")
+        [line] = caplog.messages
+        assert line == (
+            f"too late for a verdict: evaluation {claimed.evaluation_id}, attempt 1, worker_lost by worker "
+            "('killed\\nby SIGKILL'); crashed by judge stands"
+        )
+        cancelled = claim(submit())
+        evaluations.cancel(engine, cancelled.evaluation_id)
+        finish(engine, cancelled, PASSED)
+        assert "passed by judge ('fine'); cancelled by client stands" in caplog.messages[1]
+
+    def test_nothing_is_known_of_a_stranger(self, engine: Engine) -> None:
+        """An outcome for an evaluation that does not exist is late."""
+        answer = evaluations.finish(engine, uuid4(), 1, PASSED, written_by="judge", retry_delay_s=0)
+        assert answer is Recorded.LATE
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [
+            ended(Category.RUNTIME_ERROR, message="a\0b", log="\0", facts={"exception": "\0\ud800"}),
+            Outcome(category=Category.PASSED, runtime=measured(float("nan")), baseline=measured(float("inf"))),
+            ended(Category.WRONG_VALUES).model_copy(
+                update={
+                    "facts": ended(Category.WRONG_VALUES).facts.model_copy(
+                        update={"max_abs_error": float("-inf"), "max_rel_error": float("nan"), "wrong": 2**64 - 1}
+                    )
+                }
+            ),
+        ],
+    )
+    def test_what_postgres_refuses_does_not_lose_a_verdict(self, engine: Engine, submit, claim, outcome) -> None:
+        """NUL, half surrogates, NaN and infinities are replaced, and the verdict is readable."""
+        claimed = claim(submit())
+        assert finish(engine, claimed, outcome) is Recorded.FINAL
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        json.dumps(verdict.facts.model_dump(mode="json"), allow_nan=False)
+        assert "\0" not in verdict.message + verdict.log
+
+
+class TestCancel:
+    """The producer's own end."""
+
+    def test_cancelled_once(self, engine: Engine, submit) -> None:
+        """The first cancellation ends it, the second says that it was over."""
+        identity = submit()
+        assert evaluations.cancel(engine, identity) is True
+        assert evaluations.cancel(engine, identity) is False
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.written_by) == (Category.CANCELLED, "client")
+
+    def test_the_running_attempt_is_closed_by_its_worker(self, engine: Engine, submit, claim) -> None:
+        """The worker's outcome is late, and its attempt does not stay open."""
+        claimed = claim(submit())
+        evaluations.cancel(engine, claimed.evaluation_id)
+        assert count(engine, "attempts", "ended_at IS NULL") == 1
+        assert finish(engine, claimed, LOST) is Recorded.LATE
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_unknown(self, engine: Engine) -> None:
+        """There is nothing to cancel, and no verdict to read."""
+        with pytest.raises(UnknownEvaluation):
+            evaluations.cancel(engine, uuid4())
+        with pytest.raises(UnknownEvaluation):
+            evaluations.verdict(engine, uuid4())
+
+
+class TestLeases:
+    """Workers that fall silent."""
+
+    def test_a_silent_workers_attempt_is_lost(self, engine: Engine, submit, claim) -> None:
+        """Past its lease an attempt ends as worker_lost and the evaluation is queued again."""
+        claimed, alive = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s' WHERE id = :id", id=claimed.attempt_id)
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == [(claimed.evaluation_id, Recorded.RETRY)]
+        assert claim(claimed.evaluation_id).number == 2
+        assert finish(engine, alive, PASSED) is Recorded.FINAL
+
+    def test_two_sweepers_end_an_attempt_once(self, engine: Engine, submit, claim) -> None:
+        """Racing sweepers and the judge itself spend one attempt, not several."""
+        for _ in range(10):
+            claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        answers = together(4, lambda _: evaluations.expire_leases(engine, retry_delay_s=0))
+        retried = [identity for answer in answers for identity, recorded in answer if recorded is Recorded.RETRY]
+        assert len(retried) == len(set(retried)) == 10
+
+    def test_a_frozen_writer_holds_nobody_up(self, engine: Engine, submit, claim) -> None:
+        """An evaluation whose row a stopped process holds is passed over, the others are ended."""
+        frozen, other = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        with engine.connect() as holder:
+            holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": frozen.evaluation_id})
+            assert evaluations.expire_leases(engine, retry_delay_s=0) == [(other.evaluation_id, Recorded.RETRY)]
+
+    def test_a_cancelled_attempt_of_a_dead_worker_is_closed(self, engine: Engine, submit, claim) -> None:
+        """No attempt stays open for ever."""
+        claimed = claim(submit())
+        evaluations.cancel(engine, claimed.evaluation_id)
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == [(claimed.evaluation_id, Recorded.LATE)]
+        assert count(engine, "attempts", "ended_at IS NULL") == 0
+
+    def test_a_lost_worker_loses_its_attempt_at_once(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Whoever saw it die need not wait for the lease."""
+        claimed = claim(submit(settings={"max_attempts": 1}))
+        lost = evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="exit code 1")
+        assert lost == [(claimed.evaluation_id, Recorded.FINAL)]
+        verdict = evaluations.verdict(engine, claimed.evaluation_id)
+        assert verdict is not None
+        assert (verdict.category, verdict.message, verdict.written_by) == (
+            Category.WORKER_LOST,
+            "exit code 1",
+            "worker",
+        )
+
+    def test_queued_too_long(self, engine: Engine, submit, claim) -> None:
+        """Only what was never started expires, and only past its time."""
+        patient, impatient, retried = submit(), submit(queue_wait_s=60), submit(queue_wait_s=60)
+        finish(engine, claim(retried), LOST)
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE expires_at IS NOT NULL")
+        assert evaluations.expire_queued(engine) == 1
+        assert set(evaluations.verdicts(engine, [patient, impatient, retried])) == {impatient}
+
+
+# The function of the database that writes verdicts.
 
 
 @pytest.fixture

@@ -1,0 +1,66 @@
+"""Steps that the tests of the store share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome
+from kqueue.evidence import Measurement
+from kqueue.store import evaluations
+from kqueue.store.evaluations import Claim, Recorded
+
+PASSED = Outcome(category=Category.PASSED, message="fine")
+LOST = Outcome(category=Category.JUDGE_ERROR, message="the judge failed")
+ENVIRONMENT = {"device": "cpu", "torch": "2.13", "python": "3.11", "host": "here", "cores": 2}
+
+
+def measured(median_ms: float) -> Measurement:
+    """A time taken with this median."""
+    return Measurement(
+        basis="cpu_clock",
+        count=5,
+        median_ms=median_ms,
+        q1_ms=1,
+        q3_ms=1,
+        mean_ms=1,
+        std_ms=0,
+        min_ms=1,
+        max_ms=1,
+        null_ms=0.1,
+        cold_l2=False,
+    )
+
+
+def together(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """Call ``act(0..count-1)`` in as many threads, let go at the same moment."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        barrier.wait()
+        return act(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def count(engine: Engine, table: str, where: str = "true") -> int:
+    """Rows of a table."""
+    with engine.connect() as connection:
+        return connection.scalars(text(f"SELECT count(*) FROM {table} WHERE {where}")).one()
+
+
+def change(engine: Engine, statement: str, **values: object) -> None:
+    """Change the database behind kqueue's back, above all its moments in time."""
+    with engine.begin() as connection:
+        connection.execute(text(statement), values)
+
+
+def finish(engine: Engine, claimed: Claim, outcome: Outcome, by: str = "judge") -> Recorded:
+    """End a claimed attempt, a retry being due at once."""
+    return evaluations.finish(engine, claimed.evaluation_id, claimed.number, outcome, written_by=by, retry_delay_s=0)

@@ -1,0 +1,158 @@
+"""Claiming: one of many begins an attempt, and a retry goes elsewhere."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.categories import Category
+from kqueue.contract import Request
+from kqueue.errors import SchemaMismatch
+from kqueue.store import evaluations, workers
+from kqueue.store.evaluations import Recorded
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, together
+
+
+class TestClaim:
+    """Claiming: compare-and-set."""
+
+    def test_the_claim_carries_the_request(self, engine: Engine, fields, worker_id: UUID) -> None:
+        """Sources, settings and labels come back as they were submitted."""
+        request = Request(**fields(settings={"precision": "bf16", "checks": 2}, problem_label="p", batch="b"))
+        identity = evaluations.submit(engine, [request])[0].evaluation_id
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        assert (claimed.request, claimed.number, claimed.lane) == (request, 1, "cpu")
+
+    def test_one_of_many_wins(self, engine: Engine, submit, worker_id: UUID) -> None:
+        """Eight threads claim the same evaluation: one gets it, one attempt exists."""
+        identity = submit()
+        won = together(8, lambda _: evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30))
+        assert len([w for w in won if w is not None]) == 1
+        assert count(engine, "attempts") == 1
+
+    def test_what_cannot_be_claimed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Unknown, running, done and not yet due evaluations are nobody's."""
+        running, done, later = submit(), submit(), submit()
+        claim(running)
+        finish(engine, claim(done), PASSED)
+        change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
+        for identity in (uuid4(), running, done, later):
+            assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        assert count(engine, "attempts") == 2
+
+    def test_a_paused_worker_gets_nothing(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """The evaluation stays queued, and its message, which is used up, is sent again at once."""
+        identity = submit()
+        evaluations.mark_published(engine, [identity])
+        change(engine, "UPDATE workers SET paused = 'the GPU is drained'")
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        assert count(engine, "attempts") == 0
+        assert count(engine, "evaluations", "published_at IS NULL AND state = 'queued'") == 1
+        change(engine, "UPDATE workers SET paused = NULL")
+        assert claim(identity).number == 1
+
+    def test_an_expired_one_gets_its_verdict(self, engine: Engine, submit, worker_id: UUID) -> None:
+        """A claim past the producer's patience ends the evaluation instead of running it."""
+        identity = submit(queue_wait_s=60)
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
+        assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
+        verdict = evaluations.verdict(engine, identity)
+        assert verdict is not None
+        assert (verdict.category, verdict.attempts, verdict.environment) == (Category.EXPIRED, 0, None)
+
+    def test_an_unreadable_request_can_be_claimed(self, engine: Engine, submit, claim) -> None:
+        """Whoever claims settings of another version learns of it when it looks, and has an attempt to end."""
+        identity = submit()
+        change(engine, """UPDATE evaluations SET settings = settings || '{"speculative_checks": 3}'""")
+        claimed = claim(identity)
+        with pytest.raises(SchemaMismatch, match=r"settings\.speculative_checks"):
+            _ = claimed.request
+        assert finish(engine, claimed, LOST) is Recorded.RETRY
+
+
+class TestElsewhere:
+    """A retry is done far from where the last try failed, where there is such a place."""
+
+    @pytest.fixture
+    def slots(self, engine: Engine) -> dict[str, UUID]:
+        """Two slots of one GPU and one of another."""
+        known = {"gpu0-0": "GPU-0", "gpu0-1": "GPU-0", "gpu1-0": "GPU-1"}
+        ids = {name: uuid4() for name in known}
+        for name, device in known.items():
+            workers.register(
+                engine, id=ids[name], name=f"{name}@here", host="here", pid=1, lanes=["gpu"], device=device
+            )
+        return ids
+
+    @pytest.fixture
+    def retried(self, engine: Engine, submit, slots: dict[str, UUID]) -> UUID:
+        """An evaluation that failed on the first slot and is due again."""
+        identity = submit(lane="gpu")
+        claimed = evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30)
+        assert claimed is not None
+        assert finish(engine, claimed, LOST) is Recorded.RETRY
+        evaluations.mark_published(engine, [identity])
+        return identity
+
+    def test_another_device_before_another_slot(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """Those nearer are refused, and the message that they used up is sent again."""
+        for name in ("gpu0-0", "gpu0-1"):
+            assert evaluations.claim(engine, retried, worker_id=slots[name], lease_s=30) is None
+            assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, limit=9)] == [retried]
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu1-0"], lease_s=30) is not None
+
+    @pytest.mark.parametrize(
+        "gone",
+        [
+            "stopped_at = now()",
+            "heartbeat_at = now() - interval '31 s'",
+            "paused = 'GPU 1 is drained'",
+            "lanes = '{gpu.b200}'",
+        ],
+    )
+    def test_the_next_best_where_nobody_is_farther(
+        self, engine: Engine, slots: dict[str, UUID], retried: UUID, gone: str
+    ) -> None:
+        """Only workers that live, take work and serve the lane are waited for: then another slot of the device."""
+        change(engine, f"UPDATE workers SET {gone} WHERE name = 'gpu1-0@here'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is None
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is not None
+
+    def test_the_slots_next_worker_is_the_same_slot(
+        self, engine: Engine, slots: dict[str, UUID], retried: UUID
+    ) -> None:
+        """The worker that took the place of one that died is no other slot."""
+        successor = uuid4()
+        workers.stop(engine, slots["gpu0-0"])
+        workers.register(engine, id=successor, name="gpu0-0@here", host="here", pid=2, lanes=["gpu"], device="GPU-0")
+        assert evaluations.claim(engine, retried, worker_id=successor, lease_s=30) is None
+
+    def test_nobody_is_waited_for_long(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """After some seconds anybody may, and where there is nobody else at once."""
+        change(engine, "UPDATE evaluations SET available_at = now() - interval '11 s'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+    def test_who_is_alone_need_not_wait(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+        """A fleet of one slot retries on it."""
+        change(engine, "DELETE FROM workers WHERE name <> 'gpu0-0@here'")
+        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+    def test_what_was_handed_back_may_go_anywhere(self, engine: Engine, submit, slots: dict[str, UUID]) -> None:
+        """A worker that was told to stop did nothing wrong."""
+        identity = submit(lane="gpu")
+        assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+        evaluations.lose_worker(engine, slots["gpu0-0"], retry_delay_s=9, message="stopped", handed_back=True)
+        assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+
+def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:
+    """The hash is of the facts, whatever their order."""
+    first, second = claim(submit()), claim(submit())
+    hashes = {
+        evaluations.set_environment(engine, first.attempt_id, ENVIRONMENT),
+        evaluations.set_environment(engine, second.attempt_id, dict(reversed(ENVIRONMENT.items()))),
+    }
+    assert len(hashes) == count(engine, "environments") == 1

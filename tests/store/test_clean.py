@@ -1,0 +1,52 @@
+"""What Postgres takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from kqueue.store import clean
+
+
+def as_floats(value: Any) -> Any:
+    """JSON with every number a float: Postgres keeps a number's value, not whether it was an integer."""
+    match value:
+        case dict():
+            return {key: as_floats(item) for key, item in value.items()}
+        case list():
+            return [as_floats(item) for item in value]
+        case bool() | None | str():
+            return value
+        case _:
+            return float(value)
+
+
+class TestClean:
+    """One helper makes anything fit for Postgres."""
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+            max_leaves=8,
+        )
+    )
+    def test_anything_can_be_stored(self, engine: Engine, value: object) -> None:
+        """Whatever it is, Postgres takes it as JSON and gives the same back."""
+        fit = clean.json(value)
+        with engine.connect() as connection:
+            stored = connection.scalar(
+                text("SELECT CAST(:value AS jsonb)"), {"value": json.dumps(fit, allow_nan=False)}
+            )
+        assert as_floats(stored) == as_floats(fit)
+
+    def test_what_is_fit_is_left_alone(self) -> None:
+        """Ordinary JSON and text come out as they went in."""
+        value = {"a": [1, 2.5, None, True, "ü€😀\n\t"], "b": {"c": -(2**63)}}
+        assert clean.json(value) == value
+        assert clean.text("ü€😀\n\x1b[0m") == "ü€😀\n\x1b[0m"

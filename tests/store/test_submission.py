@@ -1,0 +1,84 @@
+"""Submitting: written once, all or none."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.contract import Request
+from kqueue.errors import IdempotencyConflict, UnknownProblem
+from kqueue.store import evaluations, workers
+from tests.store.steps import count, together
+
+
+class TestSubmit:
+    """Submission: one transaction, sources by content, keys once."""
+
+    def test_sources_are_stored_once(self, engine: Engine, fields) -> None:
+        """Equal problems and kernels share a row; the order of the answers is the requests'."""
+        requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
+        submitted = evaluations.submit(engine, requests)
+        assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
+        assert [s.message.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
+        assert all(s.created and s.message.lane == "cpu" for s in submitted)
+
+    def test_the_label_is_one_line_without_the_source(self, engine: Engine, fields) -> None:
+        """What Flower shows names problem, kernel, backend and lane, and never a source."""
+        request = Request(**fields(kernel_label="my\nkernel"))
+        label = evaluations.submit(engine, [request])[0].message.label
+        assert label == f"problem={request.problem_hash[:12]} kernel=my kernel backend=torch lane=cpu"
+
+    def test_nothing_is_submitted_for_nothing(self, engine: Engine) -> None:
+        """An empty list is no error."""
+        assert evaluations.submit(engine, []) == []
+
+    def test_a_known_key_gives_the_same_evaluation(self, engine: Engine, fields) -> None:
+        """Before and within one batch, only the first submission under a key creates."""
+        request = Request(**fields(idempotency_key="k"))
+        first = evaluations.submit(engine, [request, request])
+        again = evaluations.submit(engine, [request])
+        assert [s.created for s in first + again] == [True, False, False]
+        assert len({s.evaluation_id for s in first + again}) == 1
+
+    def test_a_key_for_another_kernel_is_refused_whole(self, engine: Engine, fields) -> None:
+        """The verdict of another kernel is never passed off as this one's; nothing of the batch is written."""
+        evaluations.submit(engine, [Request(**fields(1, idempotency_key="k"))])
+        with pytest.raises(IdempotencyConflict, match="'k'") as caught:
+            evaluations.submit(engine, [Request(**fields(2)), Request(**fields(3, idempotency_key="k"))])
+        assert caught.value.keys == {"k"}
+        assert (count(engine, "evaluations"), count(engine, "kernels")) == (1, 1)
+
+    def test_a_stored_problem_is_named_by_its_hash(self, engine: Engine, fields) -> None:
+        """The name stands for the source wherever that was given before; the judge is given the source."""
+        source = Request(**fields(1))
+        evaluations.submit(engine, [source])
+        named = Request(**fields(2, problem=f"sha256:{source.problem_hash}"))
+        assert (named.names_problem, named.problem_hash) == (True, source.problem_hash)
+        [submitted] = evaluations.submit(engine, [named])
+        worker = uuid4()
+        workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
+        claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
+        assert claimed is not None
+        assert claimed.request.problem == source.problem
+        assert count(engine, "problems") == 1
+
+    def test_a_problem_that_nobody_stored_is_unknown(self, engine: Engine, fields) -> None:
+        """Nothing of the batch is written; a source in the same batch counts as stored."""
+        unknown = fields(1, problem=f"sha256:{'a' * 64}")
+        with pytest.raises(UnknownProblem, match="unknown problem sha256:aaa") as caught:
+            evaluations.submit(engine, [Request(**fields(2)), Request(**unknown)])
+        assert caught.value.hashes == {"a" * 64}
+        assert (count(engine, "evaluations"), count(engine, "problems"), count(engine, "kernels")) == (0, 0, 0)
+        source = Request(**fields(3))
+        named = Request(**fields(4, problem=f"sha256:{source.problem_hash}"))
+        assert len(evaluations.submit(engine, [named, source])) == 2
+        assert count(engine, "problems") == 1
+
+    def test_one_key_from_many_at_once(self, engine: Engine, fields) -> None:
+        """Eight processes submit the same keys in different orders: each key is created once, nobody fails."""
+        requests = [Request(**fields(n, idempotency_key=f"k{n}")) for n in range(10)]
+        answers = together(8, lambda n: evaluations.submit(engine, requests[:: 1 if n % 2 else -1]))
+        assert sum(s.created for answer in answers for s in answer) == 10
+        assert len({s.evaluation_id for answer in answers for s in answer}) == 10

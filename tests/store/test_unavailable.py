@@ -1,0 +1,88 @@
+"""A database that is away, or goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.contract import Request
+from kqueue.errors import DatabaseUnavailable, SchemaMismatch
+from kqueue.store import baselines, evaluations, workers
+from kqueue.store.engine import connect
+from tests.store.steps import ENVIRONMENT, PASSED, measured
+
+
+def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
+    """Every function of the store, called somehow."""
+    request = Request(problem="p", kernel="k", backend="torch", lane="cpu")
+    return [
+        lambda e: evaluations.submit(e, [request]),
+        lambda e: evaluations.claim(e, identity, worker_id=identity, lease_s=1),
+        lambda e: evaluations.finish(e, identity, 1, PASSED, written_by="judge", retry_delay_s=0),
+        lambda e: evaluations.cancel(e, identity),
+        lambda e: evaluations.verdict(e, identity),
+        lambda e: evaluations.verdicts(e, [identity]),
+        lambda e: evaluations.set_environment(e, 1, ENVIRONMENT),
+        lambda e: evaluations.due_for_publishing(e, limit=1),
+        lambda e: evaluations.mark_published(e, [identity]),
+        lambda e: evaluations.expire_queued(e),
+        lambda e: evaluations.expire_leases(e, retry_delay_s=0),
+        lambda e: evaluations.lose_worker(e, identity, retry_delay_s=0, message=""),
+        lambda e: workers.register(e, id=identity, name="", host="", pid=1, lanes=[], device="cpu"),
+        lambda e: workers.heartbeat(e, [identity], lease_s=1),
+        lambda e: workers.stop(e, identity),
+        lambda e: workers.live(e, within_s=1),
+        lambda e: baselines.get(e, "", "", ""),
+        lambda e: baselines.put(e, "", "", "", measured(1.0)),
+    ]
+
+
+class TestUnavailable:
+    """Postgres may go away at any time: one typed error, never the driver's."""
+
+    def test_nobody_listens(self, tmp_path) -> None:
+        """Every function says that the database cannot be used, and where it is configured."""
+        engine = connect(f"postgresql+psycopg://postgres@/kqueue?host={tmp_path}", application="tests")
+        for call in calls(uuid4()):
+            with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
+                call(engine)
+
+    def test_no_schema(self, server) -> None:
+        """A database without the tables asks for the migration."""
+        url = server.empty_database(f"empty_{uuid4().hex}")
+        engine = connect(url, application="tests")
+        for call in calls(uuid4()):
+            with pytest.raises(SchemaMismatch, match="kqueue db upgrade"):
+                call(engine)
+        engine.dispose()
+        server.drop(url)
+
+    def test_a_cut_in_the_middle_of_a_transaction(self, server, database_url: str, engine: Engine, submit) -> None:
+        """The connection breaks under a claim: a typed error, nothing half done, and the next call works."""
+        identity = submit()
+        worker = uuid4()
+        workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
+        with psycopg.connect(database_url.replace("+psycopg", "")) as holder:
+            holder.execute("SELECT 1 FROM evaluations WHERE id = %s FOR UPDATE", [identity])
+            with ThreadPoolExecutor(1) as pool:
+                claiming = pool.submit(evaluations.claim, engine, identity, worker_id=worker, lease_s=30)
+                while holder.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+                    pass
+                server.cut(database_url)
+                with pytest.raises(DatabaseUnavailable):
+                    claiming.result(timeout=10)
+            holder.close()
+        claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
+        assert claimed is not None
+        assert claimed.number == 1
+
+    def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:
+        """A restart of the server between two calls is not noticed."""
+        submit()
+        server.cut(database_url)
+        submit()

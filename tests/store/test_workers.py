@@ -1,0 +1,75 @@
+"""Signs of life of workers, and the leases of their attempts."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+from sqlalchemy import Engine, text
+
+from kqueue.store import evaluations, workers
+from tests.store.steps import PASSED, change, count, finish
+
+
+class TestWorkers:
+    """Who lives."""
+
+    def test_live_workers_and_lanes(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """A worker counts for all its lanes while it beats; it says what it is busy with."""
+        gpu = uuid4()
+        workers.register(
+            engine, id=gpu, name="gpu0-0@here", host="here", pid=2, lanes=["gpu", "gpu.h200"], device="GPU-1"
+        )
+        claimed = claim(submit())
+        assert workers.live_lanes(engine, within_s=30) == {"cpu": 1, "gpu": 1, "gpu.h200": 1}
+        busy = {w.name: w.busy_with for w in workers.live(engine, within_s=30)}
+        assert busy == {"cpu-0@here": claimed.evaluation_id, "gpu0-0@here": None}
+        workers.stop(engine, gpu)
+        assert workers.live_lanes(engine, within_s=30) == {"cpu": 1}
+
+    def test_silence_and_return(self, engine: Engine, worker_id: UUID) -> None:
+        """A silent worker is not alive and then given up; its next heartbeat brings it back."""
+        change(engine, "UPDATE workers SET heartbeat_at = now() - interval '100 s'")
+        assert workers.live(engine, within_s=30) == []
+        assert workers.stop_silent(engine, older_than_s=90) == 1
+        assert workers.stop_silent(engine, older_than_s=90) == 0
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
+
+    def test_a_heartbeat_renews_the_lease(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """What its worker executes is not lost while the worker beats."""
+        claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        assert evaluations.expire_leases(engine, retry_delay_s=0) == []
+
+    def test_a_heartbeat_does_not_keep_the_dead_alive(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """An attempt that its worker has left behind, or past the hard limit, is not renewed."""
+        left, overdue = claim(submit()), claim(submit())
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s', started_at = now() - interval '9 h'")
+        workers.heartbeat(engine, [worker_id], lease_s=30)
+        ended = {identity for identity, _ in evaluations.expire_leases(engine, retry_delay_s=0)}
+        assert ended == {left.evaluation_id, overdue.evaluation_id}
+
+    def test_a_frozen_judge_does_not_silence_its_neighbours(
+        self, engine: Engine, submit, claim, worker_id: UUID
+    ) -> None:
+        """A process that stopped while it held its attempt's row keeps no other lease from being renewed."""
+        frozen = claim(submit())
+        neighbour = uuid4()
+        workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+        other = submit()
+        assert evaluations.claim(engine, other, worker_id=neighbour, lease_s=30) is not None
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+        with engine.connect() as holder:
+            holder.execute(text("SELECT 1 FROM attempts WHERE id = :id FOR UPDATE"), {"id": frozen.attempt_id})
+            workers.heartbeat(engine, [worker_id, neighbour], lease_s=30)
+        lost = evaluations.expire_leases(engine, retry_delay_s=0)
+        assert [identity for identity, _ in lost] == [frozen.evaluation_id]
+
+    def test_what_has_ended_is_not_renewed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Ended attempts of a worker are neither renewed nor changed."""
+        claimed = claim(submit())
+        finish(engine, claimed, PASSED)
+        before = count(engine, "attempts", "lease_until > now() + interval '1 h'")
+        workers.heartbeat(engine, [worker_id], lease_s=7200)
+        assert count(engine, "attempts", "lease_until > now() + interval '1 h'") == before == 0
