@@ -1,7 +1,7 @@
-"""The one table of categories: what can come of an evaluation, who is to blame, and what it means.
+"""The one table of categories: each outcome of an evaluation, who is to blame, and what it means.
 
-The enum, the KernelBench mapping, ``kqueue categories``, ``docs/categories.md`` and the database's
-views are all made from :data:`CATEGORIES`.
+KernelBench's two results, ``kqueue categories``, ``docs/categories.md`` and the database's columns come from
+:data:`CATEGORIES`. :data:`kqueue.evidence.NEEDS` says what an outcome of each category must have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Blame(StrEnum):
-    """Whose failure an outcome is."""
+    """The party whose failure an outcome is."""
 
     NONE = "none"
     CANDIDATE = "candidate"
@@ -68,7 +68,7 @@ class Category(StrEnum):
 
     @property
     def blame(self) -> Blame:
-        """Whose failure this is."""
+        """The party whose failure this is."""
         return CATEGORIES[self].blame
 
 
@@ -76,8 +76,12 @@ class Category(StrEnum):
 class CategoryInfo:
     """One row of the table.
 
-    ``compiled`` and ``correctness`` are KernelBench's two facts; ``None`` says that nothing is known of
-    the kernel because something else failed. Only a fleet's failure is ``retried``.
+    Attributes:
+        category: the category.
+        blame: the party whose failure it is.
+        compiled, correctness: KernelBench's two results. None if something else failed, so that nothing is known of the
+            kernel.
+        meaning: the meaning in one sentence, in Markdown.
     """
 
     category: Category
@@ -88,7 +92,7 @@ class CategoryInfo:
 
     @property
     def retried(self) -> bool:
-        """Whether another attempt is made (until the evaluation's attempts are used up)."""
+        """True if another attempt is made, until the evaluation's attempts are used up."""
         return self.blame is Blame.FLEET
 
 
@@ -177,12 +181,12 @@ def _rows() -> list[CategoryInfo]:
     return rows
 
 
-#: Every category, in the order in which documents and dashboards show them.
+#: The row of each category, in the order of documents and dashboards.
 CATEGORIES: Final[dict[Category, CategoryInfo]] = {row.category: row for row in _rows()}
 
 
 def markdown() -> str:
-    """The table as ``docs/categories.md`` holds it."""
+    """Return the page ``docs/categories.md``."""
 
     def cell(value: bool | None) -> str:
         return "null" if value is None else str(value).lower()

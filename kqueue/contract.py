@@ -1,7 +1,7 @@
-"""What crosses every boundary: requests, settings, outcomes and verdicts.
+"""The models that cross every boundary: requests, settings, outcomes and verdicts.
 
-Everything here is an immutable pydantic model with a JSON form; unknown fields are refused. Durations
-carry their unit in the name (``_s`` seconds, ``_ms`` milliseconds), sizes are bytes.
+All of them are immutable and have a JSON form. They refuse unknown fields. Units stand in the names: ``_s`` seconds,
+``_ms`` milliseconds, ``_bytes`` bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kqueue.states import Writer
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
-#: What is kept of a candidate's output, in bytes: the last of it.
+#: The end of a candidate's output that is kept, in bytes.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
-#: The largest limit on bytes: whoever enforces it must be able to hold it.
+#: The largest limit on bytes. The control groups and counters that enforce limits can hold it.
 _MOST_BYTES: Final = 1 << 50
-#: The name of a stored problem, in the place of its source: the SHA-256 of that source.
+#: The name of a stored problem, which a request may give instead of its source: the SHA-256 of that source.
 _PROBLEM_NAME: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Backend(StrEnum):
-    """What a kernel is written in."""
+    """The language or library that a kernel is written in."""
 
     CUDA = "cuda"
     TRITON = "triton"
@@ -47,7 +47,7 @@ CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON})
 
 
 def gpu_model(name: str) -> str:
-    """The last part of a GPU's lane from its vendor's name: ``NVIDIA A100-SXM4-80GB`` is ``a100``."""
+    """Return the model in a GPU's lane, such as ``a100`` for the vendor's name ``NVIDIA A100-SXM4-80GB``."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\b(nvidia|geforce|tesla|quadro)\b", " ", name.lower()))
     for before, word in zip(["", *words], words, strict=False):
         if re.fullmatch(r"[a-z]+[0-9]+[a-z0-9]*", word):
@@ -66,23 +66,23 @@ class Precision(StrEnum):
 
 
 class Comparison(StrEnum):
-    """Which of the two verdicts on a kernel's values decides; both are always reported."""
+    """The comparison that decides if a kernel's values are right. The result of the other is reported too."""
 
     STRICT = "strict"
-    """Every input distribution, error measured against the reference's own precision."""
+    """Compare on every input distribution, and measure errors against the reference's own precision."""
     KERNELBENCH = "kernelbench"
-    """KernelBench's: ``torch.allclose`` on the problem's own inputs."""
+    """Use ``torch.allclose`` on the problem's own inputs, as KernelBench does."""
 
 
 class Policy(StrEnum):
-    """What becomes of a kernel with which something was found."""
+    """The consequence of a finding."""
 
     ALLOW = "allow"
-    """Not looked for, or looked over."""
+    """Nothing. It is not looked for."""
     FLAG = "flag"
-    """Reported beside the verdict."""
+    """It is reported beside the verdict."""
     REJECT = "reject"
-    """Ends the evaluation."""
+    """It ends the evaluation."""
 
 
 class Phase(StrEnum):
@@ -97,15 +97,15 @@ class Phase(StrEnum):
     TIME = "time"
     CLEANUP = "cleanup"
     CANARY = "canary"
-    """The GPU is tested, when the candidate is gone."""
+    """The judge tests the GPU after the candidate's end."""
 
 
-#: So many fields more than a model has are no slip: naming each of a million would take minutes and gigabytes.
+#: Unknown fields beyond this number are counted, not named one by one: a million of them would take minutes.
 _FLOOD: Final = 32
 
 
 class Bounded(BaseModel):
-    """The base of what strangers send: that a million fields are unknown is said in one line."""
+    """The base of models that strangers send. It refuses a flood of unknown fields in one line."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,53 +123,54 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class Deadlines(_Model):
-    """How long each phase may take, in seconds."""
+    """The deadline of each phase, in seconds."""
 
     reference_s: _Seconds = 120.0
-    """Loading the problem, making the inputs and running the reference on them."""
+    """To load the problem, make the inputs and run the reference on them."""
     load_s: _Seconds = 60.0
-    """Importing the kernel's source, what a compiler takes not counted."""
+    """To import the kernel's source, compilation not included."""
     compile_s: _Seconds = 300.0
-    """All compilation at import together."""
+    """For all compilation at import together."""
     construct_s: _Seconds = 60.0
-    """Constructing ``ModelNew`` and moving it to the device."""
+    """To construct ``ModelNew`` and move it to the device."""
     check_s: _Seconds = 60.0
-    """All checked calls together, Triton's compilation at the first call included."""
+    """For all checked calls together, including Triton's compilation at the first call."""
     time_s: _Seconds = 60.0
-    """All timed calls together."""
+    """For all timed calls together."""
 
     @property
     def total_s(self) -> float:
-        """The sum of all phases, in seconds; import and compilation twice, for builder and candidate."""
+        """The sum of all phases, in seconds. Import and compilation count twice, for builder and candidate."""
         return self.reference_s + 2 * (self.load_s + self.compile_s) + self.construct_s + self.check_s + self.time_s
 
 
 class Limits(_Model):
-    """What a candidate may use."""
+    """The resources that a candidate may use."""
 
     host_memory_bytes: Annotated[int, Field(ge=256 << 20, le=_MOST_BYTES)] = 16 * GIB
     """Resident memory of the candidate's whole process tree."""
     output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES, le=_MOST_BYTES)] = 8 << 20
-    """What may be written to stdout and stderr together (a device's assertion alone writes 1 MiB)."""
+    """Output to stdout and stderr together. One failed assertion on a GPU writes 1 MiB."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512
-    """Threads and processes at once (enforced where the candidate has a uid of its own)."""
+    """Threads and processes at once. It is enforced where the candidate has a user id of its own."""
     file_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 2 * GIB
-    """The largest file that it may write."""
+    """Size of the largest file that it may write."""
     scratch_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 8 * GIB
-    """What all files together may take in its directory, of which there may be 20,000."""
+    """Size of all files in its directory together. There may be 20,000 of them."""
 
 
 class Timing(_Model):
-    """Whether and how the kernel is timed."""
+    """The way in which the kernel is timed."""
 
     enabled: bool = True
+    """Time the kernel."""
     calls: Annotated[int, Field(ge=5, le=10_000)] = 100
-    """The most timed calls; fewer where the precision is reached before."""
+    """Most timed calls. There are fewer if the precision is reached earlier."""
     precision: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Half the width of the median's 95 % confidence interval, as a share of it, that is good enough to stop;
-    0 makes all calls."""
+    """Timing stops when half the width of the median's 95 % confidence interval is this share of the median. 0 makes
+    all calls."""
     warmup: Annotated[int, Field(ge=0, le=1_000)] = 3
-    """Calls before them that are not counted; all checked calls come before these."""
+    """Calls before the timed ones that do not count. The checked calls come before these."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
@@ -177,13 +178,14 @@ class Timing(_Model):
 
 
 class Policies(_Model):
-    """What is done about kernels that look like cheats but whose answers are right."""
+    """The consequences for kernels that give right answers and look like cheats."""
 
     findings: Policy = Policy.FLAG
-    """Static findings: ``reject`` ends as ``rejected_by_policy`` before the device is used."""
+    """For findings of static rules. ``reject`` ends the evaluation as ``rejected_by_policy``, before the device is
+    used."""
     decoys: Policy = Policy.FLAG
-    """Kernels whose own GPU code does not do the work: ``reject`` ends as ``reward_hack``; ``allow`` saves the
-    look at it."""
+    """For kernels whose own GPU code does not do the work. ``reject`` ends the evaluation as ``reward_hack``. ``allow``
+    saves the time of looking."""
 
 
 class Tolerance(_Model):
@@ -194,22 +196,25 @@ class Tolerance(_Model):
 
 
 class Settings(_Model):
-    """How an evaluation is judged."""
+    """The settings of an evaluation."""
 
     precision: Precision = Precision.FP32
+    """The floating dtype of the weights and inputs."""
     checks: Annotated[int, Field(ge=1, le=100)] = 5
-    """Input sets, each from its own seed, on which the kernel must agree with the reference."""
+    """Number of input sets, each from a seed of its own, on which the kernel must agree with the reference."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
-    """Set before both constructors, so that weights agree. Input seeds are the judge's own."""
+    """Seed that is set before both constructors, so that the weights agree. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
-    """Where None, by output dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, exact for the rest."""
+    """None takes the tolerance of the output's dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for
+    the two fp8, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
+    """The comparison that decides if values are right."""
     policies: Policies = Policies()
     timing: Timing = Timing()
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    """Attempts in all, further ones only after a failure of the fleet."""
+    """Most attempts. There is another one only after a failure of the fleet."""
 
 
 def _source(value: str, what: str) -> str:
@@ -234,23 +239,25 @@ class Request(_Model):
     """One request to judge one kernel against one problem."""
 
     problem: str
-    """Source of the reference: ``class Model``, ``get_inputs()``, ``get_init_inputs()``; or the name of a stored
-    problem: ``sha256:`` and the hash of its source."""
+    """Source of the reference, with ``class Model``, ``get_inputs()`` and ``get_init_inputs()``. Or the name of a
+    stored problem: ``sha256:`` and the hash of its source."""
     kernel: str
-    """Source of the candidate: ``class ModelNew``."""
+    """Source of the candidate, with ``class ModelNew``."""
     backend: Backend
+    """The language or library of the kernel."""
     lane: Annotated[str, Field(max_length=64)] = "auto"
-    """``auto`` (``gpu`` where a GPU worker lives, else ``cpu``), ``cpu``, ``gpu`` or ``gpu.<model>``."""
+    """``cpu``, ``gpu``, ``gpu.<model>`` or ``auto``, which is ``gpu`` if a GPU worker is alive and else ``cpu``."""
     settings: Settings = Settings()
     problem_label: _Label | None = None
-    """A name for people; never used to identify."""
+    """A name for people. It identifies nothing."""
     kernel_label: _Label | None = None
+    """A name for people. It identifies nothing."""
     batch: _Label | None = None
     """A name under which a producer finds its evaluations again."""
     idempotency_key: _Label | None = None
     """Submitting the same key again returns the same evaluation."""
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
-    """How long the evaluation may wait for a worker before it ends as ``expired``; None for ever."""
+    """Longest wait for a worker, in seconds, after which the evaluation ends as ``expired``. None waits for ever."""
 
     @field_validator("problem")
     @classmethod
@@ -271,7 +278,7 @@ class Request(_Model):
 
     @property
     def problem_name(self) -> str:
-        """The name that stands for the problem once its source is stored: ``sha256:`` and the hash."""
+        """The name of the problem once its source is stored: ``sha256:`` and the hash."""
         return f"sha256:{self.problem_hash}"
 
     @property
@@ -287,10 +294,10 @@ class Request(_Model):
 
 
 def parse_request(fields: Mapping[str, Any]) -> Request:
-    """A request from its fields.
+    """Return the request with these fields.
 
     Raises:
-        InvalidRequest: a field is wrong; the message names each such field and never repeats a source.
+        InvalidRequest: a field is wrong. The message names each such field and never repeats a source.
     """
     try:
         return Request(**{str(name): value for name, value in fields.items()})
@@ -336,47 +343,47 @@ class _Result(Part):
 
     @property
     def blame(self) -> Blame:
-        """Whose failure it is; :attr:`Blame.NONE` for a passed kernel."""
+        """The party whose failure it is. :attr:`Blame.NONE` for a passed kernel."""
         return self.category.blame
 
     @property
     def passed(self) -> bool:
-        """Whether the kernel was right."""
+        """True if the kernel was right."""
         return self.category is Category.PASSED
 
     @property
     def judged(self) -> bool:
-        """Whether it tells anything of the kernel: it was right, or failed by its own fault."""
+        """True if it says something about the kernel: it was right, or failed by its own fault."""
         return self.blame in {Blame.NONE, Blame.CANDIDATE}
 
     @property
     def compiled(self) -> bool | None:
-        """KernelBench's ``compiled``; None where it is unknown."""
+        """KernelBench's ``compiled``. None where it is unknown."""
         return self.category.info.compiled
 
     @property
     def correctness(self) -> bool | None:
-        """KernelBench's ``correctness``; None where it is unknown."""
+        """KernelBench's ``correctness``. None where it is unknown."""
         return self.category.info.correctness
 
     @property
     def runtime_ms(self) -> float | None:
-        """Median time of a call in milliseconds; None unless passed and timed."""
+        """Median time of a call, in milliseconds. None unless the kernel passed and was timed."""
         return self.runtime.median_ms if self.runtime else None
 
     @property
     def baseline_ms(self) -> float | None:
-        """Median time of the eager reference in milliseconds, where taken."""
+        """Median time of the eager reference, in milliseconds. None where it was not taken."""
         return self.baseline.median_ms if self.baseline else None
 
     @property
     def timing_basis(self) -> str | None:
-        """Whose clock took the time: see :attr:`Measurement.basis`."""
+        """The clock that took the time: see :attr:`Measurement.basis`. None unless the kernel was timed."""
         return self.runtime.basis if self.runtime else None
 
     @property
     def speedup(self) -> float | None:
-        """``baseline / runtime``; None unless passed and both were timed by the same clock, above zero."""
+        """``baseline_ms / runtime_ms``. None unless one clock took both times, and both are above zero."""
         if self.runtime is None or self.baseline is None or self.runtime.basis != self.baseline.basis:
             return None
         if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
@@ -413,7 +420,7 @@ class Verdict(_Result):
     backend: Backend
     lane: str
     attempts: int
-    """Attempts made, 0 where it never started."""
+    """Number of attempts. 0 if it never started."""
     written_by: Writer
     """The part of the fleet that recorded it."""
     environment: Environment | None = None
@@ -437,7 +444,7 @@ class Verdict(_Result):
             return cls.model_validate(_readable(fields, error), extra="ignore")
 
     def summary(self) -> dict[str, Any]:
-        """The verdict as a flat JSON-safe record, derived facts included, log and evidence left out."""
+        """Return the verdict as a flat JSON-safe record, with derived values and without log and evidence."""
         record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
         return record | {
             "blame": str(self.blame),

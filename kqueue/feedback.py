@@ -1,4 +1,4 @@
-"""Between verdicts and language models: a kernel out of an answer, and a verdict in words that help to mend it."""
+"""Text for language models: the kernel in an answer, the task in words, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ _FENCE: Final = re.compile(
 )
 #: A frame of the kernel's own file in a traceback.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
-#: What a compiler calls an error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc),
-#: ``at 6:43:`` (Triton).
+#: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
 _COMPLAINT: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
 _COMPILER_LINES: Final = 24
 _AFTER_COMPLAINT: Final = 4
-#: Up to this many times the floor, memory explains the time.
+#: A runtime of up to this many times the floor is limited by memory.
 _NEAR_FLOOR: Final = 1.5
 
 
 def kernel_in(answer: str) -> str:
-    """The kernel in a model's answer: its last fenced block, of those that name ``ModelNew`` if any does, else all."""
+    """Return the kernel in a model's answer.
+
+    It is the last fenced block that names ``ModelNew``, else the last fenced block, else the whole answer.
+    """
     blocks = [match.group(3) for match in _FENCE.finditer(answer)]
     named = [block for block in blocks if "ModelNew" in block]
     return (named or blocks or [answer])[-1]
 
 
 def instruction(problem: str, backend: str) -> str:
-    """The task in words: write a kernel of ``backend`` that replaces the reference."""
+    """Return the task in words: write a kernel of ``backend`` that replaces the reference ``problem``."""
     return (
         f"Write a {backend} kernel that replaces this PyTorch reference and is faster. Answer with one fenced block of "
         "Python: a class ModelNew (torch.nn.Module) with the constructor and forward of Model, and with the same "
@@ -43,12 +45,12 @@ def instruction(problem: str, backend: str) -> str:
 
 
 def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
-    """What came of a kernel: what failed, where and how; for a right one its time and what limits it.
+    """Return a verdict in words: what failed, where and how; or the time of a right kernel, and what limits it.
 
     Args:
-        verdict: of ``kernel``.
-        kernel: its source, to quote from.
-        limit: characters at most; what is over is cut at the end.
+        verdict: the verdict on ``kernel``.
+        kernel: the kernel's source, which is quoted.
+        limit: the most characters; a longer text is cut at its end.
     """
     if not verdict.judged:
         lines = [
@@ -69,7 +71,7 @@ def _failure(verdict: Verdict) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     headline, _, rest = verdict.message.partition("\n")
     said = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
-    # The first line of what a build says is its command.
+    # The first line of a failed build's message is its command, which helps nobody.
     yield f"FAILED: {verdict.category}{phase}" + ("" if said else f": {_short(headline)}")
     yield verdict.category.info.meaning
     if said:
@@ -80,7 +82,7 @@ def _failure(verdict: Verdict) -> Iterator[str]:
 
 
 def _complaints(message: str) -> list[str]:
-    """What a compiler called errors, each with the lines below it."""
+    """Return the lines with a compiler's errors, each with the lines below it."""
     lines = message.splitlines()
     found = [i for i, line in enumerate(lines) if _COMPLAINT.search(line)]
     wanted = sorted({number for i in found for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
@@ -88,7 +90,7 @@ def _complaints(message: str) -> list[str]:
 
 
 def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
-    """The lines of the kernel's own source that the last traceback in the log leads to."""
+    """Yield the lines of the kernel's source at which the last traceback in the log ends."""
     frames = list(_FRAME.finditer(verdict.log))
     if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
         number, function = verdict.facts.line, None
@@ -159,5 +161,5 @@ def _line(finding: Finding) -> str:
 
 
 def _short(text: str) -> str:
-    """Without the folders of a worker, which mean nothing to a reader."""
+    """Return ``text`` without the folders of a worker, which mean nothing to a reader."""
     return _FOLDER.sub("", text)

@@ -1,11 +1,11 @@
-"""KernelBench's arguments as a request, and a verdict as KernelBench's result: pure functions for every door.
+"""KernelBench's arguments as a request, and a verdict as KernelBench's result, for all integrations.
 
-What differs from KernelBench, whichever door is used:
+Three things differ from KernelBench:
 
-- A deadline for each phase takes the place of one timeout, and the wait for a worker never counts.
-- ``num_perf_trials`` is the most timed calls: fewer are made where the median is known well enough before.
-- Kernels are checked more strictly than by ``torch.allclose`` on the given inputs, unless ``comparison`` says
-  so; ``metadata["kernelbench_correct"]`` tells what KernelBench's comparison came to.
+- Each phase has a deadline, instead of one timeout for all. The wait for a worker does not count.
+- ``num_perf_trials`` is the most timed calls. There are fewer if the median is known well enough earlier.
+- Kernels are checked more strictly than by ``torch.allclose`` on the given inputs, unless ``comparison`` is
+  ``kernelbench``. ``metadata["kernelbench_correct"]`` is the result of KernelBench's comparison.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kqueue.contract import Backend, Comparison, Deadlines, Precision, Request, 
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 
-#: ``eval_results.json``: a problem's id, and its samples' entries.
+#: The content of ``eval_results.json``: the entries of a problem's samples, by the problem's id.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
-#: The fewest timed calls that a median is taken of; who asks for fewer gets these.
+#: The fewest timed calls. A request for fewer gets these.
 MIN_PERF_TRIALS: Final = 5
-#: What people call the precisions, torch's own names among them.
+#: The names of the precisions, torch's own among them.
 _PRECISIONS: Final = {
     "fp32": Precision.FP32,
     "float32": Precision.FP32,
@@ -35,7 +35,7 @@ _PRECISIONS: Final = {
     "bf16": Precision.BF16,
     "bfloat16": Precision.BF16,
 }
-#: About the outputs: what KernelBench calls a correctness issue.
+#: Failures that concern the outputs. KernelBench calls them correctness issues.
 _ABOUT_OUTPUTS: Final = frozenset(
     {
         Category.WRONG_OUTPUT_STRUCTURE,
@@ -65,20 +65,20 @@ def request_of(
     timeout_s: float | None = None,
     **fields: Any,
 ) -> Request:
-    """A request, from what KernelBench's evaluation is called with.
+    """Return the request for the arguments of KernelBench's evaluation.
 
     Args:
         problem: source of the reference, ``Model``.
         kernel: source of the candidate, ``ModelNew``.
         backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
-        seed_num: set before both constructors; the inputs' seeds are secret.
-        num_correct_trials: input sets to check on, 1 to 100.
-        num_perf_trials: the most timed calls, up to 10,000; 0 takes no time, 1 to 4 are taken as 5.
-        measure_performance: whether the kernel is timed.
+        seed_num: the seed before both constructors. The seeds of inputs are secret.
+        num_correct_trials: number of input sets to check on, 1 to 100.
+        num_perf_trials: the most timed calls, up to 10,000. 0 takes no time; 1 to 4 count as 5.
+        measure_performance: False takes no time.
         precision: ``fp32``, ``fp16`` or ``bf16``, or torch's names for them.
         comparison: ``strict`` or ``kernelbench``.
-        timeout_s: no phase may take longer; None leaves :class:`~kqueue.contract.Deadlines` as they are.
-        fields: further fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
+        timeout_s: the longest time of a phase, in seconds. None keeps the :class:`~kqueue.contract.Deadlines`.
+        fields: other fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
 
     Raises:
         InvalidRequest: an argument is wrong; the message names it.
@@ -102,21 +102,22 @@ def request_of(
 
 
 def result_of(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as KernelBench's result.
+    """Return a verdict as KernelBench's result.
 
     Returns:
-        ``compiled``, ``correctness`` (False also where nothing is known: ``metadata["blame"]`` tells),
-        ``metadata``, ``runtime`` and ``ref_runtime`` (the mean in milliseconds, as KernelBench has it; -1.0 where
-        none was taken), ``runtime_stats`` and ``ref_runtime_stats`` (``mean``, ``median``, ``std``, ``min``,
-        ``max`` in milliseconds, ``num_trials``, ``hardware``, ``device``; empty where none). JSON-safe.
+        a JSON-safe record:
 
-        ``metadata`` has ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
-        ``attempts``, ``hardware``, ``device``; what KernelBench would have put there (``compilation_error``,
-        ``runtime_error``, ``correctness_issue`` and their like, ``max_difference``, ``correctness_trials``); and
-        for a passed kernel ``speedup``, which is of medians, ``timing_basis`` and ``kernelbench_correct``.
+        - ``compiled`` and ``correctness``, which are False also if nothing is known (see ``metadata["blame"]``);
+        - ``runtime`` and ``ref_runtime``: the mean time in milliseconds, as in KernelBench, or -1.0 without one;
+        - ``runtime_stats`` and ``ref_runtime_stats``: ``mean``, ``median``, ``std``, ``min`` and ``max`` in
+          milliseconds, ``num_trials``, ``hardware`` and ``device``; empty without a time;
+        - ``metadata``: ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
+          ``attempts``, ``hardware`` and ``device``; KernelBench's own keys, such as ``compilation_error``,
+          ``runtime_error``, ``correctness_issue``, ``max_difference`` and ``correctness_trials``; and for a passed
+          kernel ``speedup`` (of medians), ``timing_basis`` and ``kernelbench_correct``.
     """
     hardware = verdict.environment.device if verdict.environment else None
-    # A candidate sees its own GPU alone.
+    # A candidate sees only its own GPU.
     device = "cpu" if verdict.lane == "cpu" else "cuda:0"
     where = {"hardware": hardware, "device": device}
     return {
@@ -142,7 +143,7 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
 
 
 def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
-    """A verdict as a sample's entry in ``eval_results.json``: :func:`result_of` and ``sample_id``."""
+    """Return a verdict as an entry of ``eval_results.json``: :func:`result_of` with ``sample_id``."""
     return {"sample_id": sample_id, **result_of(verdict)}
 
 
@@ -157,7 +158,7 @@ def _of_success(verdict: Verdict) -> dict[str, Any]:
 
 
 def _of_failure(verdict: Verdict) -> dict[str, Any]:
-    """The keys that scripts for KernelBench look for."""
+    """Return the keys that KernelBench's scripts look for."""
     facts = verdict.facts
     name = facts.exception or str(verdict.category)
     if verdict.blame is not Blame.CANDIDATE:
@@ -225,24 +226,28 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that of ``k`` of a problem's samples, drawn at random, at least one is correct (``samples >= k``)."""
+    """Return the chance that at least one of ``k`` random samples of a problem is correct. ``samples >= k``."""
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
 def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[str, Any]:
-    """What a run's results come to.
+    """Return the scores of a run.
 
     Args:
-        results: entries of ``eval_results.json``: a problem's id, and its samples' :func:`row_of`.
-        ks: of pass@k.
-        ps: thresholds of fast_p, speedups.
+        results: the content of ``eval_results.json``: lists of :func:`row_of` by the problem's id.
+        ks: the values of k for pass@k.
+        ps: the thresholds p for fast_p, which are speedups.
 
     Returns:
-        ``problems``, ``samples``, ``compiled``, ``correct`` and ``timed`` (counts); ``pass_at_k`` by k: ``value``,
-        the mean over those ``problems`` that have k samples (None where none has); ``fast_p`` by p: the share of
-        correct samples whose speedup is above p, within each problem and then over all problems (None without
-        problems; a correct sample that has no speedup counts for p = 0 only); ``geometric_mean_speedup`` of correct
-        samples that have one; ``categories``, counts.
+        a record:
+
+        - ``problems``, ``samples``, ``compiled``, ``correct``, ``timed``: counts;
+        - ``pass_at_k`` by k: ``value``, the mean over problems with at least k samples (None without one), and
+          ``problems``, their number;
+        - ``fast_p`` by p: the share of samples that are correct with a speedup above p, as a mean over problems (None
+          without one). A correct sample without a speedup counts for p = 0 only;
+        - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one);
+        - ``categories``: the number of samples by category.
     """
     tables = [rows for rows in results.values() if rows]
     rows = [row for table in tables for row in table]
@@ -271,7 +276,7 @@ def _share(table: Sequence[Mapping[str, Any]], p: float) -> float:
 
 
 def _speedup(row: Mapping[str, Any]) -> float | None:
-    """Of a correct sample: the verdict's, or that of the two times of an entry that another program wrote."""
+    """Return the speedup of a correct sample: the verdict's, else the ratio of the entry's two times."""
     if not row["correctness"]:
         return None
     runtime, reference = row.get("runtime", -1.0), row.get("ref_runtime", -1.0)

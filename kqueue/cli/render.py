@@ -1,7 +1,7 @@
-"""How the commands write: text made safe for a terminal, records as JSON lines, tables.
+"""The output of commands: text that is safe for a terminal, records as JSON lines, tables.
 
-Sources, labels, logs and messages may come from a candidate. None of it may move the cursor, change the
-terminal's title or pass for the command's own colours, so nothing of it is printed as it came.
+Sources, labels, logs and messages may come from a candidate. None of them may move the cursor, change the terminal's
+title or imitate the command's own colours, so all of them are escaped before they are printed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from kqueue.evidence import Finding, Provenance
 
-#: Controls, formatting (which turns text around), surrogates, private and unassigned, other line ends.
+#: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
+#: unassigned, and line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
 
 
 def clean(value: object) -> str:
-    """``value`` as text in which only line feeds and tabs control anything; the rest is shown escaped."""
+    """Return ``value`` as text. All control characters but line feeds and tabs are escaped."""
     return "".join(
         char
         if char in "\n\t" or unicodedata.category(char) not in _UNSAFE
@@ -35,36 +36,40 @@ def clean(value: object) -> str:
 
 
 def one_line(value: object) -> str:
-    """:func:`clean` on one line: runs of white space become one space."""
+    """Return ``value`` as :func:`clean` does, on one line: each run of white space becomes one space."""
     return " ".join(clean(value).split())
 
 
 def write_json(record: Mapping[str, Any]) -> None:
-    """One record as one line of JSON on stdout, ASCII only, at once."""
+    """Print one record as one line of ASCII JSON, and flush."""
     print(json.dumps(record, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"), flush=True)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that takes nothing for markup, emoji or a thing to colour."""
+    """Return a console that interprets no markup and no emoji, and highlights nothing."""
     from rich.console import Console
 
-    # Without a terminal nobody knows the width: tables are for reading, so they are not cut at 80.
+    # Without a terminal the width is unknown. Tables are for reading, so 80 columns would be too few.
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
 
 
 def text(value: object, style: str = "") -> Text:
-    """A table's cell: one line, cleaned, nothing taken for markup."""
+    """Return a cell of a table: one clean line without markup."""
     from rich.text import Text
 
     return Text(one_line(value), style=style)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A table on stdout. A cell is a :class:`rich.text.Text` or anything else, which is cleaned; None is empty.
+    """Print a table.
 
-    Columns whose name ends in a unit or counts things (``n``) are set to the right.
+    Args:
+        columns: the names of the columns. Those of times and counts are aligned to the right.
+        rows: the cells of each row. A :class:`rich.text.Text` is printed as it is, None as nothing, and anything else
+            as :func:`text` has it.
+        title: the title; none if empty.
     """
     from rich import box
     from rich.table import Table
@@ -80,27 +85,27 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
 
 def category_text(category: str, blame: str) -> Text:
-    """A category in the colour of its blame."""
+    """Return a category in the colour of its blame."""
     return text(category, _STYLES.get(blame, ""))
 
 
 def milliseconds(value: float | None) -> str:
-    """A time to four figures; empty where there is none."""
+    """Return a time with four figures; empty for None."""
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def ratio(value: float | None) -> str:
-    """A speedup, such as ``1.83x``; empty where there is none."""
+    """Return a speedup, such as ``1.83x``; empty for None."""
     return "" if value is None else f"{value:.2f}x"
 
 
 def yes_no(value: bool | None) -> str:
-    """``yes``, ``no``, or empty where nothing is known."""
+    """Return ``yes`` or ``no``; empty for None."""
     return "" if value is None else "yes" if value else "no"
 
 
 def age(since: datetime) -> str:
-    """How long ago ``since`` was, in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
+    """Return the time since ``since`` in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
     seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
@@ -109,7 +114,7 @@ def age(since: datetime) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """A time in UTC to the second; empty where there is none."""
+    """Return a time in UTC to the second; empty for None."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

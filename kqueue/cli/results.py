@@ -1,4 +1,4 @@
-"""`kqueue status`, `show`, `results` and `cancel`: what people ask of the database."""
+"""`kqueue status`, `show`, `results` and `cancel`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def database(command: str) -> Generator[Engine]:
-    """The fleet's database, for the command of this name.
+    """Connect to the fleet's database for the command of this name.
 
     Raises:
-        ConfigError, DatabaseUnavailable, SchemaMismatch: none is known, or it cannot be used.
+        ConfigError, DatabaseUnavailable, SchemaMismatch: no database is configured, or it cannot be used.
     """
     from kqueue.config import load
     from kqueue.store import schema
@@ -181,7 +181,7 @@ def show(
 
 
 def _print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """Names and values in two columns; values that are empty are left out."""
+    """Print names and values in two columns. Empty values are left out."""
     from kqueue.cli.render import console, one_line
 
     out = console()
@@ -218,7 +218,7 @@ def _print_head(detail: Detail) -> None:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Precision and checks, and whatever else is not the default."""
+    """Return precision, checks, and all settings that are not the default."""
     from kqueue.contract import Settings
 
     default = dict(_flat(Settings().model_dump(mode="json")))
@@ -333,7 +333,7 @@ def results(
         _one_of(Backend, asked.get("backend"), "backend", f"use one of {', '.join(Backend)}"),
     )
     after = None if since is None else _since(since)
-    from kqueue.store import reports  # slow to import, and not wanted for a bad question
+    from kqueue.store import reports  # slow to import, so a wrong condition is refused first
 
     with database("results") as engine:
         found = reports.results(
@@ -372,7 +372,7 @@ def results(
 
 
 def _result(listed: Listed) -> tuple[str | Text | None, ...]:
-    """A finished evaluation, as a row of the table."""
+    """Return a finished evaluation as a row of the table."""
     from kqueue.cli.render import age, category_text, milliseconds, ratio
 
     assert listed.category is not None, "it is finished"
@@ -393,10 +393,10 @@ def _result(listed: Listed) -> tuple[str | Text | None, ...]:
 
 
 def _conditions(where: Iterable[str], options: Mapping[str, str | None]) -> dict[str, str]:
-    """What is asked for, by field.
+    """Return the conditions by field.
 
     Raises:
-        InvalidRequest: not ``field=value``, an unknown field, or one given twice.
+        InvalidRequest: a condition is not ``field=value``, its field is unknown, or a field is given twice.
     """
     asked = {name: value for name, value in options.items() if value is not None}
     for condition in where:
@@ -419,16 +419,20 @@ def _one_of(kind: type[_Kind], value: str | None, field: str, fix: str) -> _Kind
 
 
 def duration(value: str) -> timedelta | None:
-    """What ``30m``, ``2h`` or ``7d`` means; None for what is not written so, OverflowError for what is too long."""
+    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for; None for other text.
+
+    Raises:
+        OverflowError: it is too long.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
     return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
 
 
 def _since(value: str) -> datetime:
-    """The moment that ``--since`` names: an age such as ``2h``, or a date or time (UTC unless it says).
+    """Return the time that ``--since`` names: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
 
     Raises:
-        InvalidRequest: neither.
+        InvalidRequest: the value is neither.
     """
     try:
         if (passed := duration(value)) is not None:
