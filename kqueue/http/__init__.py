@@ -6,6 +6,7 @@ Needs the extra ``http``.
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 from typing import Final
 
 from kqueue.config import Config
@@ -17,9 +18,30 @@ OPEN_WARNING: Final = (
 )
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if an address or name can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def trusts_local_users(config: Config) -> bool:
     """Return True if HTTP requests from this machine need no token."""
     return config.http_tokens == "trust-local-users"
+
+
+def check_access(config: Config) -> None:
+    """Return if no request from another machine would be let in without a token.
+
+    Raises:
+        ConfigError: the server trusts local users on an address that others reach.
+    """
+    if trusts_local_users(config) and not is_loopback(config.http_address):
+        raise ConfigError(
+            f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and others reach {config.http_address}: "
+            "leave one of the two settings out"
+        )
 
 
 def has_http() -> bool:

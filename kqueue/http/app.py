@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
-from kqueue.errors import ConfigError, KqueueError, ServiceError
-from kqueue.http import auth, eval_server, jobs, maintenance, openapi, problems, trusts_local_users, v1
+from kqueue.errors import KqueueError, ServiceError
+from kqueue.http import auth, check_access, eval_server, jobs, maintenance, openapi, problems, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.gateway import Gateway
 from kqueue.http.problems import HttpError
@@ -29,11 +29,7 @@ def create_app(config: Config) -> FastAPI:
     Raises:
         ConfigError: no database is known; or requests without a token would be let in from other machines.
     """
-    if trusts_local_users(config) and not auth.is_loopback(config.http_address):
-        raise ConfigError(
-            f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and others reach {config.http_address}: "
-            "leave one of the two settings out"
-        )
+    check_access(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

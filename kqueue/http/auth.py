@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final
@@ -12,7 +11,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from kqueue.http import trusts_local_users
+from kqueue.http import is_loopback, trusts_local_users
 from kqueue.http.gateway import Caller, Gateway
 from kqueue.http.problems import HttpError
 from kqueue.store.tokens import Scope
@@ -76,14 +75,6 @@ Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
 Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
 #: A caller who may be anybody.
 Anybody = Annotated[Caller | None, Depends(known)]
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if an address or name can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _identify(request: Request) -> Caller:

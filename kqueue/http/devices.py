@@ -1,4 +1,4 @@
-"""The fleet's GPUs by number, as clients of a one-machine server know them, and how the fleet is."""
+"""The state of the fleet, with its GPUs by number, as clients of a one-machine server know them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kqueue.store import gpus, reports, workers
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.workers import LiveWorker
 
-#: A GPU that no supervisor has spoken of for so long is no longer counted.
+#: A GPU is no longer counted after so long without news from a supervisor.
 _GONE_AFTER: Final = timedelta(days=1)
-#: A supervisor speaks of its GPUs every few seconds.
+#: A supervisor reports its GPUs every few seconds.
 _SILENT_AFTER: Final = timedelta(seconds=60)
-#: A view of the fleet is read anew after so many seconds, and given out until that is done.
+#: After so many seconds a view of the fleet is read anew. The old one is given out until the new one is there.
 _FRESH_S: Final = 1.0
-#: How long somebody waits for a view where the last one is older than `_STALE_S`.
+#: A request waits for a new view for so long if the last one is older than `_STALE_S`.
 _PATIENCE_S: Final = 2.0
 _STALE_S: Final = 10.0
 
@@ -56,18 +56,18 @@ class Device:
 
     @property
     def error(self) -> str | None:
-        """Why it is given nothing; None where it serves."""
+        """The reason why it gets no evaluations; None if it serves."""
         if self.gpu.paused is None and not self.slots:
             return f"no worker of it lives on {self.gpu.host}"
         return self.gpu.paused
 
     @property
     def available(self) -> bool:
-        """Whether an evaluation would begin on it at once."""
+        """True if an evaluation would begin on it at once."""
         return self.error is None and self.idle > 0
 
     def summary(self) -> dict[str, Any]:
-        """What is shown of it in a list."""
+        """Return the fields that a list shows of it."""
         known = {
             "device_id": self.id,
             "name": self.gpu.name,
@@ -95,12 +95,12 @@ class View:
 
     @property
     def lanes(self) -> Counter[str]:
-        """How many live workers serve each lane."""
+        """The number of live workers on each lane."""
         return Counter(lane for worker in self.workers for lane in worker.lanes)
 
     @property
     def backends(self) -> list[str]:
-        """What some live worker can be given."""
+        """The backends that some live worker can judge."""
         if "gpu" in self.lanes:
             return [backend.value for backend in Backend]
         return sorted(backend.value for backend in CPU_BACKENDS) if "cpu" in self.lanes else []
@@ -132,17 +132,17 @@ class View:
         return "auto" if device.error else f"gpu.{gpu_model(device.gpu.name)}"
 
     def numbered(self, uuid: str) -> int | None:
-        """The number of a GPU; None for what is none."""
+        """Return the number of a GPU, or None for another device."""
         return next((device.id for device in self.devices if device.gpu.uuid == uuid), None)
 
     def name_of(self, uuid: str) -> str:
-        """A device as torch names it, by the fleet's number: ``cuda:0``, ``cpu``; one that is gone by its UUID."""
+        """Return a device's name in torch's form, by the fleet's number: ``cuda:0``, ``cpu``; a lost GPU's UUID."""
         number = self.numbered(uuid)
         return uuid if number is None else f"cuda:{number}"
 
     @property
     def device_status(self) -> dict[str, str]:
-        """Of each device, ``cpu`` too where it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
+        """The state of each device, ``cpu`` included if it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
         states = {
             f"cuda:{device.id}": "error" if device.error else "idle" if device.idle else "busy"
             for device in self.devices
@@ -186,7 +186,7 @@ def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
 
 
 class Fleet:
-    """The last view of the fleet, renewed behind the back of those who ask: nobody waits for the database."""
+    """The last view of the fleet. It is renewed in the background, so that no request waits for the database."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

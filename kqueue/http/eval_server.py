@@ -24,7 +24,7 @@ from kqueue.store import gpus, reports
 router: Final = APIRouter(tags=["simple_eval_server"])
 
 _SERVICE: Final = "kqueue"
-#: What `/fault_statistics` counts.
+#: `/fault_statistics` counts attempts that are no older than this.
 _FAULTS_OF: Final = timedelta(days=1)
 _DESCRIPTIONS: Final = {
     Backend.CUDA: "CUDA C++ through torch's extension builder",
@@ -36,7 +36,7 @@ _DESCRIPTIONS: Final = {
 
 
 class EvalRequest(Bounded):
-    """One kernel to judge. Unknown fields are passed over, and named in the result's metadata."""
+    """One kernel to judge. Unknown fields are ignored, and named in the result's metadata."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -132,7 +132,7 @@ async def result_of(gateway: Gateway, view: View, verdict: Verdict) -> dict[str,
 
 @router.get("/")
 async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """What this server is."""
+    """Name the server, its version and the backends."""
     view = await fleet.get()
     return {
         "service": _SERVICE,
@@ -152,10 +152,10 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
 
 @router.get("/health", openapi_extra={"security": [{}]})
 async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
-    """How the fleet is, as of a second ago; never waits for an evaluation.
+    """Return the state of the fleet, about a second old. The answer never waits for an evaluation.
 
-    `status` is `healthy`, or `degraded` where no worker would take an evaluation or a GPU is out of service. A request
-    without a token is told that alone.
+    `status` is `healthy`, or `degraded` if no worker would take an evaluation or a GPU is out of service. A request
+    without a credential gets that field alone.
     """
     view = await fleet.get()
     available = [device.id for device in view.devices if device.available]
@@ -195,7 +195,7 @@ async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
 
 @router.get("/gpu_status")
 async def gpu_status(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """Every GPU with what its host last saw of it (`facts`); memory in bytes, used by anybody."""
+    """Return every GPU with what its host last saw of it (`facts`). Memory is in bytes, of all processes together."""
     view = await fleet.get()
     shown = {
         "total_devices": len(view.devices),
@@ -223,7 +223,7 @@ def _in_full(device: Device) -> dict[str, Any]:
 
 @router.get("/backend_info")
 async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """What kernels may be written in here."""
+    """Return the backends that the fleet can judge."""
     view = await fleet.get()
     return {
         "supported_backends": view.backends,
@@ -238,9 +238,9 @@ async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
 
 @router.get("/fault_statistics")
 async def fault_statistics(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """Attempts of the last 24 hours that failed, by GPU.
+    """Return the failed attempts of the last 24 hours by GPU.
 
-    `per_device_faults` counts what was the fleet's failure, `outcomes` everything by category. No number of faults
+    `per_device_faults` counts failures of the fleet, `outcomes` all outcomes by category. No number of faults
     takes a GPU out of service, only failed tests do: `max_faults_threshold` counts those in a row.
     """
     view = await fleet.get()

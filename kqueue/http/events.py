@@ -30,7 +30,7 @@ router: Final = APIRouter()
 #: Seconds between two looks at a batch, and between two signs of life where nothing happens.
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 15.0
-#: Who follows for longer is made to come again, with a token that is still valid.
+#: After so long a client must ask again, with a token that is still valid.
 _LONGEST_S: Final = 3600.0
 #: A verdict carries the time at which its transaction began: one that finished before another may be seen
 #: after it, by as long as a transaction may take.
@@ -95,7 +95,7 @@ def unknown_batch(batch: str) -> HttpError:
 
 
 async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
-    """The events after ``since``, until all have their verdict, an hour is over, or the server is stopped."""
+    """Yield the events after ``since``, until all have their verdicts, an hour is over, or the server is stopped."""
     sent: set[UUID] = set()
     told: reports.BatchState | None = None
     spoke_at = time.monotonic()
@@ -131,7 +131,7 @@ async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> Async
 async def _finished(
     gateway: Gateway, batch: str, since: datetime | None
 ) -> AsyncGenerator[tuple[datetime, reports.Listed]]:
-    """What finished after ``since``, and a while before, page by page."""
+    """Yield what finished after ``since``, and a while before, page by page."""
     after: tuple[datetime, UUID] | None = None
     lower = None if since is None else since - _OVERLAP
     while True:

@@ -1,4 +1,4 @@
-"""What all routes share: one client, one engine, bounded threads for reading, and the waiting."""
+"""The part that all routes share: one client, bounded threads for reading, limits, and waiting."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
 
 _APPLICATION: Final = "kqueue-http"
-#: Threads that read from the database, each with a connection; and those that find out who asks.
+#: Threads that read from the database, each with a connection, and those that look up tokens.
 _READERS: Final = 8
 _PORTERS: Final = 2
 #: Threads in which the client submits and cancels: as many as it has connections at most.
 _SUBMITTERS: Final = 7
-#: How long a look at the fleet's health may take.
+#: The time that a look at the fleet's health may take.
 _LOOK_S: Final = 2.0
 #: Streams of events that a caller may have open at once: each asks the database every second.
 _STREAMS: Final = 100
@@ -64,30 +64,30 @@ class Caller:
 
 
 class _Threads:
-    """A few threads that ask the database, each with a connection."""
+    """A few threads that query the database, each with a connection."""
 
     def __init__(self, url: str, name: str, number: int) -> None:
         self.engine = connect(url, application=f"{_APPLICATION}-{name}", pool_size=number)
         self._pool = ThreadPoolExecutor(number, thread_name_prefix=name)
 
     async def run(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """``query(engine, ...)`` in one of them."""
+        """Return ``query(engine, ...)``, called in one of them."""
         call = partial(query, self.engine, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
-        """Let go of them; what they are at ends by itself."""
+        """Let go of the threads. Queries that run end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.dispose()
 
 
 class Gateway:
-    """A fleet as the routes see it. :meth:`open` and :meth:`close` it in the server's event loop.
+    """A fleet for the routes. :meth:`open` and :meth:`close` it in the server's event loop.
 
     Attributes:
         config: the fleet's settings.
         client: submits and cancels.
-        stopping: set when the server was told to stop; who waits then answers at once.
+        stopping: set when the server was told to stop. Waiting requests then answer at once.
     """
 
     def __init__(self, config: Config) -> None:
@@ -96,7 +96,7 @@ class Gateway:
         self.stopping = asyncio.Event()
         url = config.require_database()
         self._readers = _Threads(url, "read", _READERS)
-        # Neither of these waits for readers and what they may be long at.
+        # Neither of these waits for long queries of the readers.
         self._porters = _Threads(url, "who", _PORTERS)
         self._health = _Threads(url, "health", 1)
         self._listener = Listener(url, self._readers.engine, application=_APPLICATION)
@@ -113,7 +113,7 @@ class Gateway:
         await self.read(schema.check)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close all connections and threads."""
         self.stopping.set()
         await self.client.close()
         await asyncio.to_thread(self._listener.close)
@@ -121,7 +121,7 @@ class Gateway:
             threads.close()
 
     async def read(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """``query(engine, ...)``, a function of :mod:`kqueue.store`, in one of a few threads."""
+        """Return ``query(engine, ...)``, a function of :mod:`kqueue.store`, called in one of a few threads."""
         return await self._readers.run(query, *args, **kwargs)
 
     async def caller_of(self, secret: str) -> Caller | None:
@@ -130,7 +130,7 @@ class Gateway:
         return None if token is None else Caller(token.name, token.scopes, token.id)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """As :meth:`read`, for what says how the fleet is: on a thread and a connection of its own.
+        """As :meth:`read`, for the state of the fleet: on a thread and a connection of its own.
 
         Raises:
             DatabaseUnavailable: no answer within two seconds.
@@ -142,7 +142,7 @@ class Gateway:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
     def bound(self, number: int) -> None:
-        """Refuse requests of more evaluations than one may have, before any of them is looked at.
+        """Refuse a request with too many evaluations, before any of them is looked at.
 
         Raises:
             HttpError: 413.
@@ -227,10 +227,10 @@ class Gateway:
             await self.read(tokens.attribute, caller.token_id, [ticket.evaluation_id for ticket in tickets])
 
     def follow(self, caller: Caller, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """The same events, counted among the caller's streams while they go on.
+        """Return the same events, counted among the caller's streams while they go on.
 
         Raises:
-            HttpError: 429, the caller has as many as may be.
+            HttpError: 429 if the caller has too many streams open.
         """
         if self._streams[caller.token_id] >= _STREAMS:
             raise HttpError(
@@ -249,7 +249,7 @@ class Gateway:
         return counted()
 
     async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
-        """An evaluation's verdict; None where it does not come within ``timeout`` seconds.
+        """Return an evaluation's verdict; None if it does not come within ``timeout`` seconds.
 
         Raises:
             HttpError: 503, the server is being stopped; the evaluation goes on.
@@ -258,7 +258,7 @@ class Gateway:
         return (await self.wait_any(request, [evaluation_id], timeout)).get(evaluation_id)
 
     async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
-        """As :meth:`wait` for several: the first verdict that comes, with all that are there by then."""
+        """As :meth:`wait`, for several: return the first verdict that comes, with all others that are there by then."""
         futures = {asyncio.wrap_future(self._listener.watch(identity)): identity for identity in ids}
         stopping = asyncio.create_task(self.stopping.wait())
         gone = asyncio.create_task(_gone(request))
@@ -280,7 +280,7 @@ class Gateway:
 
 
 async def _gone(request: Request) -> None:
-    """Until the client has closed its connection."""
+    """Return when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""The asynchronous form that some of KernelBench's clients use: a job is an evaluation."""
+"""The asynchronous routes that some of KernelBench's clients use. A job is an evaluation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
 
 
 class EvaluationRequest(Bounded):
-    """One kernel to judge. Unknown fields are passed over."""
+    """One kernel to judge. Unknown fields are ignored."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -71,7 +71,7 @@ class Accepted(BaseModel):
 
 
 class Job(Accepted):
-    """A job, and what came of it; moments in seconds since 1970."""
+    """A job and its result. Moments are in seconds since 1970."""
 
     result: KernelExecResult | None = Field(None, description="Of a completed job.")
     error: str | None = Field(None, description="Why a failed one, which says nothing of the kernel, has no result.")
@@ -110,7 +110,7 @@ async def evaluate_sync(
 
 @router.get("/job/{job_id}")
 async def job(job_id: str, gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> Job:
-    """How far a job is, and its result."""
+    """Return a job's state and, when it is completed, its result."""
     try:
         identity = UUID(job_id)
     except ValueError:
@@ -120,7 +120,7 @@ async def job(job_id: str, gateway: CurrentGateway, fleet: CurrentFleet, _: Read
 
 @router.get("/jobs")
 async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """The last hundred jobs without an answer, and with one."""
+    """Return the last hundred jobs without a result, and with one."""
     view = await fleet.get()
 
     async def listed(done: bool) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[
 
 @router.get("/status")
 async def status(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """The devices, and how many evaluations there are; completed ones are those of the last hour."""
+    """Return the devices' states and the numbers of evaluations. Completed ones are those of the last hour."""
     view = await fleet.get()
     completed = await gateway.read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
     return {
@@ -210,7 +210,7 @@ def _line(view: View, progress: Progress) -> dict[str, Any]:
 
 
 def _given(label: str | None, prefix: str) -> int | str | None:
-    """What a job's label was made of."""
+    """Return the part of a job's label that its client gave."""
     found = re.search(rf"{prefix}(.+)$", label or "")
     if found is None:
         return None

@@ -1,10 +1,10 @@
 """Accepting a request that may be asked for again: by a client that lost its answer, or whose server was restarted.
 
-Clients of the servers that these gateways stand in for post and wait on one connection. When that breaks they
-post again, without any key. So equal requests of one caller are one evaluation while it is under way and for
-:data:`STANDS_S` seconds after its answer. A client that wants its kernel evaluated once more gives another
-``Idempotency-Key``; one that gives the same key gets the same answer for as long as the evaluation is kept.
-What the fleet failed at, or was cancelled, is evaluated anew when it is asked for again.
+Clients of other evaluation servers post and wait on one connection. When that breaks they post again, without a key. So
+equal requests of one caller are one evaluation while it is under way and for :data:`STANDS_S` seconds after its answer.
+A client that wants its kernel evaluated once more gives another ``Idempotency-Key``. A client that gives the same key
+gets the same answer for as long as the evaluation is kept. If the fleet failed or the evaluation was cancelled, the
+next request evaluates anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kqueue.http.gateway import Gateway
 from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
-#: Seconds for which an answer stands for an equal request without a key.
+#: An equal request without a key gets the same answer for so many seconds.
 STANDS_S: Final = 60.0
 
 IdempotencyKey = Annotated[
@@ -45,7 +45,7 @@ RESPONSES: Final = problems.documented(409, 429)
 
 
 async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:
-    """The evaluation that a request is, and whether it was there before.
+    """Return the evaluation for a request, and True if it was there before.
 
     Raises:
         HttpError: 503, no worker could judge it now; 403 and 429 as :meth:`Gateway.submit`.
@@ -58,7 +58,7 @@ async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | 
     before = await gateway.read(reports.earlier, request, family=family, within_s=STANDS_S if key is None else None)
     if before is not None and before.stands:
         return before.evaluation_id, True
-    # The same for all who ask at this moment: one of them makes the evaluation, the others are given it.
+    # All equal requests of this moment have the same key: one of them makes the evaluation, the others get it.
     own = family + ("0" if before is None else before.evaluation_id.hex)
     try:
         [ticket] = await gateway.submit(caller, [request.model_copy(update={"idempotency_key": own})])
@@ -68,7 +68,7 @@ async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | 
 
 
 async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) -> Verdict | JSONResponse:
-    """Wait for a verdict on the kernel or the problem; what is neither's doing is an error to answer with.
+    """Return the verdict on the kernel or the problem, or the error to answer with if neither is to blame.
 
     Raises:
         HttpError, ClientDisconnect: as :meth:`Gateway.wait`.

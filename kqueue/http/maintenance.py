@@ -1,6 +1,6 @@
-"""What an operator asks of a fleet through the drop-in's routes: to tidy up, and to test GPUs.
+"""The routes by which an operator has a fleet clean up and test GPUs.
 
-The server only says in the database what is wanted. The GPUs' own supervisors do it, whether or not anybody waits.
+The server only notes in the database what is wanted. The GPUs' own supervisors do it, whether or not a client waits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kqueue.sweeper import SweepReport
 
 router: Final = APIRouter(tags=["maintenance"])
 
-#: Between two looks at how far a GPU is.
+#: Pause between two looks at a GPU's state.
 _LOOK_S: Final = 0.25
-#: What ending and starting workers and a test may take, after the grace.
+#: Time for ending and starting workers and for a test, after the grace.
 _RESET_S: Final = 180.0
 _Wait = Annotated[float, Query(ge=0, le=600, description="Seconds that tests are waited for; they go on after that.")]
 
@@ -109,7 +109,7 @@ async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, 
 
 
 def _sweep(engine: Engine, config: Config) -> SweepReport | None:
-    """Sweep once; None where this server may not: the workers' supervisors do it all the time."""
+    """Sweep once and return the report; None if this server may not. The workers' supervisors sweep all the time."""
     app = broker.make_app(config)
     try:
         return sweeper.sweep(

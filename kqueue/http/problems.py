@@ -1,8 +1,7 @@
-"""Errors as ``application/problem+json`` (RFC 9457), and which of kqueue's exceptions is which status.
+"""Errors as ``application/problem+json`` (RFC 9457), and the status of each of kqueue's exceptions.
 
-Every body has ``type`` (``urn:kqueue:error:<code>``), ``title``, ``status``, ``detail``, ``instance`` and
-``code``, which is kqueue's own short name of the error and what a program decides on. Sources and tokens
-are never repeated.
+Every body has ``type`` (``urn:kqueue:error:<code>``), ``title``, ``status``, ``detail``, ``instance`` and ``code``.
+Programs decide on the code, which is kqueue's short name of the error. Sources and tokens are never repeated.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     SchemaMismatch: (503, "schema_mismatch"),
     KqueueError: (500, "internal_error"),
 }
-#: What is told of failures that are not the caller's: their own texts name hosts, paths and users of the services.
+#: The details of failures that are not the caller's. Their own texts name hosts, paths and users of the services.
 _TOLD: Final[dict[type[KqueueError], str]] = {
     DatabaseUnavailable: "the database cannot be used at the moment: ask again; the server's log says why",
     BrokerUnavailable: "Redis cannot be used at the moment: ask again; the server's log says why",
@@ -68,7 +67,7 @@ _CODES: Final = {
     413: "too_large",
     429: "too_many_queued",
 }
-#: What is said of those of Starlette's errors that say nothing themselves.
+#: The details of those of Starlette's errors that have none.
 _DETAILS: Final = {
     400: "the body is not JSON",
     404: "there is nothing at this path: /openapi.json describes those that there are",
@@ -77,7 +76,7 @@ _DETAILS: Final = {
 
 
 class FieldError(BaseModel):
-    """What is wrong with one field of a request."""
+    """An error in one field of a request."""
 
     field: str = Field(examples=["body.kernel"])
     message: str = Field(examples=["Field required"])
@@ -123,7 +122,7 @@ class HttpError(Exception):
 def problem(
     instance: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] = {}, **more: Any
 ) -> JSONResponse:
-    """An error's answer; ``more`` are fields of :class:`Problem`. 503 and 429 say when to ask again."""
+    """Return an error's answer. ``more`` are fields of :class:`Problem`. 503 and 429 say when to ask again."""
     return _answer(_problem(instance, status, code, detail, **more), headers)
 
 
@@ -144,7 +143,7 @@ def describe(error: KqueueError | HttpError, instance: str) -> Problem:
 
 
 def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
-    """The answer that stands for an error; one that is not the caller's doing is logged."""
+    """Return the answer that stands for an error, and log an error that is not the caller's doing."""
     body = describe(error, instance)
     if isinstance(error, HttpError):
         return _answer(body, error.headers)
@@ -154,7 +153,7 @@ def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route's ``responses`` say of errors with these statuses."""
+    """Return a route's ``responses`` for errors with these statuses."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,

@@ -1,4 +1,4 @@
-"""What the native API answers, as its OpenAPI describes it."""
+"""The answers of the native API, as its OpenAPI describes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VerdictShape(contract.Verdict):
     @computed_field
     @property
     def blame(self) -> Blame:
-        """Whose failure it is."""
+        """The party to blame for the failure."""
         return super().blame
 
     @computed_field
@@ -72,12 +72,12 @@ class VerdictShape(contract.Verdict):
     @computed_field
     @property
     def timing_basis(self) -> str | None:
-        """Whose clock took the time: `gpu_clock` or `cpu_clock`."""
+        """The clock that took the time: `gpu_clock` or `cpu_clock`."""
         return super().timing_basis
 
 
 class Body(contract.Bounded):
-    """What a request's body is: no field more than there are."""
+    """A request's body. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -113,15 +113,15 @@ class AcceptedBatch(_Shape):
 
 
 class Slot(_Shape):
-    """What became of one entry: one of the two."""
+    """The result of one entry: one of the two fields."""
 
     evaluation: Accepted | None = None
     error: Problem | None = None
-    """Why it was refused; nothing of it was written."""
+    """The reason of a refusal. Nothing of the entry was written."""
 
 
 class Slots(_Shape):
-    """What became of each entry, in their order."""
+    """The result of each entry, in their order."""
 
     results: list[Slot]
 
@@ -184,7 +184,7 @@ class Awaited(_Shape):
 
 
 class WaitFor(Body):
-    """Which verdicts are awaited, and how long."""
+    """The verdicts to wait for, and the longest wait."""
 
     evaluation_ids: list[UUID] = Field(min_length=1, max_length=1000, examples=[[_ID]])
     timeout: float = Field(default=30.0, ge=0, le=300, allow_inf_nan=False)
@@ -200,14 +200,14 @@ class Verdicts(_Shape):
 
 
 class Cancelled(_Shape):
-    """Whether the evaluation was ended; false where it had its verdict already."""
+    """The end of an evaluation; `cancelled` is false if it had its verdict already."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     cancelled: bool
 
 
 class Batch(_Shape):
-    """How far a batch is."""
+    """The progress of a batch."""
 
     batch: str = Field(examples=["tuesday"])
     total: int
@@ -215,7 +215,7 @@ class Batch(_Shape):
     running: int
     done: int
     categories: dict[Category, int]
-    """How many came to each."""
+    """The number of evaluations in each category."""
     blames: dict[Blame, int]
     submitted_at: datetime
     """When its first evaluation was accepted."""
@@ -251,7 +251,7 @@ class CategoryShape(_Shape):
     compiled: bool | None
     correctness: bool | None
     retried: bool
-    """Whether another attempt is made, until those of the evaluation are used up."""
+    """True if the fleet makes another attempt, until those of the evaluation are used up."""
     meaning: str
 
     @classmethod
@@ -261,7 +261,7 @@ class CategoryShape(_Shape):
 
 
 class Categories(_Shape):
-    """What can come of an evaluation."""
+    """All categories."""
 
     categories: list[CategoryShape]
 
@@ -273,7 +273,7 @@ class Leaderboard(_Shape):
 
 
 class Lane(_Shape):
-    """What waits on a lane, and who serves it."""
+    """The evaluations on a lane, and its workers."""
 
     queued: int
     running: int

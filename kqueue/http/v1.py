@@ -126,7 +126,7 @@ async def submit_each(
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.Slots:
-    """Submit everything that can be judged. In the place of an entry that is refused stands why."""
+    """Submit everything that can be judged. A refused entry's place holds its error."""
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
@@ -196,7 +196,7 @@ async def cancel(evaluation_id: UUID, _: Submitter, gateway: CurrentGateway) -> 
 async def wait(
     evaluation_id: UUID, request: Request, _: Reader, gateway: CurrentGateway, timeout: _Timeout = 30.0
 ) -> shapes.Awaited:
-    """The verdict, as soon as there is one. Who goes away ends the wait, not the evaluation."""
+    """Return the verdict as soon as there is one. A client that goes away ends the wait, not the evaluation."""
     verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None and timeout > 0:
         verdict = await gateway.wait(request, evaluation_id, timeout)
@@ -219,7 +219,7 @@ async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: C
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
 async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
-    """The last of what the kernel wrote, sanitised; it says what it likes."""
+    """Return the end of the kernel's output, sanitised. The kernel writes what it likes."""
     return (await _finished(gateway, evaluation_id)).log
 
 
@@ -262,7 +262,7 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
 
 @router.get("/batches/{batch:path}")
 async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> shapes.Batch:
-    """How far a batch is."""
+    """Return the progress of a batch."""
     state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise events.unknown_batch(batch)
@@ -271,7 +271,7 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
 
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
-    """The table of categories: what can come of an evaluation, and whose failure it is."""
+    """Return the table of categories, with the party to blame for each."""
     return shapes.Categories(categories=[shapes.CategoryShape.of(row) for row in CATEGORIES.values()])
 
 
@@ -291,7 +291,7 @@ async def leaderboard(
 
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
-    """What waits, who works, and how the GPUs are."""
+    """Return the lanes, the live workers, and the states of the GPUs."""
     view = await fleet.get()
     none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
@@ -355,7 +355,7 @@ def _cursor(moment: datetime, identity: UUID) -> str:
 
 
 def _after(cursor: str) -> tuple[datetime, UUID]:
-    """What a cursor says.
+    """Return the place that a cursor names.
 
     Raises:
         InvalidRequest: it is none of ours.

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from kqueue.config import FLEET_FILE, Config
 from kqueue.errors import ConfigError, DatabaseUnavailable, LocalFleetError, ServiceError
-from kqueue.http import require_http
+from kqueue.http import check_access, require_http
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import (
     Child,
@@ -51,12 +51,12 @@ _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
 #: The file of the unix socket on which HTTP is served.
 _HTTP_SOCKET: Final = "http.sock"
-#: What the supervisor runs for each slot.
+#: The module that the supervisor runs for each slot.
 _WORKER: Final = "workers.start"
 
 
 class _Part(Protocol):
-    """What the fleet supervises."""
+    """A part that the fleet supervises."""
 
     def start(self) -> object: ...
     def alive(self) -> bool: ...
@@ -195,7 +195,7 @@ class LocalFleet:
                 signal.signal(signum, handler)
 
     def supervisor(self, report: Callable[[str], None]) -> Callable[[], None]:
-        """What starts parts again that died, and bounds their logs, for those who do not :meth:`run_forever`.
+        """Return a function that restarts dead parts and bounds their logs, for owners that do not :meth:`run_forever`.
 
         Call it about every half second, always from the thread that started the fleet: parts end with it.
 
@@ -347,11 +347,11 @@ class _Web:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def command(self) -> list[str]:
-        """What runs in the foreground."""
+        """Return the command, which stays in the foreground."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """What it needs beside the fleet's settings: arguments can be read by every user of the machine."""
+        """Return its environment beside the fleet's settings. Every user of the machine could read arguments."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -414,6 +414,7 @@ class _Http(_Web):
 
     def __init__(self, config: Config, log: Path) -> None:
         require_http()
+        check_access(config)
         super().__init__(config, log, config.http_address, config.http_port, "KQUEUE_HTTP_PORT or --http-port")
 
     def command(self) -> list[str]:
@@ -454,7 +455,7 @@ class _Supervised:
 
 
 def worker_command() -> list[str]:
-    """What runs this host's workers in the foreground; the settings come through the environment."""
+    """Return the command of this host's workers, which stays in the foreground. Settings come by the environment."""
     # -P: a folder named `workers` where the user stands is not ours.
     return [sys.executable, "-P", "-m", "workers.fleet"]
 
@@ -470,7 +471,7 @@ def require_worker() -> None:
 
 
 def has_flower() -> bool:
-    """Whether Flower is installed."""
+    """Return True if Flower is installed."""
     return importlib.util.find_spec("flower") is not None
 
 

@@ -29,7 +29,7 @@ _NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
-    """What a token lets its holder do. Each scope includes those before it."""
+    """The rights of a token's holder. Each scope includes those before it."""
 
     READ = "read"
     """Look at everything, sources and logs included."""

@@ -15,16 +15,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 
-from kqueue import AccessRefused, RemoteClient
-from kqueue.config import FLEET_FILE, load
+from kqueue import AccessRefused, ConfigError, RemoteClient
+from kqueue.config import FLEET_FILE, Config, load
 from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
-from kqueue.store import tokens
+from kqueue.local.valkey import Valkey
+from kqueue.store import roles, tokens
 from kqueue.store.engine import connect
+from tests.conftest import Server
 
 #: A user of no right here, outside the candidates' range.
 STRANGER = 12345
@@ -257,3 +261,43 @@ def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> 
     url = f"unix://{fleet.http_socket}"
     with RemoteClient(url, token=secret) as kq, pytest.raises(AccessRefused, match="scope submit"):
         kq.submit(problem="p", kernel="k", backend="torch", lane="cpu")
+
+
+def test_a_login_without_the_right_to_make_tokens(
+    server: Server, valkey: Valkey, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet starts all the same; its owner takes the socket."""
+    name, url = f"worker_{uuid4().hex[:8]}", server.clone()
+    engine = connect(url, application="tests", pool_size=1)
+    roles.login(engine, name, roles.WORKER, "secret")
+    login = make_url(url).set(username=name, password="secret").render_as_string(hide_password=False)
+    home = open_folder / "worker"
+    config = load(
+        home=home,
+        scratch=open_folder / "scratch",
+        database_url=login,
+        redis_url=valkey.url,
+        gpus="none",
+        cpu_slots=1,
+        http_port=0,
+    )
+    try:
+        with LocalFleet(config, http=True, durable=False):
+            assert json.loads((home / FLEET_FILE).read_text())["token"] is None
+            assert tokens.listing(engine) == []
+            monkeypatch.setenv("KQUEUE_HOME", str(home))
+            with RemoteClient() as kq:
+                assert kq.batch("nothing") == []
+    finally:
+        engine.dispose()
+        server.drop(url)
+        server.execute(f'DROP ROLE "{name}"')
+
+
+def test_the_switch_is_not_for_other_machines(open_folder: Path) -> None:
+    """A fleet whose server others reach does not start with it, and nothing is left of the attempt."""
+    home = open_folder / "never"
+    config = Config(home=home, gpus="none", cpu_slots=1, http_tokens="trust-local-users", http_address="0.0.0.0")
+    with pytest.raises(ConfigError, match="trust-local-users is for loopback"):
+        LocalFleet(config, http=True, durable=False).start()
+    assert not home.exists()
