@@ -262,7 +262,7 @@ class Request(_Model):
     @field_validator("problem")
     @classmethod
     def _problem(cls, value: str) -> str:
-        if re.fullmatch(r"sha256:\S*", value) and not _PROBLEM_NAME.fullmatch(value):
+        if re.fullmatch(r"\s*sha256:\S*\s*", value) and not _PROBLEM_NAME.fullmatch(value):
             raise ValueError("a stored problem is named by `sha256:` and 64 lower-case hexadecimal digits")
         return _source(value, "problem")
 

@@ -136,7 +136,7 @@ class TestSubmit:
         assert client.submit(**fields(2, problem=name)).created
         slots = client.submit_each([fields(3, problem=name), fields(4, problem=f"sha256:{'0' * 64}"), fields(5)])
         assert [isinstance(slot, UnknownProblem) for slot in slots] == [False, True, False]
-        for wrong in ("sha256:", f"sha256:{'A' * 64}", f"sha256:{'0' * 63}"):
+        for wrong in ("sha256:", f"{name}\n", f"sha256:{'A' * 64}", f"sha256:{'0' * 63}"):
             with pytest.raises(InvalidRequest, match="64 lower-case hexadecimal digits"):
                 client.submit(**fields(problem=wrong))
 
