@@ -375,7 +375,7 @@ class Hack(StrEnum):
 
 
 class Facts(Part):
-    """The facts from which a category was decided. :data:`NEEDS` says which of them each category has."""
+    """The facts from which a category was decided. Each category has those that :data:`NEEDS` names for it."""
 
     exception: str | None = _ABSENT
     """Qualified name of the exception's type."""

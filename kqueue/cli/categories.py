@@ -115,7 +115,7 @@ def _lines() -> Iterator[str]:
     models = dict.fromkeys([Facts, Evidence, *_parts(Facts), *_parts(Evidence)])
     for model in models:
         yield f"\n## {model.__name__}\n"
-        yield _markdown(model.__doc__ or "")
+        yield _markdown(model.__doc__ or "").replace("`NEEDS` names", "the table above names")
         yield "\n| field | type | meaning |\n|---|---|---|"
         yield from (f"| `{name}` | {kind} | {_markdown(meaning)} |" for name, kind, meaning in _fields(model))
 
