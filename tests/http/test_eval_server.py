@@ -127,8 +127,8 @@ def test_a_client_gets_kernelbench_s_result(client: SimpleEvalClient, kernel: Ca
     ("what", "category", "blame", "compiled"),
     [
         ("wrong", "wrong_values", "candidate", True),
-        ("reference exit 3", "reference_error", "problem", False),
-        ("reference alarm", "reference_timeout", "problem", False),
+        ("problem reference_error", "reference_error", "problem", False),
+        ("problem reference_timeout", "reference_timeout", "problem", False),
     ],
 )
 def test_what_the_kernel_or_the_problem_did_is_a_200(
