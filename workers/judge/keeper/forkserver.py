@@ -354,6 +354,11 @@ class ForkServer:
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         profile = self._with_uid(profile)
+        # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
+        for earlier in [
+            c for c in self._candidates.values() if profile.uid is not None and c.profile.uid == profile.uid
+        ]:
+            self._end(earlier, End.STOPPED)
         group: Group | None = None
         try:
             _make_scratch(profile)
