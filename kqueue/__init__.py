@@ -1,12 +1,14 @@
-"""kqueue judges GPU kernels on a fleet of workers, and says honestly whose fault a failure is.
+"""kqueue judges GPU kernels, here or on a fleet of workers, and says honestly whose fault a failure is.
 
 ::
 
-    from kqueue import Client
+    import kqueue
 
-    with Client() as kq:
+    outcome = kqueue.judge(problem=REFERENCE, kernel=SOURCE, backend="triton")  # on this machine
+    print(outcome.category, outcome.runtime_ms, outcome.speedup)
+
+    with kqueue.Client() as kq:  # on a fleet
         verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
-        print(verdict.category, verdict.runtime_ms, verdict.speedup)
 
 The names below are the public face. Each is imported when first used, so that ``import kqueue`` is light.
 """
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from kqueue.contract import Backend as Backend
     from kqueue.contract import Deadlines as Deadlines
     from kqueue.contract import Limits as Limits
+    from kqueue.contract import Outcome as Outcome
     from kqueue.contract import Phase as Phase
     from kqueue.contract import Precision as Precision
     from kqueue.contract import Request as Request
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from kqueue.errors import EvaluationFailed as EvaluationFailed
     from kqueue.errors import IdempotencyConflict as IdempotencyConflict
     from kqueue.errors import InvalidRequest as InvalidRequest
+    from kqueue.errors import JudgeUnavailable as JudgeUnavailable
     from kqueue.errors import KqueueError as KqueueError
     from kqueue.errors import LaneUnavailable as LaneUnavailable
     from kqueue.errors import LocalFleetError as LocalFleetError
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from kqueue.evidence import Evidence as Evidence
     from kqueue.evidence import Facts as Facts
     from kqueue.evidence import Measurement as Measurement
+    from kqueue.judging import LocalJudge as LocalJudge
+    from kqueue.judging import judge as judge
 
 _HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
@@ -65,6 +71,7 @@ _HOMES: Final = {
         "Backend",
         "Deadlines",
         "Limits",
+        "Outcome",
         "Phase",
         "Precision",
         "Request",
@@ -81,6 +88,7 @@ _HOMES: Final = {
         "EvaluationFailed",
         "IdempotencyConflict",
         "InvalidRequest",
+        "JudgeUnavailable",
         "KqueueError",
         "LaneUnavailable",
         "LocalFleetError",
@@ -94,6 +102,7 @@ _HOMES: Final = {
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
+    "kqueue.judging": ["LocalJudge", "judge"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -390,6 +390,19 @@ class _Result(Part):
             return None
         return self.baseline.median_ms / self.runtime.median_ms
 
+    def summary(self) -> dict[str, Any]:
+        """Return the result as a flat JSON-safe record, with derived values and without log and evidence."""
+        record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
+        return record | {
+            "blame": str(self.blame),
+            "compiled": self.compiled,
+            "correctness": self.correctness,
+            "runtime_ms": self.runtime_ms,
+            "baseline_ms": self.baseline_ms,
+            "speedup": self.speedup,
+            "timing_basis": self.timing_basis,
+        }
+
 
 class Outcome(_Result):
     """The result of one attempt, as its judge writes it.
@@ -442,19 +455,6 @@ class Verdict(_Result):
             return cls.model_validate(fields, extra="ignore")
         except ValidationError as error:
             return cls.model_validate(_readable(fields, error), extra="ignore")
-
-    def summary(self) -> dict[str, Any]:
-        """Return the verdict as a flat JSON-safe record, with derived values and without log and evidence."""
-        record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
-        return record | {
-            "blame": str(self.blame),
-            "compiled": self.compiled,
-            "correctness": self.correctness,
-            "runtime_ms": self.runtime_ms,
-            "baseline_ms": self.baseline_ms,
-            "speedup": self.speedup,
-            "timing_basis": self.timing_basis,
-        }
 
 
 def _readable(fields: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:

@@ -12,6 +12,7 @@
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in time
     ├── AccessRefused           the server needs a token, or one with a wider scope
+    ├── JudgeUnavailable        this machine cannot judge
     ├── EvaluationFailed        a verdict that says nothing about the kernel, where only a result can be returned
     └── ServiceError            a service of the fleet failed
         ├── DatabaseUnavailable Postgres cannot be reached or refused
@@ -117,6 +118,10 @@ class EvaluationFailed(KqueueError):
 
     def __reduce__(self) -> tuple[type[EvaluationFailed], tuple[Verdict]]:
         return type(self), (self.verdict,)
+
+
+class JudgeUnavailable(KqueueError):
+    """This machine cannot judge, or not this kernel; the message says what it lacks."""
 
 
 class AccessRefused(KqueueError):

@@ -38,7 +38,7 @@ from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 from workers.monitor import Monitor
 from workers.plan import plan
-from workers.pool import STUCK_S, sweep
+from workers.pool import STUCK_S
 from workers.pressure import Pressure
 from workers.process import WorkerProcess
 from workers.scratch import Scratch
@@ -222,7 +222,7 @@ class Supervisor:
             self._books.lose(worker.slot.worker_id, message, handed_back=worker.killed_at > 0)
         worker.close()
         spared = self._spared()
-        if not sweep(spared):
+        if not linux.sweep(spared):
             worker.survivors, worker.survived_at = {*linux.children(os.getpid())} - spared, time.monotonic()
 
     def _reset(self, uuid: str) -> None:
@@ -270,7 +270,7 @@ class Supervisor:
         for worker in self._workers:
             worker.kill()
         deadline = time.monotonic() + STUCK_S
-        while not sweep(set()) and time.monotonic() < deadline:
+        while not linux.sweep(set()) and time.monotonic() < deadline:
             time.sleep(0.02)
         if left := linux.children(os.getpid()):
             _log.error("processes do not die and are left behind", pids=left)

@@ -10,6 +10,8 @@ from uuid import UUID
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from workers.judge.gpu.devices import Device
+from workers.judge.host.scratch import device_lock
+from workers.judge.place import set_environment
 from workers.slot import VARIABLE, Slot
 
 #: Most CPU slots on a host without GPUs, if the settings do not say.
@@ -36,7 +38,7 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
                 lanes=lanes,
                 siblings=siblings,
                 scratch=scratch / name,
-                lock=scratch / "locks" / f"{device}.lock",
+                lock=device_lock(scratch, device),
                 uid=config.candidate_uid + number if os.geteuid() == 0 else None,
             )
         )
@@ -58,15 +60,6 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
 
 def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return a worker process's environment: ``base``, the settings, and the slot. Holds secrets."""
-    env = dict(base) | config.environment() | {VARIABLE: slot.to_json(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    if slot.on_gpu:
-        env["CUDA_VISIBLE_DEVICES"] = slot.device
-        # For judges alone, which use one stream; candidates keep the driver's default. The driver creates contexts one
-        # after another, and most of a context's cost is its queues (docs/timing.md#what-contexts-cost).
-        env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
-        env.pop("TRITON_INTERPRET", None)
-    else:
-        env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-        threads = str(max(1, cores // slot.siblings))
-        env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    env = dict(base) | config.environment() | {VARIABLE: slot.to_json()}
+    set_environment(env, slot, cores)
     return env

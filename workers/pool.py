@@ -48,8 +48,6 @@ _log: Any = get_logger(__name__)
 _ANSWER_READ_POLL_S: Final = 0.005
 _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
-#: Most seconds for which a sweep of leftovers blocks the event loop.
-_SWEEP_S: Final = 0.02
 #: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
 #: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
@@ -72,25 +70,6 @@ def kill_group(pid: int) -> None:
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def sweep(keep: frozenset[int] | set[int]) -> bool:
-    """Kill and reap this process's direct children except ``keep``, and their orphans in turn.
-
-    Returns:
-        True if all are gone; False after 20 ms, because a process stuck in a driver does not die.
-    """
-    deadline = time.monotonic() + _SWEEP_S
-    while strangers := [pid for pid in linux.children(os.getpid()) if pid not in keep]:
-        for pid in strangers:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.0005)
-    return True
 
 
 class _Child(asynpool.Worker):
@@ -146,7 +125,7 @@ class _Pool(asynpool.AsynPool):
         super()._event_process_exit(hub, proc)
 
     def _sweep(self) -> None:
-        was_unswept, self._unswept = self._unswept, not sweep(self._services | {p.pid for p in self._pool})
+        was_unswept, self._unswept = self._unswept, not linux.sweep(self._services | {p.pid for p in self._pool})
         if self._unswept and not was_unswept:
             _log.warning("a process that a task left behind does not die; trying again")
 

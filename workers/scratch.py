@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
 import os
 import subprocess
 from dataclasses import replace
@@ -12,8 +10,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from kqueue.errors import ConfigError
-from workers.judge.host import linux, uids
+from workers.judge.host import linux, scratch, uids
 from workers.slot import Slot
 
 #: Prefix of directories that wait to be removed.
@@ -40,14 +37,9 @@ class Scratch:
         Raises:
             ConfigError: another user owns the directories.
         """
-        locks = self._root / "locks"
-        for directory in (self._root, locks):
-            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
-                raise ConfigError(f"{directory} belongs to another user: set KQUEUE_SCRATCH to a directory of yours")
-        self._root.chmod(0o711)
-        locks.chmod(0o700)
-        place = self._reserve()
+        scratch.prepare(self._root)
+        place, descriptor = scratch.reserve(self._root, "fleet")
+        self._held.append(descriptor)
         self._removals += [linux.start_removal(old) for old in place.glob(_TRASH + "*")]
         assigned: list[Slot] = []
         for slot in slots:
@@ -78,18 +70,3 @@ class Scratch:
         for descriptor in self._held:
             os.close(descriptor)
         self._held.clear()
-
-    def _reserve(self) -> Path:
-        """Lock and return the first fleet directory that no other fleet uses."""
-        for number in itertools.count():
-            place = self._root / f"fleet-{number}"
-            place.mkdir(mode=0o711, exist_ok=True)
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                continue
-            self._held.append(descriptor)
-            return place
-        raise AssertionError("itertools.count() does not end")

@@ -7,12 +7,26 @@ from typing import NoReturn
 
 import typer
 
-from kqueue.cli import categories, database, doctor, fleet, gpu, kernelbench, results, serve, submit, sweep, token
+from kqueue.cli import (
+    categories,
+    database,
+    doctor,
+    fleet,
+    gpu,
+    judge,
+    kernelbench,
+    results,
+    serve,
+    submit,
+    sweep,
+    token,
+)
 from kqueue.errors import (
     AccessRefused,
     ConfigError,
     EvaluationFailed,
     InvalidRequest,
+    JudgeUnavailable,
     KqueueError,
     ServiceError,
     UnknownEvaluation,
@@ -26,6 +40,7 @@ STATUSES: dict[type[KqueueError], int] = {
     AccessRefused: 3,
     ConfigError: 3,
     EvaluationFailed: 3,
+    JudgeUnavailable: 3,
     WaitTimeout: 4,
     UnknownEvaluation: 5,
 }
@@ -38,7 +53,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (submit, kernelbench, results, fleet, gpu, serve, token, sweep, database, categories, doctor):
+for group in (judge, submit, kernelbench, results, fleet, gpu, serve, token, sweep, database, categories, doctor):
     group.register(app)
 
 

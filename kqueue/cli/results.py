@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
     from sqlalchemy import Engine
 
-    from kqueue.contract import Verdict
-    from kqueue.evidence import Measurement
+    from kqueue.contract import Outcome, Verdict
+    from kqueue.evidence import Environment, Measurement
     from kqueue.store.reports import Detail, Listed
 
 _WHERE: Final = ("category", "blame", "backend", "problem", "batch")
@@ -257,37 +257,63 @@ def _print_attempts(detail: Detail) -> None:
 
 
 def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
-    from kqueue.cli.render import category_text, console, finding, moment, provenance, ratio, yes_no
+    from kqueue.cli.render import moment
 
-    console().print(category_text(verdict.category, verdict.blame), end="")
-    console().print(f"  blame: {verdict.blame}")
+    print_result(
+        verdict,
+        [
+            ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
+            *environment_fields(verdict.environment),
+        ],
+        all_of_log=all_of_log,
+    )
+
+
+def environment_fields(environment: Environment | None) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what a result was judged on."""
+    for name, value in (environment.model_dump() if environment else {}).items():
+        if value is not None:
+            yield f"  {name}", _value(value)
+
+
+def print_result(
+    result: Outcome | Verdict, fields: Iterable[tuple[str, object]], *, all_of_log: bool, evidence: bool = True
+) -> None:
+    """Print what became of one kernel.
+
+    Args:
+        result: what became of it.
+        fields: names and values to print beside the result's own.
+        all_of_log: print the whole log, not its last lines.
+        evidence: print the evidence too, all of it.
+    """
+    from kqueue.cli.render import category_text, console, finding, provenance, ratio, yes_no
+
+    console().print(category_text(result.category, result.blame), end="")
+    console().print(f"  blame: {result.blame}")
     _print_fields(
         (
-            ("message", verdict.message),
-            ("phase", verdict.phase),
-            ("compiled", yes_no(verdict.compiled)),
-            ("correct", yes_no(verdict.correctness)),
-            ("runtime", _measurement(verdict.runtime)),
-            ("baseline", _measurement(verdict.baseline)),
-            ("speedup", ratio(verdict.speedup)),
-            ("provenance", provenance(verdict.evidence.provenance)),
-            ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
-            *(
-                (f"  {name}", value and _value(value))
-                for name, value in (verdict.environment.model_dump() if verdict.environment else {}).items()
-            ),
+            ("message", result.message),
+            ("phase", result.phase),
+            ("compiled", yes_no(result.compiled)),
+            ("correct", yes_no(result.correctness)),
+            ("runtime", _measurement(result.runtime)),
+            ("baseline", _measurement(result.baseline)),
+            ("speedup", ratio(result.speedup)),
+            ("provenance", provenance(result.evidence.provenance)),
+            *fields,
         )
     )
     # Findings that ended the evaluation are among its facts.
-    if found := verdict.evidence.findings or verdict.facts.findings:
+    if found := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, found)))
-    for title, part in (("facts", verdict.facts), ("evidence", verdict.evidence)):
-        told = part.model_dump(mode="json", exclude={"findings", "provenance"})
+    for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
+        told = part.model_dump(mode="json", exclude={"findings", "provenance"}) if part else {}
         if told:
             _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in told.items()))
-    lines = verdict.log.splitlines()
+    lines = result.log.splitlines()
     if lines and all_of_log:
-        _print_block("log", verdict.log)
+        _print_block("log", result.log)
     elif lines:
         left_out = f", the last {_LOG_LINES} of {len(lines)} lines (--log for all)" if len(lines) > _LOG_LINES else ""
         _print_block(f"log{left_out}", "\n".join(lines[-_LOG_LINES:]))

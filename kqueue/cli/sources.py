@@ -1,4 +1,4 @@
-"""Turn the arguments of `kqueue submit` (files, folders, globs, JSON lines, settings) into fields of requests.
+"""Turn arguments of commands (files, folders, globs, JSON lines, settings) into fields of requests.
 
 A fault in one kernel or line stays with its :class:`Entry` and does not affect the others.
 """

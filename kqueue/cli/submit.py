@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.text import Text
+
     from kqueue.cli.sources import Entry
     from kqueue.client import Client, Ticket
 
+#: Names of the columns of :func:`verdict_cells`.
+VERDICT_COLUMNS: Final = ("category", "runtime ms", "baseline ms", "speedup", "message")
 #: Entries submitted in one transaction. A long stream is submitted while it is read.
 _CHUNK: Final = 200
 
@@ -30,8 +35,15 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(slots=True)
-class _Item:
-    """One line of output: a kernel or input line, and its result."""
+class Item:
+    """One line of output: a kernel or input line, and its result.
+
+    Attributes:
+        entry: what was given.
+        ticket: the evaluation's; None where there is none.
+        error: the reason why there is no verdict.
+        verdict: the verdict as JSON.
+    """
 
     entry: Entry
     ticket: Ticket | None = None
@@ -68,9 +80,7 @@ def submit(
             "--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation per file; repeatable."
         ),
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
-    ] = None,
+    backend: options.Backend = None,
     jsonl: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON lines, one request each; - for stdin.")
     ] = None,
@@ -78,15 +88,12 @@ def submit(
     allow_idle_lane: Annotated[
         bool, typer.Option("--allow-idle-lane", help="Submit even if no worker serves the lane.")
     ] = False,
-    precision: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16.")] = None,
-    checks: Annotated[int | None, typer.Option(help="Input sets to compare.")] = None,
-    no_timing: Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")] = False,
-    calls: Annotated[int | None, typer.Option(help="Timed calls.")] = None,
-    settings: Annotated[str | None, typer.Option(metavar="FILE|JSON", help="Settings as a JSON object.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5; repeatable."),
-    ] = None,
+    precision: options.Precision = None,
+    checks: options.Checks = None,
+    no_timing: options.NoTiming = False,
+    calls: options.Calls = None,
+    settings: options.SettingsTree = None,
+    assignments: options.Assignments = None,
     batch: Annotated[str | None, typer.Option(help="A name to find these evaluations by.")] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="Submitting again with the same key returns the same evaluation.")
@@ -107,14 +114,9 @@ def submit(
 
     if timeout is not None and not wait:
         raise InvalidRequest("--timeout: give --wait too")
-    tree = sources.read_settings(settings, assignments or ())
-    for short in (
-        {} if precision is None else {"precision": precision},
-        {} if checks is None else {"checks": checks},
-        {} if calls is None else {"timing": {"calls": calls}},
-        {"timing": {"enabled": False}} if no_timing else {},
-    ):
-        tree = sources.merged(tree, short)
+    tree = options.settings_of(
+        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
+    )
     given = {
         "backend": backend,
         "lane": lane,
@@ -162,14 +164,14 @@ def wait(
             if not found:
                 raise UnknownEvaluation(batch, what="the batch")
             tickets += found
-        items = [_Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
+        items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
         _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
     if not as_json:
         _print(items, wait=True)
     _exit_by_verdicts(items)
 
 
-def _exit_by_verdicts(items: Sequence[_Item]) -> None:
+def _exit_by_verdicts(items: Sequence[Item]) -> None:
     if any(item.verdict is None for item in items):
         raise typer.Exit(4)
     if any(item.verdict is not None and item.verdict["category"] != "passed" for item in items):
@@ -200,10 +202,10 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
 
 def _run(
     entries: Iterable[Entry], *, wait: bool, timeout: float | None, as_json: bool, allow_idle_lane: bool
-) -> list[_Item]:
+) -> list[Item]:
     from kqueue.client import Client
 
-    items: list[_Item] = []
+    items: list[Item] = []
     write_ready = _writer(items, wait=wait) if as_json else _write_nothing
     with Client() as client:
         for chunk in _chunks(entries):
@@ -216,7 +218,7 @@ def _run(
     return items
 
 
-def _writer(items: Sequence[_Item], *, wait: bool) -> Callable[[], None]:
+def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
     """Return a function that prints each item once it and all items before it are ready."""
     from kqueue.cli.render import write_json
 
@@ -235,7 +237,7 @@ def _write_nothing() -> None:
     """Print nothing now: the table at the end shows everything."""
 
 
-def _open(item: _Item) -> bool:
+def _open(item: Item) -> bool:
     """True if the item still waits for its verdict."""
     return item.ticket is not None and item.verdict is None and item.error is None
 
@@ -246,17 +248,17 @@ def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield chunk
 
 
-def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[_Item]:
+def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[Item]:
     from kqueue.cli.render import one_line
 
     good = [entry for entry in entries if entry.error is None]
     slots = iter(client.submit_each([entry.fields for entry in good], allow_idle_lane=allow_idle_lane))
-    items: list[_Item] = []
+    items: list[Item] = []
     for entry in entries:
         result = entry.error or next(slots)
         # The sources have been sent. Drop them, so that a long stream does not fill the memory.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
-        item = _Item(type(entry)(entry.where, labels))
+        item = Item(type(entry)(entry.where, labels))
         if isinstance(result, InvalidRequest):
             item.error = str(result)
             named = item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}"
@@ -268,10 +270,10 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
 
 
 def _await(
-    client: Client, items: Sequence[_Item], timeout: float | None, arrived: Callable[[], None], *, quiet: bool
+    client: Client, items: Sequence[Item], timeout: float | None, arrived: Callable[[], None], *, quiet: bool
 ) -> None:
     """Fill in the verdicts as they arrive, or the reason why one did not."""
-    waiting: dict[Any, list[_Item]] = {}
+    waiting: dict[Any, list[Item]] = {}
     for item in items:
         if item.ticket is not None:
             waiting.setdefault(item.ticket.evaluation_id, []).append(item)
@@ -325,8 +327,8 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
         yield advance
 
 
-def _print(items: Sequence[_Item], *, wait: bool) -> None:
-    from kqueue.cli.render import category_text, milliseconds, print_table, ratio
+def _print(items: Sequence[Item], *, wait: bool) -> None:
+    from kqueue.cli.render import print_table
 
     accepted = [item for item in items if item.ticket is not None]
     if not accepted:
@@ -344,19 +346,28 @@ def _print(items: Sequence[_Item], *, wait: bool) -> None:
         print_table(("id", "problem", "kernel", ""), rows)
         return
     print_table(
-        ("id", "problem", "kernel", "category", "runtime ms", "baseline ms", "speedup", "message"),
+        ("id", "problem", "kernel", *VERDICT_COLUMNS),
         (
             (
                 item.to_json()["id"][:8],
                 item.label("problem"),
                 item.label("kernel"),
-                category_text(known["category"], known["blame"]) if known else "no verdict yet",
-                milliseconds(known.get("runtime_ms")),
-                milliseconds(known.get("baseline_ms")),
-                ratio(known.get("speedup")),
-                str(known.get("message", ""))[:100],
+                *verdict_cells(item.verdict),
             )
             for item in accepted
-            for known in [item.verdict or {}]
         ),
+    )
+
+
+def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
+    """Return the cells of a table that tell a verdict, given as JSON; None where there is none yet."""
+    from kqueue.cli.render import category_text, milliseconds, ratio
+
+    known = verdict or {}
+    return (
+        category_text(known["category"], known["blame"]) if known else "no verdict yet",
+        milliseconds(known.get("runtime_ms")),
+        milliseconds(known.get("baseline_ms")),
+        ratio(known.get("speedup")),
+        str(known.get("message", ""))[:100],
     )

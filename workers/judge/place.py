@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,3 +44,25 @@ class Place:
     def on_gpu(self) -> bool:
         """True if the place is on a GPU."""
         return self.device != "cpu"
+
+
+def set_environment(environment: MutableMapping[str, str], place: Place, cores: int) -> None:
+    """Set the variables that torch, Triton and CUDA read in a judge. They must be set before torch is imported.
+
+    Args:
+        environment: the variables to change.
+        place: where the judge judges.
+        cores: the host's cores, which the places of the CPU share.
+    """
+    # torch then asks NVML and not CUDA for GPUs. A process that touched CUDA cannot fork.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if place.on_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = place.device
+        # For judges alone, which use one stream; candidates keep the driver's default. The driver creates contexts one
+        # after another, and most of a context's cost is its queues (docs/timing.md#what-contexts-cost).
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_COPY_CONNECTIONS"] = "1"
+        environment.pop("TRITON_INTERPRET", None)
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["TRITON_INTERPRET"] = "1"
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(max(1, cores // place.siblings))

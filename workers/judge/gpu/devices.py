@@ -71,14 +71,17 @@ def opened(uuid: str) -> Generator[Any]:
         nvml.nvmlShutdown()
 
 
-def choose(wanted: str, found: Sequence[Device], visible: str | None = None) -> list[Device]:
-    """Return the GPUs that ``KQUEUE_GPUS`` selects.
+def choose(
+    wanted: str, found: Sequence[Device], visible: str | None = None, *, setting: str = "KQUEUE_GPUS"
+) -> list[Device]:
+    """Return the GPUs that a setting selects.
 
     Args:
         wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
         found: the host's GPUs, from :func:`devices`.
         visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``: on a shared host the other
             GPUs belong to somebody else.
+        setting: the setting's name, for messages.
 
     Raises:
         ConfigError: the host lacks a GPU that was asked for.
@@ -91,7 +94,7 @@ def choose(wanted: str, found: Sequence[Device], visible: str | None = None) -> 
     missing = [part for part, device in zip(_parts(wanted), chosen, strict=True) if device is None]
     if missing or not chosen:
         have = ", ".join(f"{d.index} ({d.uuid}, {d.name})" for d in found) or "no GPU (is the NVIDIA driver loaded?)"
-        raise ConfigError(f"KQUEUE_GPUS={wanted}: no GPU {', '.join(missing) or 'named'}; this host has {have}")
+        raise ConfigError(f"{setting}={wanted}: no GPU {', '.join(missing) or 'named'}; this host has {have}")
     return list({d.uuid: d for d in chosen if d is not None}.values())
 
 

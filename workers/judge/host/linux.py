@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,8 @@ MS_PRIVATE: Final = 1 << 18
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 
+#: Most seconds for which a sweep of leftovers blocks its caller.
+_SWEEP_S: Final = 0.02
 #: A task's flag in ``/proc/PID/stat``, from linux/sched.h.
 _PF_EXITING: Final = 0x00000004
 
@@ -102,6 +105,25 @@ def children(pid: int) -> list[int]:
     except (OSError, ValueError):
         pass
     return found
+
+
+def sweep(keep: frozenset[int] | set[int]) -> bool:
+    """Kill and reap this process's direct children except ``keep``, and their orphans in turn.
+
+    Returns:
+        True if all are gone; False after 20 ms, because a process stuck in a driver does not die.
+    """
+    deadline = time.monotonic() + _SWEEP_S
+    while strangers := [pid for pid in children(os.getpid()) if pid not in keep]:
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 def parent(pid: int) -> int | None:

@@ -1,0 +1,185 @@
+"""`kqueue judge`: verdicts on this machine, without a fleet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.cli import options
+from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
+from kqueue.errors import InvalidRequest, JudgeUnavailable
+
+if TYPE_CHECKING:
+    from kqueue.cli.sources import Entry
+    from kqueue.contract import Outcome, Request
+    from kqueue.judging import LocalJudge, Machine
+
+#: Exit statuses, the one that counts first if several apply: this machine could not judge a kernel; a kernel was
+#: refused; a kernel did not pass.
+_UNJUDGED, _REFUSED, _FAILED = 3, 2, 1
+_STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(judge)
+
+
+def judge(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="File with the reference.")],
+    kernels: Annotated[list[str], typer.Argument(metavar="KERNEL...", help="Files, folders and globs.")],
+    backend: options.Backend = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"),
+    ] = None,
+    precision: options.Precision = None,
+    checks: options.Checks = None,
+    no_timing: options.NoTiming = False,
+    calls: options.Calls = None,
+    settings: options.SettingsTree = None,
+    assignments: options.Assignments = None,
+    log: Annotated[bool, typer.Option("--log", help="Show all that is kept of one kernel's log.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per kernel, as soon as it is judged.")
+    ] = False,
+) -> None:
+    """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
+    from kqueue.cli import sources
+    from kqueue.judging import LocalJudge
+
+    tree = options.settings_of(
+        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
+    )
+    fields: dict[str, Any] = {"settings": tree, **sources.read_problem(problem)}
+    if "problem_label" not in fields:
+        raise InvalidRequest(f"{problem}: only a fleet has stored problems; give a file")
+    if backend is not None:
+        fields["backend"] = backend
+    tasks = [_task(entry) for entry in sources.from_kernels(sources.find_kernels(kernels), fields)]
+    with ExitStack() as stack:
+        local = LocalJudge(device)
+        if any(task.request is not None for task in tasks):
+            stack.enter_context(local)
+            if not as_json:
+                _say(_where(local.machine))
+        advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
+        try:
+            for task in tasks:
+                _run(local, task)
+                advance(str(task.outcome.category) if task.outcome else "")
+                if as_json:
+                    _write(task, local)
+        except KeyboardInterrupt:
+            stack.close()  # the bar is gone before the table
+            if not as_json:
+                _print_table(tasks)
+            raise
+    if not as_json:
+        _print(tasks, all_of_log=log)
+    if statuses := {task.status for task in tasks} - {0}:
+        raise typer.Exit(min(statuses, key=_STATUSES.index))
+
+
+@dataclass(slots=True)
+class _Task:
+    """One kernel, and what became of it.
+
+    Attributes:
+        item: its line of output.
+        request: what is judged; None where that is refused.
+        outcome: None where there is none.
+        status: the exit status that it makes, 0 for a kernel that passed.
+    """
+
+    item: Item
+    request: Request | None = None
+    outcome: Outcome | None = None
+    status: int = 0
+
+    def fail(self, error: Exception, status: int) -> None:
+        """Record that there is no verdict, and say why."""
+        self.item.error, self.status = str(error), status
+        _say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
+
+
+def _task(entry: Entry) -> _Task:
+    from kqueue.contract import parse_request
+    from kqueue.judging import guess_backend
+
+    task = _Task(Item(entry))
+    try:
+        if entry.error is not None:
+            raise entry.error
+        guessed = {} if "backend" in entry.fields else {"backend": guess_backend(entry.fields["kernel"])}
+        task.request = parse_request({**entry.fields, **guessed})
+    except InvalidRequest as error:
+        task.fail(error, _REFUSED)
+    return task
+
+
+def _run(local: LocalJudge, task: _Task) -> None:
+    """Judge a kernel that was not refused."""
+    from kqueue.categories import Blame
+
+    if task.request is None:
+        return
+    known = len(local.doubts)
+    try:
+        task.outcome = local(task.request)
+    except JudgeUnavailable as error:
+        task.fail(error, _UNJUDGED)
+        return
+    for doubt in local.doubts[known:]:
+        _say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
+    task.item.verdict = task.outcome.summary()
+    if not task.outcome.passed:
+        task.status = _UNJUDGED if task.outcome.blame is Blame.FLEET else _FAILED
+
+
+def _write(task: _Task, local: LocalJudge) -> None:
+    from kqueue.cli.render import write_json
+
+    record = task.item.to_json()
+    if task.outcome is not None and task.request is not None:
+        record["verdict"] = {
+            **task.outcome.model_dump(mode="json"),
+            **task.outcome.summary(),
+            "backend": task.request.backend,
+            "environment": local.machine.environment.model_dump(mode="json"),
+        }
+    write_json(record)
+
+
+def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
+    from kqueue.cli.results import print_result
+
+    if len(tasks) > 1:
+        _print_table(tasks)
+    elif tasks[0].outcome is not None:
+        print_result(tasks[0].outcome, (), all_of_log=all_of_log, evidence=False)
+
+
+def _print_table(tasks: Sequence[_Task]) -> None:
+    from kqueue.cli.render import print_table
+
+    judged = [task.item for task in tasks if task.outcome is not None]
+    if judged:
+        print_table(("kernel", *VERDICT_COLUMNS), ((item.entry.where, *verdict_cells(item.verdict)) for item in judged))
+
+
+def _where(machine: Machine) -> str:
+    known = machine.environment
+    device = known.device if machine.device == "cpu" else f"{known.device} ({machine.device})"
+    return f"judging on {device}, torch {known.torch}, isolation {machine.isolation}"
+
+
+def _say(text: str) -> None:
+    from kqueue.cli.render import one_line
+
+    print(f"kqueue: {one_line(text)}", file=sys.stderr, flush=True)

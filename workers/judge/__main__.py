@@ -1,0 +1,278 @@
+"""``python -m workers.judge``: judge for another process, which starts this one and talks to it over pipes.
+
+:class:`kqueue.judging.LocalJudge` is the other side. Each message is a JSON object on a line of its own. The first line
+of input is a :class:`~kqueue.judging.Start`. The first line of output is ``{"ready": ...}``, a
+:class:`~kqueue.judging.Machine`. Then each line of input is a :class:`~kqueue.contract.Request`, and each is answered
+in turn by ``{"outcome": ..., "doubts": [...]}``. If this machine cannot judge, the answer is ``{"error": ...}``, and
+the process ends with status 1.
+
+The process ends when its input ends, on SIGTERM and SIGINT, and when its parent dies. It leaves no process and no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Self
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.errors import ConfigError, JudgeUnavailable, KqueueError
+from kqueue.evidence import Environment
+from kqueue.judging import Machine, Start
+from workers.judge.gpu.devices import choose, devices
+from workers.judge.host import linux, scratch, uids
+from workers.judge.host.alone import NoRoom, room
+from workers.judge.keeper import handle
+from workers.judge.place import Place, set_environment
+from workers.judge.ports import InMemoryRecords
+from workers.judge.sandbox import cgroups
+
+if TYPE_CHECKING:
+    from workers.judge.keeper.handle import ForkServer
+
+#: Seconds that killed processes may take to die, and files to be removed, at the end.
+_CLEANUP_S: Final = 10.0
+
+
+def main() -> int:
+    """Serve the parent process, and return the exit status."""
+    requests, answers = _take_pipes()
+    line = requests.readline()
+    if not line:
+        return 0
+    start = Start.model_validate_json(line)
+    ending = _Ending(start.parent)
+    try:
+        if importlib.util.find_spec("torch") is None:
+            raise JudgeUnavailable(f"torch is not installed for {sys.executable}: pip install 'kqueue[worker]'")
+        with _Service(start, ending) as service, ending:
+            _tell(answers, {"ready": service.machine.model_dump(mode="json")})
+            for line in requests:
+                _tell(answers, service.judge(Request.model_validate_json(line)))
+    except (KqueueError, handle.ForkServerError, OSError) as error:
+        with contextlib.suppress(OSError):  # the parent is gone
+            _tell(answers, {"error": str(error)})
+        return 1
+    return 0
+
+
+class _Service:
+    """A judge at a place of its own, with its fork server. Use it as a context manager."""
+
+    def __init__(self, start: Start, ending: _Ending) -> None:
+        """Configure it without starting anything."""
+        self._start = start
+        self._ending = ending
+        self._stack = ExitStack()
+        self._records = InMemoryRecords()
+        self._place: Place
+        self._forkserver: ForkServer
+        self.machine: Machine
+
+    def __enter__(self) -> Self:
+        """Start the fork server, and load the judge beside it.
+
+        Raises:
+            ConfigError: there is no such device, or the scratch directory belongs to another user.
+            KqueueError: this machine lacks what a judge needs.
+            ForkServerError: the fork server does not start, or candidates cannot be isolated as far as required.
+        """
+        with ExitStack() as stack:
+            # A process that outlives its parent becomes a child of this one.
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+            self._place = stack.enter_context(_open_place(self._start))
+            stack.callback(_kill_children)
+            set_environment(os.environ, self._place, len(os.sched_getaffinity(0)))
+            self._forkserver = handle.start(self._place)
+            stack.callback(lambda: self._forkserver.stop())
+            with self._ending:
+                self._load()
+                self._forkserver.wait_ready(self._start.isolation)
+            self.machine = self._describe()
+            # Garbage would be collected again in each fork.
+            gc.collect()
+            gc.freeze()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes that this one started, and remove their files."""
+        self._stack.close()
+
+    def judge(self, request: Request) -> dict[str, Any]:
+        """Judge a request, again if the machine failed, and return the answer to the parent."""
+        outcome = self._attempt(request)
+        for _ in range(1, request.settings.max_attempts):
+            if not outcome.category.info.retried:
+                break
+            outcome = self._attempt(request)
+        doubts = [reason for _, reason in self._records.doubts]
+        self._records.doubts.clear()
+        return {"outcome": outcome.model_dump(mode="json"), "doubts": doubts}
+
+    def _attempt(self, request: Request) -> Outcome:
+        from workers.judge import api
+
+        if not self._forkserver.alive():
+            self._forkserver = handle.start(self._place)
+            self._forkserver.wait_ready(self._start.isolation)
+        try:
+            with room(self._place.lock, alone=False):
+                return api.judge(request, self._place, self._records, self._forkserver)
+        except NoRoom as error:
+            return Outcome(category=Category.JUDGE_ERROR, message=str(error))
+
+    def _load(self) -> None:
+        """Import the judge, and torch with it, before anything is forked.
+
+        Raises:
+            ConfigError: the device is a GPU, and torch has no CUDA.
+        """
+        import torch
+
+        from workers.judge import api
+
+        assert api
+        if self._place.on_gpu and torch.version.cuda is None:
+            raise ConfigError(
+                f"this torch ({torch.__version__}) is built without CUDA, so it cannot judge on {self._place.device}:"
+                " install a torch with CUDA, or choose the device cpu"
+            )
+
+    def _describe(self) -> Machine:
+        from workers.judge.gpu import environment
+
+        return Machine(
+            device=self._place.device,
+            isolation=self._forkserver.isolation["level"],
+            environment=Environment.model_validate(environment.facts(self._place)),
+        )
+
+
+@contextmanager
+def _open_place(start: Start) -> Generator[Place]:
+    """Give the judge a device, a private directory and a uid for candidates, until the block ends.
+
+    Raises:
+        ConfigError: there is no such device, or the scratch directory belongs to another user.
+    """
+    device = _device(start)
+    root = Path(start.scratch)
+    scratch.prepare(root)
+    directory, lock = scratch.reserve(root, "judge")
+    uid = uids.hold(start.candidate_uid) if os.geteuid() == 0 else None
+    try:
+        _empty(directory)  # an earlier judge was killed here
+        yield Place(
+            name=directory.name,
+            number=0,
+            device=device,
+            siblings=1,
+            scratch=directory / "place",
+            lock=scratch.device_lock(root, device),
+            uid=None if uid is None else uid.uid,
+            gpu_shared=start.gpu_shared,
+        )
+    finally:
+        _empty(directory)
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+        os.close(lock)
+        if uid is not None:
+            uid.release()
+
+
+def _device(start: Start) -> str:
+    """Return a GPU's UUID, or ``cpu``.
+
+    Raises:
+        ConfigError: the device that was asked for is not there.
+    """
+    if start.device == "cpu":
+        return "cpu"
+    found = devices()
+    if start.device is not None:
+        return choose(start.device, found, setting="device")[0].uuid
+    gpus = choose(start.gpus, found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return gpus[0].uuid if gpus else "cpu"
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        linux.start_removal(path).wait(_CLEANUP_S)
+
+
+def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Move the pipes to the parent away from standard input and output, where child processes would inherit them."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _tell(answers: IO[bytes], message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message).encode() + b"\n")
+    answers.flush()
+
+
+class _Ending:
+    """Ends this process when it is told to, and when its parent is gone: only in ``with`` blocks, so that it cleans up.
+
+    In a block it raises :class:`SystemExit` at once. Outside it waits for the next block.
+    """
+
+    def __init__(self, parent: int) -> None:
+        """Listen from now on to signals and for the death of ``parent``."""
+        self._parent = parent
+        self._interruptible = False
+        self._status: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told)
+        signal.signal(signal.SIGUSR1, self._look)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGUSR1)
+        self._look(signal.SIGUSR1, None)  # it may have died before
+
+    def __enter__(self) -> None:
+        self._interruptible = True
+        self._end()
+
+    def __exit__(self, *_: object) -> None:
+        self._interruptible = False
+
+    def _told(self, number: int, _frame: object) -> None:
+        if self._status is None:
+            self._status = 128 + number
+            self._end()
+
+    def _look(self, number: int, frame: object) -> None:
+        # The kernel also sends this when the thread that started this process ends, and others of the parent go on.
+        if os.getppid() != self._parent:
+            self._told(number, frame)
+
+    def _end(self) -> None:
+        if self._interruptible and self._status is not None:
+            self._interruptible = False
+            sys.exit(self._status)
+
+
+def _kill_children() -> None:
+    """Kill what is left, within a bounded time, and remove the control groups of a fork server that was killed."""
+    deadline = time.monotonic() + _CLEANUP_S
+    while not linux.sweep(set()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    cgroups.clean()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

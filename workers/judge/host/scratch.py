@@ -1,0 +1,55 @@
+"""The directory under which judges of one user keep their files, and share the locks of devices."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+from kqueue.errors import ConfigError
+
+
+def prepare(root: Path) -> None:
+    """Create the directory and its folder of locks. Other users may traverse it and no more.
+
+    Raises:
+        ConfigError: another user owns it.
+    """
+    locks = root / "locks"
+    for directory in (root, locks):
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+            raise ConfigError(f"{directory} belongs to another user: set KQUEUE_SCRATCH to a directory of yours")
+    root.chmod(0o711)
+    locks.chmod(0o700)
+
+
+def device_lock(root: Path, device: str) -> Path:
+    """Return the lock of a device: a GPU's UUID, or ``cpu``. Fleets and local judges of one user share it."""
+    return root / "locks" / f"{device}.lock"
+
+
+def reserve(root: Path, name: str) -> tuple[Path, int]:
+    """Create and lock the first of the directories ``name-0``, ``name-1``, ... that nobody has locked.
+
+    Returns:
+        the directory, and the descriptor that holds its lock. An earlier owner that was killed may have left files.
+    """
+    for number in itertools.count():
+        directory = root / f"{name}-{number}"
+        directory.mkdir(mode=0o711, exist_ok=True)
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:  # its owner has just removed it
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        if os.fstat(descriptor).st_nlink == 0:
+            os.close(descriptor)
+            continue
+        return directory, descriptor
+    raise AssertionError("itertools.count() does not end")
