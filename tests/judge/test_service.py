@@ -38,7 +38,7 @@ class ModelNew(torch.nn.Module):
         {}
 """
 RIGHT = KERNEL.format("return torch.clamp(x, min=0)")
-WRONG = KERNEL.format("return x")
+WRONG = KERNEL.format("return torch.relu(x) + 1")
 ENDLESS = KERNEL.format("time.sleep(600)")
 UNTIMED = {"checks": 1, "timing": {"enabled": False}}
 
