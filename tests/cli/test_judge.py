@@ -1,0 +1,174 @@
+"""`kqueue judge`: verdicts without a fleet, their output and exit statuses, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.judge.host import linux
+
+from .conftest import Cli
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import time, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {}
+"""
+QUICK = ("--device", "cpu", "--checks", "1", "--no-timing")
+
+
+@pytest.fixture
+def cli() -> Iterator[Cli]:
+    """The command in a folder with a problem and kernels, where no service can be reached."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        root = Path(name)
+        root.chmod(0o711)
+        nowhere = {
+            "KQUEUE_SCRATCH": str(root / "scratch"),
+            "KQUEUE_DATABASE_URL": "postgresql+psycopg://nobody:secret@127.0.0.1:1/none",
+            "KQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:1/0",
+        }
+        ready = Cli(root, nowhere)
+        ready.write("relu.py", PROBLEM)
+        ready.write("right.py", KERNEL.format("return torch.clamp(x, min=0)"))
+        ready.write("wrong.py", KERNEL.format("print('trace \\x1b[31m'); return torch.relu(x) + 1"))
+        ready.write("endless.py", KERNEL.format("time.sleep(600)"))
+        yield ready
+
+
+def below(pid: int) -> set[int]:
+    """Return all processes below one."""
+    children = set(linux.children(pid))
+    return children.union(*map(below, children))
+
+
+def test_one_right_kernel(cli: Cli) -> None:
+    """A right kernel ends with 0: the category, the times, and on stderr what they were taken on."""
+    done = cli("judge", "relu.py", "right.py", "--device", "cpu", "--checks", "1", "--calls", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("passed")
+    assert all(word in done.stdout for word in ("runtime", "baseline", "speedup", "basis cpu_clock"))
+    assert done.stderr.startswith("kqueue: judging on ")
+    assert "secret" not in done.stderr
+
+
+def test_one_wrong_kernel(cli: Cli) -> None:
+    """A wrong kernel ends with 1: its facts and the end of its log, without control characters."""
+    done = cli("judge", "relu.py", "wrong.py", *QUICK)
+    assert done.returncode == 1
+    assert done.stdout.startswith("wrong_values")
+    assert "max_abs_error" in done.stdout
+    assert "trace \\x1b[31m" in done.stdout
+
+
+def test_many_kernels(cli: Cli) -> None:
+    """Each kernel has its row; a file that cannot be read is named, spoils no other, and makes the status 2."""
+    done = cli("judge", "relu.py", "right.py", "wrong.py", "gone.py", "--backend", "torch", *QUICK)
+    assert done.returncode == 2
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line]
+    assert rows == [["right.py", "passed"], ["wrong.py", "wrong_values"]]
+    assert "kqueue: gone.py: No such file or directory" in done.stderr.splitlines()
+
+
+def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
+    """With --json each kernel has its line at once, in order, with all that is known of it."""
+    arguments = ("judge", "relu.py", "right.py", "gone.py", "wrong.py", "endless.py", *QUICK, "--json")
+    command = [sys.executable, "-m", "kqueue", *arguments]
+    with subprocess.Popen(
+        command, cwd=cli.directory, env={**os.environ, **cli.environment}, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        # The last kernel never ends: these lines are here before it.
+        right, gone, wrong = (json.loads(process.stdout.readline()) for _ in range(3))
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b""
+    assert process.returncode == 130
+    assert [line["input"] for line in (right, gone, wrong)] == ["right.py", "gone.py", "wrong.py"]
+    assert (right["verdict"]["category"], right["verdict"]["blame"], right["error"]) == ("passed", "none", None)
+    assert right["verdict"]["backend"] == "torch"
+    assert right["verdict"]["environment"]["torch"]
+    assert right["verdict"]["evidence"]["isolation"]["level"]
+    assert (gone["verdict"], gone["error"]) == (None, "gone.py: No such file or directory")
+    assert wrong["verdict"]["category"] == "wrong_values"
+    assert wrong["verdict"]["log"].startswith("trace")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gone.py", "right.py"), "gone.py: No such file"),
+        (("relu.py", "nothing-*.py"), "nothing-*.py: no file matches"),
+        (("relu.py", "right.py", "--set", "checks=0"), "settings.checks: "),
+        (("relu.py", "right.py", "--backend", "fortran"), "backend: Input should be"),
+        (("relu.py", "right.py", "--set", "checks"), "write name=value"),
+        ((f"sha256:{'0' * 64}", "right.py"), "only a fleet has stored problems"),
+    ],
+)
+def test_bad_input_is_refused_at_once(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+    """Bad arguments end with 2 and one line that names the fix, before a judge is started."""
+    done = cli("judge", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (cli.directory / "scratch").exists()
+
+
+def test_a_machine_that_cannot_judge(cli: Cli) -> None:
+    """A device that is not there, a kernel that needs a GPU, and a missing compiler end with 3."""
+    absent = cli("judge", "relu.py", "right.py", "--device", "977")
+    assert absent.returncode == 3
+    assert "device=977: no GPU 977" in absent.stderr
+    needy = cli("judge", "relu.py", "right.py", "--backend", "cuda", *QUICK)
+    assert needy.returncode == 3
+    assert "a cuda kernel needs a GPU" in needy.stderr
+    bare = cli("judge", "relu.py", "right.py", "wrong.py", "--backend", "cpp", *QUICK, CXX="no-such-compiler")
+    assert bare.returncode == 3
+    assert "there is no C++ compiler" in bare.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> None:
+    """Ctrl-C, SIGTERM and SIGKILL leave no process and no file of a kernel that runs."""
+    command = [sys.executable, "-m", "kqueue", "judge", "relu.py", "endless.py", *QUICK]
+    environment = {**os.environ, **cli.environment}
+    with subprocess.Popen(command, cwd=cli.directory, env=environment, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not any(name(pid) == "kq-candidate" for pid in below(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started = below(process.pid)
+        process.send_signal(number)
+    assert process.returncode == (130 if number is signal.SIGINT else -number)
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in started if not linux.is_zombie(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+    assert [path.name for path in (cli.directory / "scratch").iterdir()] == ["locks"]
+
+
+def name(pid: int) -> str:
+    """Return a process's name; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
