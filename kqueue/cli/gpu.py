@@ -49,7 +49,7 @@ def list_gpus(
         typer.echo("no fleet with a GPU is known" if host is None else f"no GPU of {host} is known")
         return
     print_table(
-        ("gpu", "host", "uuid", "state", "since", "seen", "running", "deg C", "memory", "seen of it"),
+        ("gpu", "host", "uuid", "state", "since", "seen", "running", "deg C", "memory", "health"),
         (
             (
                 f"{gpu.index} {gpu.name}",
