@@ -36,7 +36,9 @@ def judge(
     backend: options.Backend = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu. Default: the first GPU, else cpu."),
+        typer.Option(
+            "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
+        ),
     ] = None,
     precision: options.Precision = None,
     checks: options.Checks = None,
