@@ -141,7 +141,7 @@ class ModalKernelEvaluator:
             EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
-        slots = await self._evaluate(
+        results = await self._evaluate(
             [
                 {
                     "ref_code": ref_code,
@@ -157,7 +157,7 @@ class ModalKernelEvaluator:
                 }
             ]
         )
-        return _raised(slots)[0]
+        return _raised(results)[0]
 
     async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
         """Evaluate many kernels at once.
@@ -172,8 +172,8 @@ class ModalKernelEvaluator:
         Raises:
             ConfigError, ServiceError: as :meth:`evaluate_single`; nothing was evaluated.
         """
-        slots = await self._evaluate(evaluations)
-        return slots if self.config.return_exceptions else [*_raised(slots)]
+        results = await self._evaluate(evaluations)
+        return results if self.config.return_exceptions else [*_raised(results)]
 
     async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Do as :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
@@ -198,10 +198,10 @@ class ModalKernelEvaluator:
     async def _evaluate(self, evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
         if not self.config.enabled:
             raise ConfigError("evaluation is disabled: set enabled=True in ModalEvaluatorConfig")
-        slots = [self._order(each) for each in evaluations]
-        requests = [slot.request for slot in slots if isinstance(slot, _Order)]
+        orders = [self._order(each) for each in evaluations]
+        requests = [order.request for order in orders if isinstance(order, _Order)]
         found = iter(await self._judge(requests) if requests else [])
-        return [_result(slot, next(found)) if isinstance(slot, _Order) else slot for slot in slots]
+        return [_result(order, next(found)) if isinstance(order, _Order) else order for order in orders]
 
     async def _judge(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
         if self._given is None and self.config.deployment_mode == "ephemeral":
@@ -285,27 +285,27 @@ class _Batcher:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, batch: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]]) -> None:
-        slots: Sequence[dict[str, Any] | Exception]
+        results: Sequence[dict[str, Any] | Exception]
         try:
-            slots = await self._evaluator._evaluate([arguments for arguments, _ in batch])  # pyright: ignore[reportPrivateUsage]
+            results = await self._evaluator._evaluate([arguments for arguments, _ in batch])  # pyright: ignore[reportPrivateUsage]
         except Exception as error:  # noqa: BLE001 each caller gets it
-            slots = [error] * len(batch)
-        for slot, (_, future) in zip(slots, batch, strict=True):
+            results = [error] * len(batch)
+        for result, (_, future) in zip(results, batch, strict=True):
             if future.done():
                 continue  # its caller was cancelled
-            if isinstance(slot, Exception):
-                future.set_exception(slot)
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                future.set_result(slot)
+                future.set_result(result)
 
 
-def _raised(slots: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = []
-    for slot in slots:
-        if isinstance(slot, Exception):
-            raise slot
-        results.append(slot)
-    return results
+def _raised(results: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
+    good: list[dict[str, Any]] = []
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        good.append(result)
+    return good
 
 
 def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] | Exception:
