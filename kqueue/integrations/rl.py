@@ -73,18 +73,18 @@ async def reward(
         raise InvalidRequest(
             f"problems: {len(each)} for {len(completions)} completions; give one for each, or one for all"
         )
-    slots = [
+    entries = [
         request_for(problem, kernel_of(answer), **arguments, **({"idempotency_key": f"{run}/{place}"} if run else {}))
         for place, (problem, answer) in enumerate(zip(each, completions, strict=True))
     ]
-    requests = [slot for slot in slots if isinstance(slot, Request)]
+    requests = [entry for entry in entries if isinstance(entry, Request)]
     if client is not None:
         found = iter(await _judge(client, requests, timeout))
     else:
         async with AsyncClient() as own:
             found = iter(await _judge(own, requests, timeout))
-    verdicts = [next(found) if isinstance(slot, Request) else slot for slot in slots]
-    rewards = [FAILED if isinstance(slot, InvalidRequest) else None if slot is None else of(slot) for slot in verdicts]
+    results = [next(found) if isinstance(entry, Request) else entry for entry in entries]
+    rewards = [FAILED if isinstance(one, InvalidRequest) else None if one is None else of(one) for one in results]
     if masked := sum(number is None for number in rewards):
         _log.warning("%d of %d rewards are masked: nothing is known about these kernels", masked, len(rewards))
     return rewards
@@ -92,17 +92,17 @@ async def reward(
 
 async def _judge(client: AsyncClient, requests: Sequence[Request], timeout: float | None) -> list[Verdict | None]:
     verdicts = dict[UUID, Verdict]()
-    slots = await client.submit_each(requests)
-    for slot in slots:
-        if isinstance(slot, InvalidRequest) and not isinstance(slot, LaneUnavailable):
-            raise slot
-    tickets = {slot.evaluation_id: slot for slot in slots if not isinstance(slot, InvalidRequest)}
+    results = await client.submit_each(requests)
+    for result in results:
+        if isinstance(result, InvalidRequest) and not isinstance(result, LaneUnavailable):
+            raise result
+    tickets = {result.evaluation_id: result for result in results if not isinstance(result, InvalidRequest)}
     try:
         async for ticket, verdict in client.as_completed([*tickets.values()], timeout):
             verdicts[ticket.evaluation_id] = verdict
     except WaitTimeout:
         await asyncio.gather(*(tickets[late].cancel() for late in tickets.keys() - verdicts.keys()))
-    return [None if isinstance(slot, InvalidRequest) else verdicts.get(slot.evaluation_id) for slot in slots]
+    return [None if isinstance(result, InvalidRequest) else verdicts.get(result.evaluation_id) for result in results]
 
 
 def _gymnasium() -> tuple[Any, Any]:
