@@ -175,7 +175,7 @@ class Gateway:
     async def submit_each(
         self,
         caller: Caller,
-        slots: Sequence[contract.Request | InvalidRequest],
+        entries: Sequence[contract.Request | InvalidRequest],
         *,
         allow_idle_lane: bool = False,
     ) -> list[AsyncTicket | InvalidRequest | HttpError]:
@@ -185,17 +185,17 @@ class Gateway:
             HttpError: 429 if the caller has too many evaluations without a verdict.
             DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_each`.
         """
-        requests = [slot for slot in slots if isinstance(slot, contract.Request)]
-        async with self._admitted(caller, len(slots)):
-            settled = await self.client.submit_each(
+        requests = [entry for entry in entries if isinstance(entry, contract.Request)]
+        async with self._admitted(caller, len(entries)):
+            results = await self.client.submit_each(
                 [_allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
             )
-            await self._attribute(caller, [slot for slot in settled if not isinstance(slot, InvalidRequest)])
+            await self._attribute(caller, [result for result in results if not isinstance(result, InvalidRequest)])
         answers = iter(
-            _unknown(request, slot) if isinstance(slot, UnknownProblem) else slot
-            for request, slot in zip(requests, settled, strict=True)
+            _unknown(request, result) if isinstance(result, UnknownProblem) else result
+            for request, result in zip(requests, results, strict=True)
         )
-        return [next(answers) if isinstance(slot, contract.Request) else slot for slot in slots]
+        return [next(answers) if isinstance(entry, contract.Request) else entry for entry in entries]
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller, number: int) -> AsyncGenerator[None]:

@@ -112,7 +112,7 @@ class AcceptedBatch(_Shape):
     evaluations: list[Accepted]
 
 
-class Slot(_Shape):
+class EntryResult(_Shape):
     """The result of one entry: one of the two fields."""
 
     evaluation: Accepted | None = None
@@ -120,10 +120,10 @@ class Slot(_Shape):
     """The reason of a refusal. Nothing of the entry was written."""
 
 
-class Slots(_Shape):
+class EntryResults(_Shape):
     """The result of each entry, in their order."""
 
-    results: list[Slot]
+    results: list[EntryResult]
 
 
 class Attempt(_Shape):

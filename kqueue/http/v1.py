@@ -125,7 +125,7 @@ async def submit_each(
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
-) -> shapes.Slots:
+) -> shapes.EntryResults:
     """Submit everything that can be judged. A refused entry's place holds its error."""
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
@@ -135,13 +135,13 @@ async def submit_each(
             checked.append(keys.put(contract.parse_request(entry), place))
         except InvalidRequest as error:
             checked.append(error)
-    slots = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
-    return shapes.Slots(
+    results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
+    return shapes.EntryResults(
         results=[
-            shapes.Slot(error=problems.describe(keys.given(slot), request.scope["path"]))
-            if isinstance(slot, InvalidRequest | HttpError)
-            else shapes.Slot(evaluation=shapes.Accepted.model_validate(slot))
-            for slot in slots
+            shapes.EntryResult(error=problems.describe(keys.given(result), request.scope["path"]))
+            if isinstance(result, InvalidRequest | HttpError)
+            else shapes.EntryResult(evaluation=shapes.Accepted.model_validate(result))
+            for result in results
         ]
     )
 
