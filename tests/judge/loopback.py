@@ -39,7 +39,7 @@ class Loopback(SealedProcess):
 def reference(source: str, bounds: Bounds | None = None, **settings: Any) -> Reference:
     """A problem on the CPU, imported and constructed."""
     made = Reference(Loopback(), source, Settings.model_validate({"checks": 3, **settings}), "cpu", bounds)
-    made.begin(1.0)
+    made.begin()
     made.load()
     made.construct()
     made.widen()

@@ -25,6 +25,8 @@ _HEAD: Final = struct.Struct("=IQQ")  # magic, bytes of text, bytes of tensors
 _MAGIC: Final = 0x6B71_5348
 _DTYPES: Final = {str(dtype): dtype for dtype in DTYPES}
 _MOST_DEPTH: Final = 32
+#: Items of one set or dict: a writer can choose items that all collide, which takes time by the square of their number.
+_MOST_HASHED: Final = 1024
 
 
 class SheetError(ValueError):
@@ -62,10 +64,10 @@ def decode(page: bytes | mmap) -> Any:
         raise SheetError("nothing that can be read stands on the sheet")
     content = bytes(page[_HEAD.size : _HEAD.size + text_bytes + tensor_bytes])
     try:
-        return _decode(json.loads(content[:text_bytes]), content[text_bytes:], 0)
+        return _Decoder(content[text_bytes:]).decode(json.loads(content[:text_bytes]), 0)
     except SheetError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
         raise SheetError(f"what stands on the sheet cannot be read: {type(error).__name__}") from None
 
 
@@ -77,6 +79,8 @@ def _encode(value: Any, tensors: io.BytesIO, depth: int) -> Any:
         return value
     if kind is list:
         return [_encode(item, tensors, depth + 1) for item in value]
+    if kind in (dict, set, frozenset):
+        _few(value)
     if kind in (tuple, set, frozenset, torch.Size):
         return {"is": kind.__name__.lower(), "of": [_encode(item, tensors, depth + 1) for item in value]}
     if kind is dict:
@@ -107,48 +111,68 @@ def _encode_tensor(tensor: torch.Tensor, tensors: io.BytesIO) -> Any:
     return told
 
 
-def _decode(told: Any, tensors: bytes, depth: int) -> Any:
-    if depth > _MOST_DEPTH:
-        raise SheetError("values that are nested too deeply")
-    if told is None or isinstance(told, (bool, int, float, str)):
-        return told
-    if isinstance(told, list):
-        return [_decode(item, tensors, depth + 1) for item in cast("list[Any]", told)]
-    kind, of = told["is"], told.get("of")
-    if kind in ("tuple", "set", "frozenset", "size"):
-        items = [_decode(item, tensors, depth + 1) for item in of]
-        return {"tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}[kind](items)
-    if kind == "dict":
-        return {_decode(key, tensors, depth + 1): _decode(item, tensors, depth + 1) for key, item in of}
-    if kind == "slice":
-        return slice(*(None if n is None else int(n) for n in of))
-    if kind == "range":
-        return range(*(int(n) for n in of))
-    if kind == "complex":
-        return complex(float(of[0]), float(of[1]))
-    if kind == "bytes":
-        return bytes(of)
-    if kind == "dtype":
-        return _DTYPES[of]
-    if kind == "device":
-        return torch.device(str(of)[:16])
-    if kind == "tensor":
-        return _decode_tensor(told, tensors)
-    raise SheetError("a value of an unknown kind")
+class _Decoder:
+    """Makes values of a sheet's text, and of the bytes of its tensors: each byte belongs to one tensor."""
+
+    def __init__(self, tensors: bytes) -> None:
+        self._tensors = tensors
+        self._read = 0
+
+    def decode(self, told: Any, depth: int) -> Any:
+        """Return the value that a part of the text tells; raises :class:`SheetError` or what nonsense raises."""
+        if depth > _MOST_DEPTH:
+            raise SheetError("values that are nested too deeply")
+        if told is None or isinstance(told, (bool, int, float, str)):
+            return told
+        if isinstance(told, list):
+            return self._items(told, depth)
+        kind, of = told["is"], told.get("of")
+        if kind in ("tuple", "size"):
+            return (tuple if kind == "tuple" else torch.Size)(self._items(of, depth))
+        if kind in ("set", "frozenset"):
+            return (set if kind == "set" else frozenset)(self._items(_few(of), depth))
+        if kind == "dict":
+            return {self.decode(key, depth + 1): self.decode(item, depth + 1) for key, item in _few(of)}
+        if kind == "slice":
+            return slice(*(None if n is None else int(n) for n in of))
+        if kind == "range":
+            return range(*(int(n) for n in of))
+        if kind == "complex":
+            return complex(float(of[0]), float(of[1]))
+        if kind == "bytes":
+            return bytes(list(of))
+        if kind == "dtype":
+            return _DTYPES[of]
+        if kind == "device":
+            return torch.device(str(of)[:16])
+        if kind == "tensor":
+            return self._tensor(told)
+        raise SheetError("a value of an unknown kind")
+
+    def _items(self, told: Any, depth: int) -> list[Any]:
+        return [self.decode(item, depth + 1) for item in cast("list[Any]", told)]
+
+    def _tensor(self, told: Any) -> torch.Tensor:
+        """Read the next tensor. None may lie over another, so that a few bytes cannot become many gigabytes."""
+        dtype, shape, at = _DTYPES[told["dtype"]], [int(size) for size in told["shape"]], int(told["at"])
+        if len(shape) > 64 or min(shape, default=0) < 0:
+            raise SheetError("a tensor of an impossible shape")
+        if at != self._read:
+            raise SheetError("a tensor that does not lie behind the one before")
+        count = 1
+        for size in shape:
+            count *= size
+        end = at + count * dtype.itemsize
+        if end > len(self._tensors):
+            raise SheetError("a tensor beyond what was written")
+        self._read = end
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        data = bytearray(self._tensors[at:end])
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def _decode_tensor(told: Any, tensors: bytes) -> torch.Tensor:
-    dtype, shape, at = _DTYPES[told["dtype"]], [int(size) for size in told["shape"]], int(told["at"])
-    if len(shape) > 64 or min(shape, default=0) < 0 or at < 0:
-        raise SheetError("a tensor of an impossible shape")
-    count = 1
-    for size in shape:
-        count *= size
-        if count * dtype.itemsize > len(tensors):
-            raise SheetError("a tensor that is larger than what was written")
-    if at + count * dtype.itemsize > len(tensors):
-        raise SheetError("a tensor beyond what was written")
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    data = bytearray(tensors[at : at + count * dtype.itemsize])
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+def _few(items: Any) -> Any:
+    if len(items) > _MOST_HASHED:
+        raise SheetError(f"a set or dict of more than {_MOST_HASHED} items")
+    return items

@@ -205,6 +205,20 @@ def start_removal(directory: Path) -> subprocess.Popen[bytes]:
     )
 
 
+def physical_bytes() -> int:
+    """Return the host's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU's time of a process and of its children that have ended, in seconds; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_bytes(pid: int) -> int:
     """Return a process's resident memory in bytes, private and shared, without files; 0 if it is gone."""
     total = 0

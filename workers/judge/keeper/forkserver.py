@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -55,6 +55,9 @@ _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
 #: How long a reference is kept that nobody takes, and between looks at it, in seconds.
 _KEEP: Final = 60.0
 _IDLE: Final = 0.5
+#: The most that a reference may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
+#: meanwhile. Libraries' threads spin for a moment before they sleep.
+_RESTLESS: Final = (4.0, 0.1)
 #: What a candidate says of itself once it is sealed.
 _SEALED: Final = b"sealed"
 #: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
@@ -153,13 +156,20 @@ class _Candidate:
 
     def memory(self, orphans: list[int]) -> int:
         """Memory of the process tree in bytes, and of those orphans that have left it."""
-        total, todo = 0, [self.pid, *self.own(orphans)]
-        while todo:
-            pid = todo.pop()
-            total += linux.memory_bytes(pid)
-            todo += linux.children(pid)
+        total = sum(map(linux.memory_bytes, self._tree(orphans)))
         self.peak = max(self.peak, total)
         return total
+
+    def cpu_seconds(self, orphans: list[int]) -> float:
+        """The CPU's time that the process tree has used, in seconds; that of orphans that have left it too."""
+        return sum(map(linux.cpu_seconds, self._tree(orphans)))
+
+    def _tree(self, orphans: list[int]) -> Iterator[int]:
+        todo = [self.pid, *self.own(orphans)]
+        while todo:
+            pid = todo.pop()
+            yield pid
+            todo += linux.children(pid)
 
     def overfull(self) -> bool:
         """Whether its files are too many or take more than they may, as far as it is time to look."""
@@ -193,12 +203,14 @@ class _Kept:
     Attributes:
         word: what its last judge said.
         descriptors: the judge's ends of its channel and control socket, its page of flags.
-        until: when it ends unless it is taken, by the monotonic clock.
+        since: when it was left, by the monotonic clock.
+        worked: the CPU's time that its processes had used by then, in seconds.
     """
 
     word: Keep
     descriptors: list[int]
-    until: float
+    since: float = field(default_factory=time.monotonic)
+    worked: float = 0.0
 
 
 class ForkServer:
@@ -258,8 +270,17 @@ class ForkServer:
                 self._end(candidate, End.SCRATCH)
         if look:
             self._looked = now
-        for kept in [kept for kept in self._kept if now > kept.until]:
+        for kept in [
+            kept for kept in self._kept if now > kept.since + _KEEP or (look and self._is_restless(kept, orphans))
+        ]:
             self._end_kept(kept)
+
+    def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:
+        """Return whether a reference that is kept has worked all the same."""
+        process, (most, share) = self._process_of(kept), _RESTLESS
+        if process is None:
+            return True
+        return process.cpu_seconds(orphans) - kept.worked > most + share * (time.monotonic() - kept.since)
 
     def _on_request(self) -> None:
         data, fds = receive_with_fds(self._requests, 65536)
@@ -272,7 +293,7 @@ class ForkServer:
                 channel, control_end, page = fds
                 self._spawn(profile, channel, socket.socket(fileno=control_end), page)
             case Keep() as word:
-                self._keep(_Kept(word, fds, time.monotonic() + _KEEP))
+                self._keep(_Kept(word, fds))
             case Take(key):
                 with socket.socket(fileno=fds[0]) as answer:
                     self._hand_over(key, answer)
@@ -285,9 +306,12 @@ class ForkServer:
     def _keep(self, kept: _Kept) -> None:
         """Keep a reference; end the one that waits longest where there are too many."""
         self._kept.append(kept)
-        if self._process_of(kept) is None:
+        process = self._process_of(kept)
+        if process is None:
             self._end_kept(kept)
-        elif len(self._kept) > _MOST_KEPT:
+            return
+        kept.worked = process.cpu_seconds(self._orphans())
+        if len(self._kept) > _MOST_KEPT:
             self._end_kept(self._kept[0])
 
     def _hand_over(self, key: str, answer: socket.socket) -> None:

@@ -157,8 +157,12 @@ class SealedProcess:
 
     def charge_compilers(self, seconds: float) -> None:
         """Take from what compilers may use: another process has compiled for this one."""
-        self._compile_s = max(self._compile_s - seconds, 0.0)
-        self._tell(Compilers(self._compile_s))
+        self.allow_compilers(max(self._compile_s - seconds, 0.0))
+
+    def allow_compilers(self, seconds: float) -> None:
+        """Let compilers take so long from now on."""
+        self._compile_s = seconds
+        self._tell(Compilers(seconds))
 
     def start_clock(self) -> None:
         """The candidate is at work: what overstays the phase's deadline is ended by the fork server."""
@@ -206,7 +210,7 @@ class SealedProcess:
         except (ProtocolError, OSError) as error:
             self.stop()
             raise EvaluationEnded(
-                Category.SANDBOX_VIOLATION, f"the candidate wrote to the judge's channel: {error}", self._phase
+                Category.SANDBOX_VIOLATION, f"the process wrote to the judge's channel: {error}", self._phase
             ) from None
         if reply is None:
             raise self.died()
@@ -216,7 +220,7 @@ class SealedProcess:
         if reply.sequence != sequence:
             self.stop()
             raise EvaluationEnded(
-                Category.SANDBOX_VIOLATION, "the candidate answered an order that was not given", self._phase
+                Category.SANDBOX_VIOLATION, "the process answered an order that was not given", self._phase
             )
         return reply
 
@@ -282,7 +286,7 @@ class SealedProcess:
             return EvaluationEnded(category, f"{ended.reason} limit exceeded: {what}", self._phase, **facts)
         if ended.reason is End.CLOSED:
             return EvaluationEnded(
-                Category.SANDBOX_VIOLATION, "the candidate closed the judge's channel", self._phase, **facts
+                Category.SANDBOX_VIOLATION, "the process closed the judge's channel", self._phase, **facts
             )
         if ended.reason is End.STUCK or ended.status is None:
             # It would be taken for what the next candidate left behind: the slot starts anew without it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import signal
 import tempfile
@@ -123,6 +124,8 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     if means.landlock:
         restrict_files(means, profile.scratch, more)
     if means.filter:
+        if profile.role in (Role.REFERENCE, Role.COMPILED):
+            seccomp.enforce(seccomp.no_signals_as_from_outside(platform.machine()))
         seccomp.enforce(means.filter)
 
 

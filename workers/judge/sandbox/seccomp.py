@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import resource
 import signal
 import socket
 import struct
@@ -115,6 +116,18 @@ _TIOCSTI, _TIOCSETD, _TIOCLINUX = 0x5412, 0x5423, 0x541C
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _REAL_TIME: Final = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
 _QUERY: Final = 0xFFFFFFFF
+
+#: Ways to send a signal, and the argument that names it.
+_SENDS: Final = {
+    "kill": (62, 129, 1),
+    "tkill": (200, 130, 1),
+    "tgkill": (234, 131, 2),
+    "rt_sigqueueinfo": (129, 138, 1),
+    "rt_tgsigqueueinfo": (297, 240, 2),
+}
+_TIMER_CREATE, _FCNTL, _SETRLIMIT = (222, 107), (72, 25), (160, 164)
+_F_SETSIG: Final = 10
+_MISTAKABLE: Final = (int(signal.SIGKILL), int(signal.SIGTERM))
 
 _SET_MODE_FILTER: Final = 1
 #: Without this flag, older kernels slow the process down against side channels that its seal does not rely on.
@@ -224,9 +237,42 @@ def program(machine: str) -> bytes:
             steps += _refuse_if(_EQUAL, number)
     for numbers in _UNKNOWN.values():
         steps += _step(_EQUAL, numbers[arch.column], 0, 1) + _step(_RETURN, _ERRNO | errno.ENOSYS)
+    return steps + _allow_unless(conditions)
+
+
+def no_signals_as_from_outside(machine: str) -> bytes:
+    """Return the filter that keeps a process from looking as if somebody else had killed it, beside :func:`program`.
+
+    It cannot have SIGKILL or SIGTERM sent to itself or its children: not by a call, a timer, a descriptor, a limit on
+    the CPU's time, or the end of a child. A kernel's end by these counts as its own; a reference's as the fleet's.
+
+    Args:
+        machine: a processor as ``uname -m`` names it.
+
+    Raises:
+        KeyError: a processor whose numbers are not known here.
+    """
+    arch = _ARCHITECTURES[machine]
+    refused = b"".join(_refuse_if(_EQUAL, number) for number in _MISTAKABLE)
+    conditions = {numbers[arch.column]: _argument(numbers[2]) + refused for numbers in _SENDS.values()}
+    a_value = b"".join(_argument(2, high) + _refuse_if(_ANY_BIT, 0xFFFFFFFF) for high in (False, True))
+    conditions |= {
+        _TIMER_CREATE[arch.column]: _REFUSE,
+        _FCNTL[arch.column]: _argument(1) + _refuse_if(_EQUAL, _F_SETSIG),
+        _SETRLIMIT[arch.column]: _argument(0) + _refuse_if(_EQUAL, resource.RLIMIT_CPU),
+        arch.prlimit64: _argument(1) + _step(_EQUAL, resource.RLIMIT_CPU, 0, len(a_value) // 8) + a_value,
+        arch.clone: _argument(0) + _step(_AND, 0xFF) + refused,
+    }
+    return _step(_LOAD, 0) + _allow_unless(conditions)
+
+
+def _allow_unless(conditions: dict[int, bytes]) -> bytes:
+    """Return the end of a filter: all is allowed but what the conditions of single calls refuse."""
     allow = _step(_RETURN, _ALLOW)
-    for number, condition in conditions.items():
-        steps += _step(_EQUAL, number, 0, len(condition) // 8 + 1) + condition + allow
+    steps = b"".join(
+        _step(_EQUAL, number, 0, len(condition) // 8 + 1) + condition + allow
+        for number, condition in conditions.items()
+    )
     return steps + allow
 
 

@@ -6,7 +6,9 @@ kernel is gone and the device still had alone; :meth:`Baseline.baseline_for` whe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kqueue.contract import Phase, Request
@@ -82,7 +84,11 @@ class Baseline:
         if self.known is not None:
             self.basis = self.known.basis
         elif self._place.on_gpu:
-            with self._steps.alone("reference"), self._steps.backstop(Phase.CHECK), blaming_the_problem(_WHAT):
+            with (
+                self._steps.alone("reference"),
+                self._steps.backstop(Phase.CHECK),
+                self._blaming(self._reference.exchange),
+            ):
                 if self._stopwatch(self._reference.exchange).blocks():
                     self.basis, self._reference_blocks = "cpu_clock", True
 
@@ -129,7 +135,7 @@ class Baseline:
         The work of others on the device can drown a short call: one that cannot be told from the null is taken
         again, a few times, and never kept. Nor is one kept in the place of a known one that still holds.
         """
-        with self._steps.timed("baseline"), blaming_the_problem(_WHAT):
+        with self._steps.timed("baseline"), self._blaming(exchange):
             measurement = self._measure_reference(exchange, basis)
             for _ in range(_TRIES - 1):
                 if measurement.q1_ms <= 0:
@@ -150,6 +156,9 @@ class Baseline:
                     replace=known is not None,
                 )
         return measurement
+
+    def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
+        return blaming_the_problem(_WHAT, exchange.process, self._reference.memory_fraction)
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, null_share=1.0)
@@ -179,7 +188,8 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
     """
     deadlines = reference.settings.deadlines
     process = exchange.process
-    with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blaming_the_problem(_WHAT):
+    blaming = partial(blaming_the_problem, _WHAT, process, reference.memory_fraction)
+    with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blaming():
         process.enter(Phase.LOAD, deadlines.load_s)
         process.order(Order.LOAD)
         process.enter(Phase.CONSTRUCT, deadlines.construct_s)
@@ -187,7 +197,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
         exchange.bind_inputs(case.inputs, fill=case.inputs)
         process.enter(Phase.COMPILE, deadlines.compile_s)
         process.order(Order.REHEARSE)
-    with steps.alone("reference"), steps.backstop(Phase.CHECK), blaming_the_problem(_WHAT):
+    with steps.alone("reference"), steps.backstop(Phase.CHECK), blaming():
         process.enter(Phase.CHECK, deadlines.check_s)
         exchange.bind_outputs(reference.output_specs)
         exchange.outputs(process.order(Order.RUN, seed=case.seed))

@@ -170,7 +170,7 @@ class Exchange:
                 )
             raise PlaceError("an output that was not delivered")
         except PlaceError as error:
-            message = f"the candidate answered with {error}"
+            message = f"the process answered with {error}"
             raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, self.process.phase) from None
 
     def may_alias(self, output: int, number: int) -> bool:

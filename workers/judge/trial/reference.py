@@ -15,9 +15,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
 from workers.judge.channel.flags import memory
+from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_EXPORTED,
@@ -41,6 +42,7 @@ from workers.judge.channel.protocol import (
 )
 from workers.judge.channel.randomness import set_seed
 from workers.judge.ending import EvaluationEnded
+from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
 from workers.judge.trial.exchange import Exchange, Form, await_opening
@@ -68,8 +70,14 @@ _RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0
 _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
 #: Changes of a value that no kernel need tell from none.
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
-#: Signals that somebody else sent: an operator, a supervisor, or the kernel when the host was out of memory.
-_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"})
+#: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
+_HOST_SHARE: Final = 1 / 8
+_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: How long a process may take to give memory back before it is kept, in seconds.
+_REST_S: Final = 5.0
+#: Signals that an operator sends, or the kernel when the host is out of memory. A reference cannot send them to itself
+#: (:mod:`workers.judge.sandbox.seccomp`).
+_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +118,18 @@ class Reference:
         left_s: seconds that are left of the reference's deadline.
         case: the first case that was answered.
         output_specs: of the outputs.
+        memory_fraction: the share of the GPU's memory that the process may take.
     """
 
     def __init__(
-        self, process: SealedProcess, source: str, settings: Settings, device: str, bounds: Bounds | None = None
+        self,
+        process: SealedProcess,
+        source: str,
+        settings: Settings,
+        device: str,
+        bounds: Bounds | None = None,
+        *,
+        memory_fraction: float = 1.0,
     ) -> None:
         """Take a process that runs nothing yet.
 
@@ -123,7 +139,9 @@ class Reference:
             settings: the evaluation's.
             device: ``cpu`` or ``cuda``.
             bounds: of what may be spent on exact answers and variants; None for the device's.
+            memory_fraction: the share of the GPU's memory that the process may take.
         """
+        self.memory_fraction = memory_fraction
         self._bounds = bounds or BOUNDS[device]
         self.process = process
         self.settings = settings
@@ -157,19 +175,15 @@ class Reference:
         self._page = mmap.mmap(descriptor, sheet.SIZE, prot=mmap.PROT_READ)
         self._sheet: int | None = descriptor
 
-    def begin(self, memory_fraction: float) -> None:
-        """Have the process open the device, and do not wait for it.
-
-        Args:
-            memory_fraction: the share of the GPU's memory that its torch may take.
-        """
+    def begin(self) -> None:
+        """Have the process open the device, and do not wait for it."""
         job = Job(
             source=self._source,
             entry="Model",
             device=self.device,
             dtype=self.dtype,
             seed=self.settings.seed,
-            memory_fraction=memory_fraction,
+            memory_fraction=self.memory_fraction,
             # Streams of its own would wait for one another.
             one_queue="Stream" not in self._source,
         )
@@ -203,7 +217,7 @@ class Reference:
     def widen(self) -> None:
         """Have a copy of the model made in float64, if it can be had."""
         with contextlib.suppress(EvaluationEnded):
-            self._order(Order.WIDEN, what="the model in float64")
+            self._order(Order.WIDEN, what="the model in float64", optional=True)
             self._has_wide = True
 
     def make_cases(self, most_bytes: float = math.inf) -> list[Case]:
@@ -264,16 +278,12 @@ class Reference:
         seeds = seeds or tuple(secrets.randbits(63) for _ in range(min(most, self._sets)))
         reply = self._order(Order.DRAW, what="get_inputs()", payload=Draw(seeds, on_device))
         told = self._read("get_inputs()", dict)
-        places, others = tuple(told.get("places", ())), tuple(told.get("others", ()))
-        if len(places) != len(reply.tensors) or any(type(place) is not int for place in places):
-            raise _invalid("get_inputs() must return a list of tensors and scalars")
-        for value in others:
-            if not isinstance(value, _SCALARS):
-                raise _invalid(f"get_inputs() may hold tensors, numbers, strings and None, not {type(value).__name__}")
+        places, others = _arguments(told, len(reply.tensors))
         # Tensors that share memory mean one thing: they must not come to differ.
         self._may_vary &= told.get("aliased") is False
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in reply.tensors):
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
+        self._check_size(reply.tensors, "get_inputs()")
         if not self._specs and not self.form.arguments:
             self.form.arguments, self.form.places, self._specs = others, places, reply.tensors
             self._bind()
@@ -285,15 +295,16 @@ class Reference:
             or reply.tensors != self._specs
         ):
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
-        every = self.exchange.inputs(len(seeds))
+        with self._blaming("get_inputs()"):
+            every = self.exchange.inputs(len(seeds))
         return [Case(secrets.randbits(63), inputs, [], drawn=seed) for seed, inputs in zip(seeds, every, strict=True)]
 
     def _bind(self) -> None:
         """Share inputs of the form that is known now, as many sets as are drawn at once from now on."""
-        like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in self._specs]
-        nbytes = sum(tensor.nbytes for tensor in like)
-        self._sets = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_EXPORTED // max(len(like), 1)))
+        nbytes = sum(_nbytes(spec) for spec in self._specs)
+        self._sets = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_EXPORTED // max(len(self._specs), 1)))
         with self._blaming("get_inputs()"):
+            like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in self._specs]
             self.exchange.bind_inputs(like, sets=self._sets)
 
     def answer(self, case: Case) -> bool:
@@ -376,6 +387,7 @@ class Reference:
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
+        self._check_size(specs, "Model.forward")
         self.form.structure, self.output_specs = structure, specs
         with self._blaming("Model.forward"):
             self.exchange.bind_outputs(specs)
@@ -463,7 +475,7 @@ class Reference:
             self._exchange_wide.load(inputs)
             self._exchange_wide.poison()
             self._exchange_wide.settle()
-            reply = self._order(Order.RUN, what="the model in float64", seed=seed, wide=True)
+            reply = self._order(Order.RUN, what="the model in float64", seed=seed, wide=True, optional=True)
             exact = self._exchange_wide.snapshot(self._exchange_wide.outputs(reply))
         except EvaluationEnded:
             self._has_wide = False  # the problem was not written for float64
@@ -476,7 +488,7 @@ class Reference:
         return exact
 
     def _bind_wide(self, inputs: list[torch.Tensor]) -> None:
-        with self._blaming("the model in float64"):
+        with self._blaming("the model in float64", optional=True):
             self._exchange_wide.bind_inputs(
                 [torch.empty(tensor.shape, dtype=widened(tensor.dtype), device=self.device) for tensor in inputs]
             )
@@ -491,6 +503,19 @@ class Reference:
             return nbytes < _MEMORY_SHARE * (torch.cuda.mem_get_info()[0] + unused)
         return nbytes < self._bounds.host_bytes
 
+    def _check_size(self, specs: Sequence[TensorSpec], what: str) -> None:
+        """Refuse tensors of an impossible shape, or larger than the judge can hold a few copies of."""
+        if any(size < 0 for spec in specs for size in spec.shape):
+            raise _invalid(f"{what} told of a tensor of an impossible shape")
+        nbytes = sum(math.prod(max(size, 1) for size in spec.shape) * _dtype(spec).itemsize for spec in specs)
+        if self.device == "cuda":
+            most = int(self.memory_fraction * torch.cuda.get_device_properties(0).total_memory)
+        else:
+            most = min(self.settings.limits.host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes()))
+        if nbytes > most:
+            message = f"{what} makes tensors of {nbytes} bytes; at most {most} are possible here"
+            raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
+
     def _read(self, what: str, kind: type) -> Any:
         try:
             told = sheet.decode(self._page)
@@ -500,23 +525,36 @@ class Reference:
             raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what} told {type(told).__name__}", Phase.REFERENCE)
         return told
 
-    def _order(self, order: Order, *, what: str, **arguments: Any) -> Reply:
+    def _order(self, order: Order, *, what: str, optional: bool = False, **arguments: Any) -> Reply:
         """Give an order within the reference's deadline."""
         if self.process.phase is not Phase.REFERENCE:
             self.process.enter(Phase.REFERENCE, self.left_s)
         begun = time.monotonic()
         try:
-            with self._blaming(what):
+            with self._blaming(what, optional=optional):
                 return self.process.order(order, **arguments)
         finally:
             self.left_s = max(self.left_s - (time.monotonic() - begun), 0.001)
 
-    def _blaming(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return blaming_the_problem(what, self.process)
+    def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
+        return blaming_the_problem(what, self.process, self.memory_fraction, optional=optional)
+
+    def renew(self) -> None:
+        """Give a process that was taken over all the time that a new one has."""
+        self.left_s = self.settings.deadlines.reference_s
+        self.process.enter(Phase.REFERENCE, self.left_s)
+        self.process.allow_compilers(self.settings.deadlines.compile_s)
 
     def keep(self, key: str, memo: dict[str, Any]) -> None:
-        """Leave the process to a later evaluation of the same problem and settings."""
-        self._order(Order.REST, what="the reference")
+        """Leave the process to a later evaluation of the same problem and settings.
+
+        Raises:
+            EvaluationEnded: it did not come to rest.
+            ForkServerError: the fork server is gone.
+        """
+        self.process.enter(Phase.CLEANUP, _REST_S)
+        self.process.allow_compilers(0.0)
+        self.process.order(Order.REST)
         self.process.keep(key, memo)
 
 
@@ -529,12 +567,16 @@ class _Exchange(Exchange):
 
 
 @contextlib.contextmanager
-def blaming_the_problem(what: str, process: SealedProcess | None = None) -> Generator[None]:
+def blaming_the_problem(
+    what: str, process: SealedProcess, memory_fraction: float, *, optional: bool = False
+) -> Generator[None]:
     """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
 
     Args:
         what: what the process does, for the message.
         process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
+        memory_fraction: the share of the GPU's memory that it may take.
+        optional: True where the evaluation does without what fails: the process may live on then.
 
     Raises:
         EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``; ``worker_lost`` if somebody
@@ -545,9 +587,14 @@ def blaming_the_problem(what: str, process: SealedProcess | None = None) -> Gene
     except EvaluationEnded as ended:
         if ended.outcome.blame in (Blame.FLEET, Blame.PROBLEM):
             raise
-        if process is not None and ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY:
-            process.stop()
+        if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
+            raise _out_of_gpu_memory(what, process, memory_fraction, dict(ended.outcome.facts)) from None
         raise _blamed(ended, what) from None
+    except (torch.OutOfMemoryError, CudaCallError) as error:
+        # The judge found no room for its own copies.
+        if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
+            raise
+        raise _out_of_gpu_memory(what, process, memory_fraction, {}) from None
 
 
 def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
@@ -556,10 +603,6 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     phase = Phase.REFERENCE
     if reply is not None and reply.tag is Tag.PROBLEM:
         return _invalid(reply.message)
-    if reply is not None and reply.tag is Tag.GPU_MEMORY:
-        if _others_hold_memory():
-            return EvaluationEnded(Category.GPU_UNHEALTHY, f"{what} found too little memory free on the GPU", phase)
-        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} needs more memory than the GPU has", phase, **facts)
     if reply is not None:
         name = reply.exception.rpartition(".")[2]
         return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
@@ -572,10 +615,44 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
 
 
-def _others_hold_memory() -> bool:
-    """Return whether a tenth of the GPU's memory or more is in use by processes other than this evaluation's."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved() > total // 10
+def _out_of_gpu_memory(
+    what: str, process: SealedProcess, memory_fraction: float, facts: dict[str, Any]
+) -> EvaluationEnded:
+    """Return whose failure it is that memory ran out: others', if the process could not have had its share."""
+    process.stop()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        if free < memory_fraction * total:
+            message = f"{what} found too little memory free on the GPU"
+            return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
+    message = f"{what} needs more memory than it may have on the GPU"
+    return EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
+
+
+def _arguments(told: dict[Any, Any], tensors: int) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Return where tensors stand among the arguments of a call, and the other arguments, None in the tensors' places.
+
+    Args:
+        told: what the sheet says.
+        tensors: how many tensors the reply tells of.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``.
+    """
+    places, others = told.get("places"), told.get("others")
+    malformed = _invalid("get_inputs() must return a list of tensors and scalars")
+    if not isinstance(places, list) or not isinstance(others, list):
+        raise malformed
+    places, others = cast("list[Any]", places), cast("list[Any]", others)
+    if len(places) != tensors or any(type(place) is not int or not 0 <= place < len(others) for place in places):
+        raise malformed
+    if sorted(set(places)) != places or any(others[place] is not None for place in places):
+        raise malformed
+    for value in others:
+        if not isinstance(value, _SCALARS):
+            raise _invalid(f"get_inputs() may hold tensors, numbers, strings and None, not {type(value).__name__}")
+    return tuple(places), tuple(others)
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

@@ -28,6 +28,7 @@ from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
+from workers.judge.host import linux
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
 from workers.judge.keeper.control import End, Report
@@ -72,8 +73,12 @@ _CASES_SHARE: Final = 0.2
 _HOST_BYTES: Final = 2 << 30
 #: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
 _SLACK_BYTES: Final = 2 << 30
-#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there.
+#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there. And
+#: the most of the host's: it must be ended before the kernel runs out of memory, which would look like others' doing.
 _REFERENCE_HOST: Final = 4
+_REFERENCE_SHARE: Final = 0.5
+#: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
+_KEPT_S: Final = 10.0
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: Categories that another run on the same input can overturn.
@@ -272,14 +277,16 @@ class _Evaluation:
 
     def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:
         limits, uid = self._settings.limits, self._place.uid
-        generous = _REFERENCE_HOST if role in (Role.REFERENCE, Role.COMPILED) else 1
+        host_memory_bytes = limits.host_memory_bytes
+        if role in (Role.REFERENCE, Role.COMPILED):
+            host_memory_bytes = min(_REFERENCE_HOST * host_memory_bytes, int(_REFERENCE_SHARE * linux.physical_bytes()))
         return Profile(
             role=role,
             uid=uid + uid_offset if uid is not None else None,
             scratch=str(self._place.scratch / uuid4().hex),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
-            host_memory_bytes=generous * limits.host_memory_bytes,
+            host_memory_bytes=host_memory_bytes,
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
             built=built,
@@ -296,9 +303,10 @@ class _Evaluation:
             if (kept := self._forkserver.take(key)) is not None:
                 word, descriptors = kept
                 process = SealedProcess.taken(
-                    self._forkserver, word.scratch, descriptors, compile_s=self._deadlines.compile_s
+                    self._forkserver, word.scratch, descriptors, compile_s=min(self._deadlines.compile_s, _KEPT_S)
                 )
                 self._hold_reference(process)
+                self._reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
                 memo = warm.Memo.model_validate(word.memo)
                 self._reference_uses = memo.uses + 1
                 return memo
@@ -309,10 +317,12 @@ class _Evaluation:
         profile = self._profile(Role.REFERENCE)
         self._hold_reference(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._reference_uses = 1
-        self._reference.begin(self._memory_fraction)
+        self._reference.begin()
 
     def _hold_reference(self, process: SealedProcess) -> None:
-        self._reference = Reference(process, self._request.problem, self._settings, self._device)
+        self._reference = Reference(
+            process, self._request.problem, self._settings, self._device, memory_fraction=self._memory_fraction
+        )
         self._reference_begun = True
 
     def _make_ready(self, memo: warm.Memo | None) -> Reference:
@@ -325,6 +335,7 @@ class _Evaluation:
                 case = self._reference.again(memo.drawn, memo.seed)
                 self._reference.answer(case)
                 if self._reference.digest(case) == memo.digest:
+                    self._reference.renew()
                     return self._reference
                 told["replaced"] = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
