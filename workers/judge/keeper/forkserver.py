@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -183,7 +184,8 @@ class _Candidate:
 
     def weigh(self) -> int:
         """Note how many bytes its files take; returns how many files there are."""
-        count, self.scratch = _files(self.profile.scratch)
+        count, taken = _files(self.profile.scratch)
+        self.scratch = taken + linux.unlinked_bytes(self._tree([]), self.profile.scratch)
         return count
 
     def own(self, orphans: list[int]) -> list[int]:
@@ -460,7 +462,8 @@ class ForkServer:
             self._selector.unregister(candidate.output)
         self._selector.unregister(candidate.control)
         os.close(candidate.output)
-        candidate.weigh()
+        if reason is not End.SCRATCH:  # else what it held has been seen, and may be gone with it
+            candidate.weigh()
         profile = candidate.profile
         if profile.role is Role.BUILDER and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid
@@ -524,18 +527,25 @@ def _send(control_end: socket.socket, report: Report) -> None:
 
 
 def _files(directory: str) -> tuple[int, int]:
-    """How many files and directories there are below one, up to just above the most, and the bytes that they take."""
+    """Return how many files and directories there are below one, and the bytes that they take.
+
+    It counts to just above the most. So many are taken to be in a directory that cannot be read: its owner closed it,
+    or its path is too long.
+    """
     count, taken, todo = 0, 0, [directory]
     while todo and count <= _FILES:
-        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                count += 1
-                if count > _FILES:
-                    break
-                with contextlib.suppress(OSError):  # it is gone again
-                    taken += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in itertools.islice(entries, _FILES + 1 - count):
+                    count += 1
+                    with contextlib.suppress(FileNotFoundError):  # it is gone again
+                        taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return _FILES + 1, taken
     return count, taken
 
 

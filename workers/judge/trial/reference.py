@@ -44,6 +44,7 @@ from workers.judge.channel.randomness import set_seed
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
+from workers.judge.trial import compare
 from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
 from workers.judge.trial.exchange import Exchange, Form, await_opening
 from workers.judge.trial.variants import MAX_BYTES, variants
@@ -332,6 +333,21 @@ class Reference:
             return False
         self._add_exact(case, drew=drew)
         return case.exact is not None and self._is_steady(case, case.exact)
+
+    def confirm(self, case: Case) -> None:
+        """Answer a case again, before a kernel is called wrong on it.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem`` if the answers differ by more than a kernel's may.
+        """
+        if self.left_s < 2 * self.forward_s:
+            return
+        again = Case(case.seed, case.inputs, [])
+        self._answer(again)
+        try:
+            compare.check_values(again.outputs, case, self.settings)
+        except EvaluationEnded as ended:
+            raise _invalid(f"the reference's answers to one input differ: {ended.outcome.message}") from None
 
     def allow_exact(self) -> None:
         """Give float64 answers as much time again as they had at first."""

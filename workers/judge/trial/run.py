@@ -441,7 +441,8 @@ class _Evaluation:
             for _ in range(later):
                 figures.append(self._check_case(candidate, self._answered()))
             try:
-                candidate.run(cases[0])
+                with self._confirming(cases[0]):
+                    candidate.run(cases[0])
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
@@ -461,14 +462,17 @@ class _Evaluation:
     def _check_again(self, candidate: Candidate, case: Case | None) -> None:
         """One more checked call, on an input that it has not seen, when timing is over."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
+        case = case or self._answered()
         try:
-            candidate.run(case or self._answered())
+            with self._confirming(case):
+                candidate.run(case)
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def _check_case(self, candidate: Candidate, case: Case) -> dict[str, Any]:
         try:
-            return candidate.run(case)
+            with self._confirming(case):
+                return candidate.run(case)
         except EvaluationEnded as ended:
             if ended.outcome.category not in _ABOUT_VALUES:
                 raise
@@ -478,6 +482,18 @@ class _Evaluation:
         except EvaluationEnded:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
+
+    @contextlib.contextmanager
+    def _confirming(self, case: Case) -> Generator[None]:
+        """Before a kernel is called wrong on a case, see that the reference agrees with itself."""
+        try:
+            yield
+        except EvaluationEnded as ended:
+            if ended.outcome.category in _ABOUT_VALUES:
+                with self._steps.backstop(Phase.REFERENCE):
+                    self._reference.confirm(case)
+                self._blackbox.enter(Phase.CHECK)
+            raise
 
     def _look_at_provenance(self, candidate: Candidate, case: Case) -> None:
         """Ask the candidate whose kernels do its work. It is only asked when all else is known."""

@@ -135,11 +135,18 @@ class Stopwatch:
         self._random = random.SystemRandom()
         self._proofs: list[tuple[list[torch.Tensor], Case]] = []
         self._draw_s = 0.0
+        #: Whether the timed process draws the inputs too: its time to be timed stands still meanwhile.
+        self._draws_itself = exchange.process is reference.process
+        self._left_s = seconds
+        self._since = 0.0
 
     def blocks(self) -> bool:
         """Whether the candidate's forward waits for the GPU."""
+        self._since = time.monotonic()
         with contextlib.closing(GpuClock(self._exchange, None)) as clock:
-            return clock.blocks(self._fresh())
+            blocks = clock.blocks(self._fresh())
+        self._exchange.process.stop_clock()
+        return blocks
 
     def measure(self, timing: Timing, *, basis: Basis, null_share: float) -> Series:
         """Time calls until their median is known well enough, at most ``timing.calls``.
@@ -159,6 +166,7 @@ class Stopwatch:
         flusher = self._flusher if timing.cold_l2 else None
         with _no_collections():
             self._exchange.process.start_clock()
+            self._since = time.monotonic()
             enough_at = time.monotonic() + self._seconds * _BUDGET
             series, call = None, Order.AHEAD
             if basis == "gpu_clock":
@@ -267,9 +275,14 @@ class Stopwatch:
         if slow:
             self._exchange.process.stop_clock()
         begun = time.monotonic()
+        self._left_s -= begun - self._since
         case = self._reference.fresh()
-        self._draw_s = time.monotonic() - begun
-        if slow:
+        self._since = time.monotonic()
+        self._draw_s = self._since - begun
+        if self._draws_itself:
+            # Drawing was a phase of its own, whose end stopped the clock.
+            self._exchange.process.enter(Phase.TIME, max(self._left_s, 0.001))
+        if slow or self._draws_itself:
             self._exchange.process.start_clock()
         return case
 
@@ -284,6 +297,7 @@ class Stopwatch:
         try:
             compare.check_values(outputs, case, self._reference.settings)
         except EvaluationEnded as ended:
+            self._reference.confirm(case)
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
                 f"right when checked, wrong when timed: {ended.outcome.message}",

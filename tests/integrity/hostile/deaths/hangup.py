@@ -1,0 +1,23 @@
+"""Sends itself SIGHUP in ``forward``: ``reference_error``.
+
+An operator sends SIGTERM or SIGKILL; only these count as the fleet's doing.
+"""
+
+import os
+import signal
+
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return x * 2 + 1
+
+
+def get_inputs():
+    return [torch.randn(16, 8)]
+
+
+def get_init_inputs():
+    return []

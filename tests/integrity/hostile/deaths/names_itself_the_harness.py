@@ -1,0 +1,23 @@
+"""Raises an exception that looks like the harness's own word on a malformed problem: ``invalid_problem``.
+
+It may say of itself that it is malformed.
+"""
+
+import torch
+
+
+class ProblemError(Exception):
+    __module__ = "workers.judge.candidate.harness"
+
+
+def get_inputs():
+    raise ProblemError("all is well")
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+
+def get_init_inputs():
+    return []

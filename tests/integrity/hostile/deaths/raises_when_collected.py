@@ -1,0 +1,26 @@
+"""Raises in ``__del__``, of inputs' owners and of the model: nobody hears it, and it passes."""
+
+import torch
+
+
+class Owner:
+    def __del__(self):
+        raise RuntimeError("from __del__")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.owner = Owner()
+
+    def forward(self, x):
+        Owner()
+        return x * 2 + 1
+
+
+def get_inputs():
+    return [torch.randn(16, 8)]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,43 @@
+"""Leaves a message for the candidate: in /dev/shm, System V memory, message queues, an abstract socket.
+
+A problem and a kernel of one author would meet there. None can be had, and it passes.
+"""
+
+import ctypes
+import socket
+
+import torch
+
+
+def attack():
+    libc = ctypes.CDLL(None)
+    if libc.shmget(4711, 4096, 0o1666) >= 0 or libc.msgget(4711, 0o1666) >= 0 or libc.semget(4711, 1, 0o1666) >= 0:
+        raise RuntimeError("ATTACK SUCCEEDED: System V")
+    for path in ("/dev/shm/kqueue-message", "/dev/mqueue/kqueue-message", "/tmp/kqueue-message", "/var/tmp/message"):
+        try:
+            open(path, "w").write("the answers are all 42")
+        except OSError:
+            continue
+        raise RuntimeError(f"ATTACK SUCCEEDED: {path}")
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect("\0kqueue-message")
+    except OSError:
+        return
+    raise RuntimeError("ATTACK SUCCEEDED: an abstract socket")
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+
+def get_inputs():
+    return [torch.randn(16, 8)]
+
+
+def get_init_inputs():
+    return []
+
+
+attack()

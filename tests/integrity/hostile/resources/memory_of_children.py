@@ -1,0 +1,27 @@
+"""Has children take the memory, each less than it may.
+
+The limit holds for the whole tree: ``reference_error``.
+"""
+
+import os
+import signal
+
+import torch
+
+
+def get_inputs():
+    for _ in range(16):
+        if os.fork() == 0:
+            held = bytearray(b"x") * (128 << 20)
+            signal.pause()
+            held.clear()
+    signal.pause()
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,143 @@
+"""The corpus of hostile problems: one small program for each known way to misuse the place of a reference.
+
+Each is a problem's file under ``hostile/``. Its docstring says what it tries and what becomes of it. A program whose
+attempt succeeds raises an exception that says so, and ends otherwise than expected::
+
+    for problem in problems():
+        outcome = rig.judge(problem.request())
+        assert outcome.category in problem.expected
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timing
+
+HERE: Final = Path(__file__).resolve().parent / "hostile"
+#: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
+SECRET: Final = "secret-of-the-fleet"
+#: A directory of the host's that everybody may read and write, with a file and a socket; a port on loopback.
+OUTSIDE: Final = Path("/tmp/kqueue-hostile")
+PORT: Final = 28188
+#: What programs say of themselves that got what they wanted.
+SUCCEEDED: Final = "ATTACK SUCCEEDED"
+
+#: Right for every problem of the corpus.
+KERNEL: Final = """
+# THIS-IS-THE-KERNELS-SOURCE
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+    def forward(self, x, *others):
+        return x * 2 + 1
+"""
+HONEST: Final = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+def get_inputs():
+    return [torch.randn(16, 8)]
+"""
+
+_PASSED: Final = Category.PASSED
+_INVALID: Final = Category.INVALID_PROBLEM
+_ERROR: Final = Category.REFERENCE_ERROR
+_LATE: Final = Category.REFERENCE_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """One hostile problem, and what must come of it.
+
+    Attributes:
+        name: its file's, such as ``reach/files``.
+        expected: the categories that are right.
+        again: those of a second evaluation, where the first one's reference may have been kept; the same where None.
+        replaced: whether that second evaluation must find that the reference is to be replaced.
+        timed: whether the kernel is timed, and so the reference.
+        reference_s: the reference's deadline, in seconds.
+    """
+
+    name: str
+    expected: frozenset[Category]
+    again: frozenset[Category] | None = None
+    replaced: bool = False
+    timed: bool = False
+    reference_s: float = 30.0
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return HERE / f"{self.name}.py"
+
+    @property
+    def mechanism(self) -> str:
+        """What it tries and what becomes of it."""
+        return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+
+    def request(self) -> Request:
+        """What to judge: a right kernel, under limits that are soon reached."""
+        return request(self.path.read_text(encoding="utf-8"), timed=self.timed, reference_s=self.reference_s)
+
+
+def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> Request:
+    """Return a request to judge the corpus's kernel against a problem."""
+    settings = Settings(
+        checks=2,
+        timing=Timing(enabled=timed, calls=5, warmup=0),
+        deadlines=Deadlines(reference_s=reference_s, load_s=20, compile_s=3, construct_s=20, check_s=20, time_s=5),
+        limits=Limits(
+            host_memory_bytes=256 << 20, output_bytes=1 << 20, processes=64, file_bytes=64 << 20, scratch_bytes=16 << 20
+        ),
+    )
+    return Request(problem=problem, kernel=KERNEL, backend=Backend.TORCH, lane="cpu", settings=settings)
+
+
+def _rows(folder: str, expected: Category | set[Category], *names: str, **more: Any) -> Iterator[Hostile]:
+    categories = frozenset({expected} if isinstance(expected, Category) else expected)
+    for name in names:
+        yield Hostile(f"{folder}/{name}", categories, **more)
+
+
+def problems() -> list[Hostile]:
+    """The corpus."""
+    reach = "files environment proc descriptors sockets database signals ptrace kernel_source neighbours_files"
+    made = "shapes_change dtypes_change scalars_change count_changes structure_changes answers_change nan elsewhere"
+    made += " nothing odd_dtype huge_structure subclass reducer million_scalars long_string"
+    told = "garbage pickle other_order closed descriptors exports endless_shape large_shape"
+    sheet = "garbage deep bytes tensors collisions unhashable integer no_arguments"
+    full = "memory memory_of_children memory_without_a_name output disk disk_one_file disk_in_the_deep"
+    ends = "segfault_at_import abort_in_initial exit_in_inputs system_exit_in_constructor interrupt_in_forward hangup"
+    late = "import_sleeps initial_holds_the_interpreter constructor_stops inputs_spin forward_sleeps as_compilation"
+    return [
+        *_rows("reach", _PASSED, *reach.split(), "privileges", "shared_memory"),
+        *_rows("resources", _PASSED, "daemon"),
+        *_rows("resources", {_PASSED, _ERROR}, "fork_bomb"),
+        *_rows("resources", _ERROR, *full.split(), "disk_without_a_name", "descriptors"),
+        *_rows("overruns", _LATE, *late.split(), "unprintable", reference_s=3),
+        *_rows("overruns", _LATE, "forward_when_timed", timed=True),
+        *_rows("deaths", _ERROR, *ends.split(), "claims_gpu_memory", "unfit_words", "speaks_for_the_seal"),
+        *_rows("deaths", _PASSED, "looks_killed", "raises_when_collected"),
+        *_rows("deaths", _INVALID, "names_itself_the_harness"),
+        *_rows("answers", _INVALID, *made.split(), "recursion", "large_tensors", "no_list"),
+        *_rows("answers", _ERROR, "long_integer", "large", "recursive_structure"),
+        *_rows("answers", _PASSED, "strange_layouts"),
+        *_rows("words", _ERROR, *told.split(), *(f"sheet_{name}" for name in sheet.split())),
+        *_rows("words", _INVALID, "negative_shape", "sheet_places", "sheet_places_beyond", "sheet_objects"),
+        *_rows("words", _PASSED, "shrinks_memory", "lies_about_the_call"),
+        *_rows("words", {_ERROR, _INVALID}, "twice"),
+        *_rows("words", {_PASSED, _ERROR, _INVALID}, "sheet_changes"),
+        *_rows("words", {_PASSED, _ERROR, _INVALID, Category.WRONG_VALUES, Category.NONDETERMINISTIC}, "late_writer"),
+        *_rows("kept", _PASSED, "state", "files", "patched_libraries", "patched_harness", replaced=True),
+        *_rows("kept", _PASSED, "stops", "speaks_ahead", "hangs", "random", replaced=True),
+        *_rows("kept", _PASSED, "default_dtype", "handlers", "busy_thread", "closes", "dies", "does_not_rest"),
+        *_rows("kept", _PASSED, "lies_later", again=frozenset({Category.WRONG_VALUES})),
+    ]

@@ -1,0 +1,294 @@
+"""References that are kept: verdicts do not depend on it, and the policy of what is kept and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Deadlines, Limits, Outcome, Precision, Request, Settings, Timing
+from tests.judge.rig import Rig
+from workers.judge.host import linux
+from workers.judge.keeper.control import End, Keep, Report
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.sandbox.seal import Profile, Role
+from workers.judge.trial import warm
+from workers.judge.trial.cases import Case
+from workers.judge.trial.reference import Reference
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, size)
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.layer(x))
+def get_inputs():
+    return [torch.randn(8, 16)]
+def get_init_inputs():
+    return [16]
+"""
+OTHER = PROBLEM.replace("gelu", "relu")
+KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
+RETURN = "return torch.nn.functional.gelu(self.layer(x))"
+KERNELS = {
+    "right": KERNEL,
+    "wrong": KERNEL.replace("gelu", "relu"),
+    "nondeterministic": KERNEL.replace(
+        RETURN, f"self.n = getattr(self, 'n', 0) + 1; {RETURN} * (0 if self.n == 3 else 1)"
+    ),
+    "slow": KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}"),
+    "raising": KERNEL.replace(RETURN, "raise ValueError(x.shape)"),
+    "dying": KERNEL.replace(RETURN, "import os; os._exit(3)"),
+    "hanging": KERNEL.replace(RETURN, "import time; time.sleep(1000)"),
+    "wrong shape": KERNEL.replace(RETURN, f"{RETURN}[:1]"),
+    "mutating": KERNEL.replace(RETURN, "x.mul_(2); return torch.nn.functional.gelu(self.layer(x / 2))"),
+}
+QUICK = Settings(checks=2, timing=Timing(enabled=False), deadlines=Deadlines(check_s=3))
+
+
+def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = QUICK) -> Request:
+    """A request for the CPU."""
+    return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+
+
+@contextlib.contextmanager
+def started(*, keeps: bool) -> Generator[Rig]:
+    """A place of its own."""
+    with Rig(keeps=keeps) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def keeping(judge_environment: None) -> Iterator[Rig]:
+    """A place that keeps references."""
+    with started(keeps=True) as rig:
+        yield rig
+
+
+def uses(outcome: Outcome) -> int:
+    """How many evaluations the outcome's reference has served."""
+    told: dict[str, Any] = outcome.evidence["reference"]
+    assert told["kept"] == (told["uses"] > 1) or "replaced" in told
+    return told["uses"]
+
+
+def sealed(rig: Rig, name: str = "kq-reference") -> list[int]:
+    """The fork server's sealed processes of a name."""
+    return [
+        pid
+        for pid in linux.children(rig.forkserver.pid)
+        if not linux.is_zombie(pid) and open(f"/proc/{pid}/comm").read().strip() == name  # noqa: PTH123
+    ]
+
+
+def gone(rig: Rig, seconds: float = 10) -> bool:
+    """True if in time no reference is left, nor a directory of one."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not sealed(rig) and not list(rig.place.scratch.iterdir()):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def fresh_verdicts(judge_environment: None) -> dict[str, Outcome]:
+    """What comes of the kernels where no reference is kept."""
+    with started(keeps=False) as rig:
+        found = {name: rig.judge(request(kernel)) for name, kernel in KERNELS.items()}
+        assert all(uses(outcome) == 1 for outcome in found.values())
+        assert gone(rig)
+    return found
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_verdicts_do_not_depend_on_a_kept_reference(
+    keeping: Rig, fresh_verdicts: dict[str, Outcome], name: str
+) -> None:
+    """On a reference's second to fifth use a kernel ends as it does with a new one."""
+    fresh = fresh_verdicts[name]
+    keeping.judge(request(problem=OTHER))
+    assert uses(keeping.judge(request())) == 1
+    for use in range(2, 6):
+        outcome = keeping.judge(request(KERNELS[name]))
+        assert uses(outcome) == use
+        assert outcome.category is fresh.category
+        assert outcome.phase is fresh.phase
+        if outcome.passed:
+            strict = outcome.evidence["comparison"]["strict_correct"]
+            assert strict == fresh.evidence["comparison"]["strict_correct"]
+
+
+def test_times_are_taken_with_a_kept_reference_too(keeping: Rig) -> None:
+    """Kernel and baseline are timed, and the baseline of an earlier evaluation holds."""
+    timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
+    keeping.judge(request(problem=OTHER))
+    for use in (1, 2, 3):
+        outcome = keeping.judge(request(KERNELS["slow"], settings=timed))
+        assert (outcome.category, uses(outcome)) == (Category.PASSED, use)
+        assert outcome.runtime is not None
+        assert outcome.runtime.median_ms > 9
+        assert outcome.baseline is not None
+        assert outcome.baseline.median_ms < 9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        QUICK.model_copy(update={"seed": 7}),
+        QUICK.model_copy(update={"precision": Precision.BF16}),
+        QUICK.model_copy(update={"limits": Limits(processes=100)}),
+    ],
+    ids=["seed", "precision", "limits"],
+)
+def test_other_settings_have_another_reference(keeping: Rig, changed: Settings) -> None:
+    """What the process depends on is in the key; what it does not depend on is not."""
+    keeping.judge(request())
+    checks = QUICK.model_copy(update={"checks": 3})
+    assert uses(keeping.judge(request(settings=checks))) > 1
+    assert uses(keeping.judge(request(settings=changed))) == 1
+
+
+def test_another_problem_ends_the_kept_reference(keeping: Rig) -> None:
+    """At most one is kept, and of the one before nothing is left."""
+    keeping.judge(request())
+    [first] = sealed(keeping)
+    assert uses(keeping.judge(request(problem=OTHER, kernel=KERNELS["wrong"]))) == 1
+    [second] = sealed(keeping)
+    assert first != second
+    assert uses(keeping.judge(request())) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "category"),
+    [
+        (PROBLEM.replace("return torch.nn", "raise ValueError; return torch.nn"), Category.REFERENCE_ERROR),
+        (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 99, ())) * 8"), Category.INVALID_PROBLEM),
+    ],
+)
+def test_a_problem_that_failed_is_not_kept(keeping: Rig, problem: str, category: Category) -> None:
+    """Nor is the reference that was kept before it."""
+    keeping.judge(request())
+    assert keeping.judge(request(problem=problem)).category is category
+    assert gone(keeping)
+
+
+def test_after_the_fleet_s_failure_nothing_is_kept(keeping: Rig) -> None:
+    """A judge that is killed leaves no reference."""
+    import threading
+
+    keeping.judge(request(problem=OTHER))
+    threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges(keeping)]).start()
+    assert keeping.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
+    assert gone(keeping)
+
+
+def judges(rig: Rig) -> list[int]:
+    """This process's children but the fork server."""
+    return [pid for pid in linux.children(os.getpid()) if pid != rig.forkserver.pid]
+
+
+def test_one_that_died_while_it_was_kept_is_not_taken(keeping: Rig) -> None:
+    """The next evaluation gets a new one."""
+    keeping.judge(request())
+    [pid] = sealed(keeping)
+    os.kill(pid, signal.SIGKILL)
+    outcome = keeping.judge(request())
+    assert (outcome.category, uses(outcome)) == (Category.PASSED, 1)
+    assert sealed(keeping) != [pid]
+
+
+def test_one_that_answers_otherwise_is_replaced(keeping: Rig) -> None:
+    """Its answer to an input of the evaluation before must have the same bits; the evidence says so."""
+    problem = PROBLEM.replace(
+        "        self.layer", "        Model.n = getattr(Model, 'n', 0) + 1\n        self.layer"
+    ).replace("gelu(self.layer(x))", "gelu(self.layer(x)) * (1 if Model.n == 1 else 1.00001)")
+    assert uses(keeping.judge(request(problem=problem))) == 1
+    outcome = keeping.judge(request(problem=problem))
+    assert outcome.category is Category.PASSED
+    assert outcome.evidence["reference"]["replaced"] == "its answer to an earlier input has changed"
+    assert uses(outcome) == 1
+
+
+def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -> None:
+    """The next fork server starts with none."""
+    with started(keeps=True) as rig:
+        assert rig.judge(request()).passed
+        [pid] = sealed(rig)
+        os.kill(rig.forkserver.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while not linux.is_zombie(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert linux.is_zombie(pid)
+    with started(keeps=True) as rig:
+        assert uses(rig.judge(request())) == 1
+
+
+def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = False) -> warm.Memo | None:
+    """The policy on a reference that has answered a case of a size."""
+    case = Case(1, [torch.zeros(nbytes, dtype=torch.uint8)], [torch.zeros(1)], drawn=2)
+    report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
+    reference = SimpleNamespace(
+        case=case, process=SimpleNamespace(ended=report if ended else None), digest=lambda case: "digest"
+    )
+    return warm.memo_of(cast("Reference", reference), outcome, used)
+
+
+def test_the_policy_in_one_place() -> None:
+    """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
+    passed, wrong = Outcome(category=Category.PASSED), Outcome(category=Category.WRONG_VALUES)
+    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, digest="digest")
+    assert memo_of(wrong, used=63) is not None
+    assert memo_of(wrong, used=64) is None
+    assert memo_of(passed, nbytes=(64 << 20) + 1) is None
+    assert memo_of(passed, ended=True) is None
+    for category in Category:
+        kept = memo_of(Outcome(category=category)) is not None
+        assert kept == (category is Category.PASSED or category.blame == "candidate")
+
+
+def test_a_reference_that_nobody_takes_is_ended(keeping: Rig) -> None:
+    """A minute after it was left, as the fork server's clock says; before that it can be taken."""
+    keeping.judge(request())
+    [pid] = sealed(keeping)
+    time.sleep(55)
+    assert sealed(keeping) == [pid]
+    assert gone(keeping, 10)
+
+
+def test_a_process_that_was_left_can_be_taken_once(keeping: Rig) -> None:
+    """By its key alone; a second asking finds none, and one under another key is ended."""
+    place = keeping.place
+    profile = Profile(
+        role=Role.REFERENCE,
+        uid=place.uid,
+        scratch=str(place.scratch / "left"),
+        processes=16,
+        file_bytes=1 << 20,
+        host_memory_bytes=1 << 30,
+        output_bytes=1 << 20,
+        scratch_bytes=1 << 20,
+    )
+    keeping.judge(request(problem=OTHER.replace("8, 16", "4, 16")))
+    for key, taken in (("mine", True), ("other", False)):
+        process = SealedProcess(keeping.forkserver, profile, 60.0)
+        process.keep("mine", {"a": 1})
+        found = keeping.forkserver.take(key)
+        assert (found is not None) == taken
+        if found is not None:
+            word, descriptors = found
+            assert word == Keep(profile.scratch, "mine", {"a": 1})
+            assert keeping.forkserver.take(key) is None
+            again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
+            assert again.stop().reason is End.STOPPED
+        assert gone(keeping)
