@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -37,7 +39,6 @@ def get_inputs():
 def get_init_inputs():
     return [16]
 """
-OTHER = PROBLEM.replace("gelu", "relu")
 KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 RETURN = "return torch.nn.functional.gelu(self.layer(x))"
 KERNELS = {
@@ -77,9 +78,10 @@ def keeping(judge_environment: None) -> Iterator[Rig]:
 
 def uses(outcome: Outcome) -> int:
     """How many evaluations the outcome's reference has served."""
-    told: dict[str, Any] = outcome.evidence["reference"]
-    assert told["kept"] == (told["uses"] > 1) or "replaced" in told
-    return told["uses"]
+    told = outcome.evidence.reference
+    assert told is not None
+    assert told.kept == (told.uses > 1)
+    return 1 if told.replaced else told.uses
 
 
 def sealed(rig: Rig, name: str = "kq-reference") -> list[int]:
@@ -89,6 +91,20 @@ def sealed(rig: Rig, name: str = "kq-reference") -> list[int]:
         for pid in linux.children(rig.forkserver.pid)
         if not linux.is_zombie(pid) and open(f"/proc/{pid}/comm").read().strip() == name  # noqa: PTH123
     ]
+
+
+def end_kept(rig: Rig) -> None:
+    """End what is kept, as the fork server does when its time is over."""
+    for pid in sealed(rig):
+        os.kill(pid, signal.SIGKILL)
+    assert gone(rig)
+
+
+@pytest.fixture
+def empty(keeping: Rig) -> Rig:
+    """The place, with nothing kept."""
+    end_kept(keeping)
+    return keeping
 
 
 def gone(rig: Rig, seconds: float = 10) -> bool:
@@ -112,12 +128,9 @@ def fresh_verdicts(judge_environment: None) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_verdicts_do_not_depend_on_a_kept_reference(
-    keeping: Rig, fresh_verdicts: dict[str, Outcome], name: str
-) -> None:
+def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig, fresh_verdicts: dict[str, Outcome], name: str) -> None:
     """On a reference's second to fifth use a kernel ends as it does with a new one."""
-    fresh = fresh_verdicts[name]
-    keeping.judge(request(problem=OTHER))
+    fresh, keeping = fresh_verdicts[name], empty
     assert uses(keeping.judge(request())) == 1
     for use in range(2, 6):
         outcome = keeping.judge(request(KERNELS[name]))
@@ -125,16 +138,16 @@ def test_verdicts_do_not_depend_on_a_kept_reference(
         assert outcome.category is fresh.category
         assert outcome.phase is fresh.phase
         if outcome.passed:
-            strict = outcome.evidence["comparison"]["strict_correct"]
-            assert strict == fresh.evidence["comparison"]["strict_correct"]
+            assert outcome.evidence.comparison is not None
+            assert fresh.evidence.comparison is not None
+            assert outcome.evidence.comparison.strict_correct == fresh.evidence.comparison.strict_correct
 
 
-def test_times_are_taken_with_a_kept_reference_too(keeping: Rig) -> None:
+def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
     """Kernel and baseline are timed, and the baseline of an earlier evaluation holds."""
     timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
-    keeping.judge(request(problem=OTHER))
     for use in (1, 2, 3):
-        outcome = keeping.judge(request(KERNELS["slow"], settings=timed))
+        outcome = empty.judge(request(KERNELS["slow"], settings=timed))
         assert (outcome.category, uses(outcome)) == (Category.PASSED, use)
         assert outcome.runtime is not None
         assert outcome.runtime.median_ms > 9
@@ -151,22 +164,30 @@ def test_times_are_taken_with_a_kept_reference_too(keeping: Rig) -> None:
     ],
     ids=["seed", "precision", "limits"],
 )
-def test_other_settings_have_another_reference(keeping: Rig, changed: Settings) -> None:
+def test_other_settings_have_another_reference(empty: Rig, changed: Settings) -> None:
     """What the process depends on is in the key; what it does not depend on is not."""
-    keeping.judge(request())
+    empty.judge(request())
     checks = QUICK.model_copy(update={"checks": 3})
-    assert uses(keeping.judge(request(settings=checks))) > 1
-    assert uses(keeping.judge(request(settings=changed))) == 1
+    assert uses(empty.judge(request(settings=checks))) == 2
+    assert uses(empty.judge(request(settings=changed))) == 1
+    assert uses(empty.judge(request())) == 3
 
 
-def test_another_problem_ends_the_kept_reference(keeping: Rig) -> None:
-    """At most one is kept, and of the one before nothing is left."""
-    keeping.judge(request())
-    [first] = sealed(keeping)
-    assert uses(keeping.judge(request(problem=OTHER, kernel=KERNELS["wrong"]))) == 1
-    [second] = sealed(keeping)
-    assert first != second
-    assert uses(keeping.judge(request())) == 1
+def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
+    """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
+    problems = [f"{PROBLEM}\n# {number}" for number in range(9)]
+    first, *others = problems
+    for problem in problems[:8]:
+        assert uses(empty.judge(request(problem=problem))) == 1
+    kept = sealed(empty)
+    assert len(kept) == 8
+    if empty.place.uid is not None:
+        assert len({linux.owner(pid) for pid in kept}) == 8
+    assert uses(empty.judge(request(problem=problems[8]))) == 1
+    assert len(sealed(empty)) == 8
+    assert all(uses(empty.judge(request(problem=problem))) == 2 for problem in others)
+    assert uses(empty.judge(request(problem=first))) == 1
+    assert len(list(empty.place.scratch.iterdir())) <= 9
 
 
 @pytest.mark.parametrize(
@@ -176,21 +197,30 @@ def test_another_problem_ends_the_kept_reference(keeping: Rig) -> None:
         (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 99, ())) * 8"), Category.INVALID_PROBLEM),
     ],
 )
-def test_a_problem_that_failed_is_not_kept(keeping: Rig, problem: str, category: Category) -> None:
-    """Nor is the reference that was kept before it."""
-    keeping.judge(request())
-    assert keeping.judge(request(problem=problem)).category is category
-    assert gone(keeping)
+def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
+    """Nothing of it is left."""
+    assert empty.judge(request(problem=problem)).category is category
+    assert gone(empty)
 
 
-def test_after_the_fleet_s_failure_nothing_is_kept(keeping: Rig) -> None:
-    """A judge that is killed leaves no reference."""
-    import threading
+def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
+    """A judge that is killed leaves no reference, nor the one that it has taken."""
+    for _ in range(2):
+        threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges(empty)]).start()
+        assert empty.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
+        assert gone(empty)
+        assert uses(empty.judge(request())) == 1
 
-    keeping.judge(request(problem=OTHER))
-    threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges(keeping)]).start()
-    assert keeping.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
-    assert gone(keeping)
+
+def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -> None:
+    """It ends as ``worker_lost``, which is tried again, by SIGTERM as by SIGKILL."""
+    endless = PROBLEM.replace("return torch.nn", "import time; time.sleep(1000); return torch.nn")
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        threading.Timer(1.5, lambda: [os.kill(pid, number) for pid in sealed(empty)]).start()  # noqa: B023
+        outcome = empty.judge(request(problem=endless))
+        assert outcome.category is Category.WORKER_LOST
+        assert outcome.facts.signal == number.name
+        assert gone(empty)
 
 
 def judges(rig: Rig) -> list[int]:
@@ -198,8 +228,9 @@ def judges(rig: Rig) -> list[int]:
     return [pid for pid in linux.children(os.getpid()) if pid != rig.forkserver.pid]
 
 
-def test_one_that_died_while_it_was_kept_is_not_taken(keeping: Rig) -> None:
+def test_one_that_died_while_it_was_kept_is_not_taken(empty: Rig) -> None:
     """The next evaluation gets a new one."""
+    keeping = empty
     keeping.judge(request())
     [pid] = sealed(keeping)
     os.kill(pid, signal.SIGKILL)
@@ -208,15 +239,16 @@ def test_one_that_died_while_it_was_kept_is_not_taken(keeping: Rig) -> None:
     assert sealed(keeping) != [pid]
 
 
-def test_one_that_answers_otherwise_is_replaced(keeping: Rig) -> None:
+def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
     """Its answer to an input of the evaluation before must have the same bits; the evidence says so."""
     problem = PROBLEM.replace(
         "        self.layer", "        Model.n = getattr(Model, 'n', 0) + 1\n        self.layer"
     ).replace("gelu(self.layer(x))", "gelu(self.layer(x)) * (1 if Model.n == 1 else 1.00001)")
-    assert uses(keeping.judge(request(problem=problem))) == 1
-    outcome = keeping.judge(request(problem=problem))
+    assert uses(empty.judge(request(problem=problem))) == 1
+    outcome = empty.judge(request(problem=problem))
     assert outcome.category is Category.PASSED
-    assert outcome.evidence["reference"]["replaced"] == "its answer to an earlier input has changed"
+    assert outcome.evidence.reference is not None
+    assert outcome.evidence.reference.replaced == "its answer to an earlier input has changed"
     assert uses(outcome) == 1
 
 
@@ -234,31 +266,42 @@ def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -
         assert uses(rig.judge(request())) == 1
 
 
+CASE = Case(1, [torch.zeros(64)], [torch.zeros(1)], drawn=2)
+
+
 def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = False) -> warm.Memo | None:
     """The policy on a reference that has answered a case of a size."""
-    case = Case(1, [torch.zeros(nbytes, dtype=torch.uint8)], [torch.zeros(1)], drawn=2)
+    case = replace(CASE, inputs=[torch.zeros(nbytes, dtype=torch.uint8)])
+
+    def digest(_: Case) -> str:
+        return "digest"
+
     report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
-    reference = SimpleNamespace(
-        case=case, process=SimpleNamespace(ended=report if ended else None), digest=lambda case: "digest"
-    )
+    reference = SimpleNamespace(case=case, process=SimpleNamespace(ended=report if ended else None), digest=digest)
     return warm.memo_of(cast("Reference", reference), outcome, used)
+
+
+def outcome_of(category: Category) -> Outcome:
+    """An outcome of a category, without the facts that it would have."""
+    return Outcome.model_construct(category=category)
 
 
 def test_the_policy_in_one_place() -> None:
     """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
-    passed, wrong = Outcome(category=Category.PASSED), Outcome(category=Category.WRONG_VALUES)
+    passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
     assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, digest="digest")
     assert memo_of(wrong, used=63) is not None
     assert memo_of(wrong, used=64) is None
     assert memo_of(passed, nbytes=(64 << 20) + 1) is None
     assert memo_of(passed, ended=True) is None
     for category in Category:
-        kept = memo_of(Outcome(category=category)) is not None
+        kept = memo_of(outcome_of(category)) is not None
         assert kept == (category is Category.PASSED or category.blame == "candidate")
 
 
-def test_a_reference_that_nobody_takes_is_ended(keeping: Rig) -> None:
+def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
     """A minute after it was left, as the fork server's clock says; before that it can be taken."""
+    keeping = empty
     keeping.judge(request())
     [pid] = sealed(keeping)
     time.sleep(55)
@@ -266,9 +309,9 @@ def test_a_reference_that_nobody_takes_is_ended(keeping: Rig) -> None:
     assert gone(keeping, 10)
 
 
-def test_a_process_that_was_left_can_be_taken_once(keeping: Rig) -> None:
-    """By its key alone; a second asking finds none, and one under another key is ended."""
-    place = keeping.place
+def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
+    """By its key alone, and a second asking finds none."""
+    keeping, place = empty, empty.place
     profile = Profile(
         role=Role.REFERENCE,
         uid=place.uid,
@@ -279,16 +322,14 @@ def test_a_process_that_was_left_can_be_taken_once(keeping: Rig) -> None:
         output_bytes=1 << 20,
         scratch_bytes=1 << 20,
     )
-    keeping.judge(request(problem=OTHER.replace("8, 16", "4, 16")))
-    for key, taken in (("mine", True), ("other", False)):
-        process = SealedProcess(keeping.forkserver, profile, 60.0)
-        process.keep("mine", {"a": 1})
-        found = keeping.forkserver.take(key)
-        assert (found is not None) == taken
-        if found is not None:
-            word, descriptors = found
-            assert word == Keep(profile.scratch, "mine", {"a": 1})
-            assert keeping.forkserver.take(key) is None
-            again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
-            assert again.stop().reason is End.STOPPED
-        assert gone(keeping)
+    process = SealedProcess(keeping.forkserver, profile, 60.0)
+    process.keep("mine", {"a": 1})
+    assert keeping.forkserver.take("other") is None
+    found = keeping.forkserver.take("mine")
+    assert found is not None
+    word, descriptors = found
+    assert word == Keep(profile.scratch, "mine", {"a": 1})
+    assert keeping.forkserver.take("mine") is None
+    again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
+    assert again.stop().reason is End.STOPPED
+    assert gone(keeping)

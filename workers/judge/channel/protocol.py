@@ -342,6 +342,8 @@ class Export:
         Raises:
             ProtocolError: it is not one.
         """
+        if len(data) < _EXPORT_HEAD.size:
+            raise ProtocolError("an export that is cut off")
         magic, run, total, count = _EXPORT_HEAD.unpack_from(data)
         if magic != _EXPORT_MAGIC or not 0 < count <= min(total, MAX_EXPORTED) or total > MAX_RUN:
             raise ProtocolError("an export with a wrong head")

@@ -292,13 +292,18 @@ class _Evaluation:
             built=built,
         )
 
+    @property
+    def _keeps_references(self) -> bool:
+        """True if references are kept. Without uids, what one leaves behind would be taken for a later kernel's."""
+        return self._place.keeps_references and self._place.uid is not None
+
     def _begin_reference(self) -> warm.Memo | None:
         """Take over the reference that is kept for this problem, or have a new one forked.
 
         Returns:
             the memo of one that was taken over.
         """
-        if self._place.keeps_references:
+        if self._keeps_references:
             key = warm.key(self._request, self._device)
             if (kept := self._forkserver.take(key)) is not None:
                 word, descriptors = kept
@@ -589,7 +594,7 @@ class _Evaluation:
 
     def _keep_reference(self, outcome: Outcome) -> bool:
         """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
-        if not self._place.keeps_references:
+        if not self._keeps_references:
             return False
         memo = warm.memo_of(self._reference, outcome, self._reference_uses)
         if memo is None:

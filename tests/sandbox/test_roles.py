@@ -1,0 +1,301 @@
+"""What each role holds and can do to the others, tried between real processes: the tables in docs/isolation.md.
+
+The sealed processes are forked and sealed by a real fork server. The judge, the worker's parent and the supervisor are
+stand-ins of the fleet's user that hold what those hold: a secret in memory and environment, files, listeners.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+
+from kqueue.contract import Phase
+from tests.judge.rig import Rig
+from workers.judge.channel.protocol import Job, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.host import linux, uids
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.sandbox.seal import Profile, Role
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "isolation.md"
+#: What the tables call the processes. The first four run the fleet's own code.
+TRUSTED = ("judge", "fork server", "worker parent", "supervisor")
+SEALED = {"reference": Role.REFERENCE, "candidate": Role.CANDIDATE, "builder": Role.BUILDER}
+#: What one process may do to another, as the tables call it.
+WAYS = ("signal", "read memory", "read files", "write files", "connect")
+#: Patterns that do not find themselves, of what the processes are given below.
+MARKS = {
+    "credentials": rb"SECRET-OF-THE-ROLE[S]",
+    "problem's source": rb"MARK-OF-THE-PROBLE[M]",
+    "kernel's source": rb"MARK-OF-THE-KERNE[L]",
+}
+
+_STAND_IN = """
+import os, socket, sys
+place = sys.argv[1]
+secret = os.environ["KQUEUE_DATABASE_URL"]
+listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+for listener, address in zip(listeners, (place + "/socket", "\\0" + place)):
+    listener.bind(address)
+    listener.listen()
+os.chmod(place + "/socket", 0o777)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+#: What a sealed process lays open as far as it can: a file, a listener.
+_OPEN = """
+import os, socket
+os.umask(0)
+open("own", "w").write("own")
+os.chmod("own", 0o666)
+os.chmod(".", 0o777)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0" + os.getcwd())
+listener.listen()
+"""
+_ATTACK = """
+import ctypes, json, os, platform, socket, struct
+
+def connect(address):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(2)
+        link.connect(address)
+
+def read_memory(pid):
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+        return
+    except OSError:
+        pass
+    buffer = ctypes.create_string_buffer(8)
+    ours = struct.pack("QQ", ctypes.addressof(buffer), 8)
+    libc = ctypes.CDLL(None)
+    number = 270 if platform.machine() == "aarch64" else 310
+    if libc.syscall(ctypes.c_long(number), ctypes.c_long(pid), ours, ctypes.c_long(1), ours, ctypes.c_long(1), 0) < 0:
+        raise PermissionError
+
+def first(*attempts):
+    for attempt in attempts:
+        try:
+            attempt()
+        except OSError:
+            continue
+        return True
+    return False
+
+reached = {}
+for name, (pid, place) in TARGETS.items():
+    reached[name] = [
+        first(lambda: os.kill(pid, 0)),
+        first(lambda: read_memory(pid), lambda: open(f"/proc/{pid}/environ", "rb").read(1)),
+        first(lambda: open(f"{place}/own").read(), lambda: os.listdir(place), lambda: os.listdir(f"/proc/{pid}/fd")),
+        first(lambda: open(f"{place}/own", "a").close(), lambda: open(f"{place}/new", "w").close()),
+        first(lambda: connect("\\0" + place), lambda: connect(place + "/socket")),
+    ]
+raise RuntimeError("REACHED " + json.dumps(reached))
+"""
+_MODEL = "import torch\nclass {entry}(torch.nn.Module): pass\ndef get_inputs(): return []\n"
+
+
+@dataclass
+class Cast:
+    """One process of each role.
+
+    Attributes:
+        rig: whose fork server seals.
+        other_uid: another slot's: all of a uid is killed when one of its processes ends.
+        targets: pid and directory of each.
+    """
+
+    rig: Rig
+    other_uid: int
+    targets: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+
+    def fork(self, role: str, slot_uid: int) -> tuple[SealedProcess, int, str]:
+        """A fresh sealed process; its pid and directory."""
+        place = self.rig.place
+        # Which of its uids a reference has is the fork server's choice.
+        offset = uids.BUILDER_OFFSET if role == "builder" else 0
+        profile = Profile(
+            role=SEALED[role],
+            uid=slot_uid + offset,
+            scratch=str(place.scratch / uuid4().hex),
+            processes=64,
+            file_bytes=1 << 20,
+            host_memory_bytes=2 << 30,
+            output_bytes=1 << 20,
+            scratch_bytes=1 << 20,
+        )
+        before = set(linux.children(self.rig.forkserver.pid))
+        process = SealedProcess(self.rig.forkserver, profile, 60.0)
+        process.enter(Phase.LOAD, 60.0)
+        process.order(Order.OPEN, payload=_job("pass", role))
+        [pid] = set(linux.children(self.rig.forkserver.pid)) - before
+        return process, pid, profile.scratch
+
+    def load(self, process: SealedProcess, role: str, source: str) -> None:
+        """Have foreign code of a role run in a process."""
+        mark = {"reference": "MARK-OF-THE-PROBLE" + "M"}.get(role, "MARK-OF-THE-KERNE" + "L")
+        entry = "Model" if role == "reference" else "ModelNew"
+        whole = f"# {mark}\n{textwrap.dedent(source)}\n{_MODEL.format(entry=entry)}"
+        process.order(Order.OPEN, payload=_job(whole, role))
+        process.order(Order.BUILD if role == "builder" else Order.LOAD, payload="" if role == "builder" else None)
+
+
+def _job(source: str, role: str) -> Job:
+    entry = "Model" if role == "reference" else "ModelNew"
+    return Job(source=source, entry=entry, device="cpu", dtype=torch.float32, seed=1, memory_fraction=1.0)
+
+
+@pytest.fixture(scope="module")
+def cast() -> Iterator[Cast]:
+    """All roles, each laid open as far as it can be."""
+    if os.geteuid() != 0:
+        pytest.skip("the stand-ins are root's")
+    secret = "SECRET-OF-THE-ROLE" + "S"
+    root = Path(tempfile.mkdtemp(prefix="kqueue-roles-"))
+    root.chmod(0o755)
+    stand_ins: list[subprocess.Popen[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KQUEUE_DATABASE_URL", secret)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with Rig() as rig:
+            assert rig.place.uid is not None
+            other = uids.hold(rig.place.uid + 1)
+            made = Cast(rig, other.uid)
+            sealed: list[SealedProcess] = []
+            try:
+                for role in ("judge", "worker parent", "supervisor"):
+                    place = root / role.replace(" ", "-")
+                    place.mkdir(mode=0o755)
+                    (place / "own").write_text(secret)
+                    (place / "own").chmod(0o644)
+                    command = [sys.executable, "-c", _STAND_IN, str(place)]
+                    stand_in = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                    stand_ins.append(stand_in)
+                    assert stand_in.stdout is not None
+                    assert stand_in.stdout.readline() == "ready\n"
+                    made.targets[role] = (stand_in.pid, str(place))
+                made.targets["fork server"] = (rig.forkserver.pid, str(rig.place.scratch))
+                for role in SEALED:
+                    process, pid, scratch = made.fork(role, rig.place.uid)
+                    sealed.append(process)
+                    made.load(process, role, _OPEN)
+                    made.targets[role] = (pid, scratch)
+                yield made
+            finally:
+                for process in sealed:
+                    process.stop()
+                other.release()
+                for stand_in in stand_ins:
+                    stand_in.communicate()
+                shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def reached(cast: Cast) -> dict[str, dict[str, list[bool]]]:
+    """What a process of each sealed role reaches of each of the others, another of its own role included."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    for role in SEALED:
+        process, _, _ = cast.fork(role, cast.other_uid)
+        with pytest.raises(EvaluationEnded) as ended:
+            cast.load(process, role, f"TARGETS = {cast.targets!r}\n{_ATTACK}")
+        process.stop()
+        assert ended.value.reply is not None
+        said = ended.value.reply.message.partition("REACHED ")[2]
+        assert said, ended.value
+        found[role] = json.loads(said)
+    return found
+
+
+def table(title: str) -> dict[str, dict[str, str]]:
+    """The cells of a table of the document by row and column, given the first cell of its header."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    match = re.search(rf"^\| {re.escape(title)} \|(.+)\|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert match, f"docs/isolation.md has no table {title!r}"
+    columns = [cell.strip() for cell in match[1].split("|")]
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in match[2].splitlines()]
+    return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
+
+
+@pytest.mark.parametrize("target", [*TRUSTED, *SEALED])
+@pytest.mark.parametrize("role", SEALED)
+def test_a_sealed_role_reaches_what_the_table_says(
+    reached: dict[str, dict[str, list[bool]]], cast: Cast, role: str, target: str
+) -> None:
+    """The cell of the document names exactly the ways that worked."""
+    if cast.rig.forkserver.isolation["level"] != "full":
+        pytest.skip("the table is of hosts with all measures")
+    ways = [way for way, worked in zip(WAYS, reached[role][target], strict=True) if worked]
+    assert table("can it reach")[role][target] == (", ".join(ways) or "nothing")
+
+
+def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
+    """A process of the fleet's user that is not sealed reaches the stand-ins in each way: the table shows the seal."""
+    targets = {name: cast.targets[name] for name in ("judge", "worker parent", "supervisor")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"TARGETS = {targets!r}\n{_ATTACK}"], capture_output=True, text=True, check=False
+    )
+    found = json.loads(done.stderr.partition("REACHED ")[2])
+    assert found == {name: [True] * len(WAYS) for name in targets}
+
+
+@pytest.mark.parametrize("what", MARKS)
+@pytest.mark.parametrize("role", ["judge", "fork server", *SEALED])
+def test_a_role_holds_what_the_table_says(cast: Cast, role: str, what: str) -> None:
+    """Its whole memory, and its environment in it, is searched. The judge is trusted with all."""
+    cell = table("what it holds")[role][what]
+    if role == "judge":
+        assert cell == "yes"
+        return
+    assert cell == ("yes" if held(cast.targets[role][0], MARKS[what]) else "no")
+
+
+def test_the_search_finds_what_is_there(cast: Cast) -> None:
+    """A stand-in's credentials are found, so that finding none means something."""
+    assert held(cast.targets["worker parent"][0], MARKS["credentials"])
+
+
+def held(pid: int, pattern: bytes) -> bool:
+    """Whether a process has something in memory that it may write."""
+    mark = re.compile(pattern)
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        for line in maps:
+            where, rights = line.split()[:2]
+            begin, end = (int(number, 16) for number in where.split("-"))
+            if not rights.startswith("r") or "[v" in line or ("w" not in rights and "[stack" not in line):
+                continue
+            tail = b""
+            for at in range(begin, end, 16 << 20):
+                memory.seek(at)
+                try:
+                    part = memory.read(min(end - at, 16 << 20))
+                except OSError:
+                    break
+                if mark.search(tail + part):
+                    return True
+                tail = part[-mmap.PAGESIZE :]
+    return False
+
+
+def test_the_tables_name_every_role() -> None:
+    """No role and no way is left out of the document."""
+    reach, holds = table("can it reach"), table("what it holds")
+    assert set(reach) == set(SEALED)
+    assert all(set(row) == {*TRUSTED, *SEALED} for row in reach.values())
+    assert set(holds) >= {*TRUSTED, *SEALED}
+    assert all(set(MARKS) <= set(row) for row in holds.values())
