@@ -1,4 +1,4 @@
-"""References in a fleet with the real judge: what ends them from outside is the fleet's failure, what they do is not."""
+"""References in a fleet with the real judge: whose failure the end of one is."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -97,7 +98,9 @@ def nothing_left(rig: Rig, seconds: float = 10) -> bool:
 def end_kept(rig: Rig) -> None:
     """End the references that are kept, as the fork server does when their time is over."""
     for pid in linux.children(rig.forkserver.pid):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/comm").read_text() == "kq-reference\n":
+                os.kill(pid, signal.SIGKILL)
 
 
 def assert_contained(rig: Rig, outcome: Outcome) -> None:

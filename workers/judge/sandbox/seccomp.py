@@ -127,8 +127,6 @@ _SENDS: Final = {
 }
 _TIMER_CREATE, _FCNTL, _SETRLIMIT = (222, 107), (72, 25), (160, 164)
 _F_SETSIG: Final = 10
-_MISTAKABLE: Final = (int(signal.SIGKILL), int(signal.SIGTERM))
-
 _SET_MODE_FILTER: Final = 1
 #: Without this flag, older kernels slow the process down against side channels that its seal does not rely on.
 _SPEC_ALLOW: Final = 1 << 2
@@ -243,8 +241,8 @@ def program(machine: str) -> bytes:
 def no_signals_as_from_outside(machine: str) -> bytes:
     """Return the filter that keeps a process from looking as if somebody else had killed it, beside :func:`program`.
 
-    It cannot have SIGKILL or SIGTERM sent to itself or its children: not by a call, a timer, a descriptor, a limit on
-    the CPU's time, or the end of a child. A kernel's end by these counts as its own; a reference's as the fleet's.
+    It cannot have SIGKILL sent to itself or its children: not by a call, a timer, a descriptor, a limit on the CPU's
+    time, or the end of a child. A kernel's end by SIGKILL counts as its own, a reference's as the fleet's.
 
     Args:
         machine: a processor as ``uname -m`` names it.
@@ -253,7 +251,7 @@ def no_signals_as_from_outside(machine: str) -> bytes:
         KeyError: a processor whose numbers are not known here.
     """
     arch = _ARCHITECTURES[machine]
-    refused = b"".join(_refuse_if(_EQUAL, number) for number in _MISTAKABLE)
+    refused = _refuse_if(_EQUAL, int(signal.SIGKILL))
     conditions = {numbers[arch.column]: _argument(numbers[2]) + refused for numbers in _SENDS.values()}
     a_value = b"".join(_argument(2, high) + _refuse_if(_ANY_BIT, 0xFFFFFFFF) for high in (False, True))
     conditions |= {

@@ -76,9 +76,9 @@ _HOST_SHARE: Final = 1 / 8
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: How long a process may take to give memory back before it is kept, in seconds.
 _REST_S: Final = 5.0
-#: Signals that an operator sends, or the kernel when the host is out of memory. A reference cannot send them to itself
+#: The signal that an operator sends, or the kernel when the host is out of memory. A reference cannot send it to itself
 #: (:mod:`workers.judge.sandbox.seccomp`).
-_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM"})
+_FROM_OUTSIDE: Final = "SIGKILL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,7 +625,7 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
         message = "the reference did not end within its deadline"
         return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
-    if facts.get("signal") in _FROM_OUTSIDE:
+    if facts.get("signal") == _FROM_OUTSIDE:
         message = f"the reference's process was killed by {facts['signal']}"
         return EvaluationEnded(Category.WORKER_LOST, message, phase, **facts)
     return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)

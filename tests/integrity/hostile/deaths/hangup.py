@@ -1,6 +1,6 @@
 """Sends itself SIGHUP in ``forward``: ``reference_error``.
 
-An operator sends SIGTERM or SIGKILL; only these count as the fleet's doing.
+Only SIGKILL, which operators send, counts as the fleet's doing.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Has itself killed by SIGKILL and SIGTERM, to be taken for a victim of the fleet and be tried again and again.
+"""Has itself killed by SIGKILL, to be taken for a victim of the fleet and be tried again and again.
 
-A filter refuses it each way to send these to itself: calls, timers, descriptors, limits, the end of a child. It fails
+A filter refuses it each way to send that to itself: calls, timers, descriptors, limits, the end of a child. It fails
 to die, and passes. Without the filter (``seccomp`` in ``kqueue doctor``) it would end as ``worker_lost``.
 """
 
