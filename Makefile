@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo test adapters check docs wheelhouse env sbom audit compose-test gpu-shown clock integrity http-cost chaos soak clean
+.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown clock integrity http-cost chaos soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ venv: ## set up .venv, which the other targets do first where they need it
 
 demo: venv ## judge the gallery of good and bad kernels on this machine
 	@$(PY) examples/demo.py $(ARGS)
+
+quick: venv ## run the tests that need no service, within a minute
+	$(PY) -m pytest -n auto --dist worksteal -m quick $(ARGS)
 
 test: venv ## run the tests (ARGS='tests/store -k claim')
 	$(PY) -m pytest -n auto --dist loadfile -m 'not compose and not chaos' $(ARGS)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Verdict
 from kqueue.evidence import NEEDS, Evidence, Facts, Isolation, Measurement
-from tests.conftest import ended
+from tests.samples import ended
 from workers.judge.sandbox.level import MEASURES
 
 TIME = Measurement(

@@ -8,14 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-import tests.fleet.conftest as told
 from kqueue.local.process import running
 from tests.chaos.family import words
 from tests.chaos.rig import Whole
+from tests.fleet import told
 from workers.judge.host import linux
 
 #: The services and fleets of tests/fleet.
-services, start_fleet, fleet = told.services, told.start_fleet, told.fleet
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from kqueue.local.process import running
 from tests.chaos.family import below, name, words
-from tests.fleet.conftest import HERE, Fleet, Services
+from tests.fleet.told import HERE, Fleet, Services
 from workers.judge.host import linux
 
 #: Generous: the machine that runs the tests may have other things to do.

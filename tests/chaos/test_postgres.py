@@ -24,7 +24,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.store import evaluations, schema
 from tests.chaos.rig import Halted, Whole
-from tests.fleet.conftest import Services, fleets
+from tests.fleet.told import Services, fleets
 
 
 def _execute(url: str, *statements: str) -> None:

@@ -15,7 +15,7 @@ from kqueue.store import evaluations
 from tests.chaos.monkey import Event
 from tests.chaos.reconcile import Reconciliation, reconcile
 from tests.chaos.watch import Life
-from tests.conftest import ended
+from tests.samples import ended
 
 EXPECTED = {"good": Category.PASSED, "bad": Category.CRASHED}
 #: The pid of the worker that the fixture `worker_id` registers.

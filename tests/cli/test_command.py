@@ -11,8 +11,7 @@ import pytest
 from kqueue import categories, errors, evidence
 from kqueue.cli import STATUSES, exit_status
 from kqueue.cli.render import clean, one_line
-
-from .conftest import Cli
+from tests.cli.command import Cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import Cli
 from workers.judge.host import linux
-
-from .conftest import Cli
 
 PROBLEM = """
 import torch

@@ -13,9 +13,8 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
-from tests.conftest import ended
-
-from .conftest import KERNEL, PROBLEM, Cli, Judgement, judge, passed
+from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
+from tests.samples import ended, passed
 
 #: What a candidate may print to fool whoever reads it: colours, a title, a bell, text turned around, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"

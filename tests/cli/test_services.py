@@ -13,8 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from kqueue.doctor import redact
-
-from .conftest import Cli
+from tests.cli.command import Cli
 
 COMMANDS = [
     ("submit", "-p", "relu.py", "mine.py", "-b", "torch"),

@@ -13,9 +13,8 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import MAX_SOURCE_BYTES
-from tests.conftest import ended
-
-from .conftest import KERNEL, PROBLEM, Cli, Judgement, passed
+from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement
+from tests.samples import ended, passed
 
 
 def lines(output: str) -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from tests.conftest import ended
-
-from .conftest import Cli, Judgement, judge, passed
+from tests.cli.command import Cli, Judgement, judge
+from tests.samples import ended, passed
 
 
 def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:

@@ -44,7 +44,7 @@ from kqueue import (
 from kqueue.config import Config
 from kqueue.local.valkey import Valkey
 from kqueue.store import evaluations, schema, workers
-from tests.conftest import ended
+from tests.samples import ended
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 
 from kqueue.contract import Deadlines
 from kqueue.limits import hard_limit_s
-
-from .conftest import CPU, GPU, ROOT, SECRETS, Compose
+from tests.compose.program import CPU, GPU, ROOT, SECRETS, Compose
 
 BOTH = pytest.mark.parametrize("files", [GPU, CPU], ids=["gpu", "cpu"])
 

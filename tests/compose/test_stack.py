@@ -20,8 +20,7 @@ import httpx
 import pytest
 
 from kqueue import RemoteClient
-
-from .conftest import CPU, ROOT, SECRETS, Compose
+from tests.compose.program import CPU, ROOT, SECRETS, Compose
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 

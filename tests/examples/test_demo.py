@@ -14,6 +14,8 @@ import pytest
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 
+pytestmark = pytest.mark.services
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEMO = EXAMPLES / "demo.py"
 

@@ -13,6 +13,7 @@ import pytest
 
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
+from tests.services import starts_services
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
+@starts_services
 def fleet() -> Iterator[LocalFleet]:
     """A fleet of one CPU slot as `kqueue up` runs it, HTTP included."""
     with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:

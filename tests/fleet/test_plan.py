@@ -114,6 +114,7 @@ def test_a_worker_sees_its_gpu_only(config: Config) -> None:
     assert "secret" not in on_gpu["KQUEUE_SLOT"]
 
 
+@pytest.mark.services
 @pytest.mark.skipif(bool(devices()), reason="needs a host without GPUs")
 @pytest.mark.parametrize(("name", "value"), [("GPUS", "0"), ("CPU_SLOTS", "0")])
 def test_the_supervisor_refuses_what_cannot_be(config: Config, name: str, value: str) -> None:

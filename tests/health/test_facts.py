@@ -15,7 +15,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.evidence import Facts
-from tests.health.conftest import GIB, Gpus
+from tests.health.gpus import GIB, Gpus
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import canary, facts
 from workers.judge.trial import health

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def fleet(start_fleet: Callable[..., Any]) -> Any:
+def fleet(start_gpu_fleet: Callable[..., Any]) -> Any:
     """A slot on each of two GPUs."""
-    return start_fleet()
+    return start_gpu_fleet()
 
 
 @pytest.fixture(autouse=True)
@@ -155,12 +155,12 @@ def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
 
 
 def test_drained_stays_drained_over_a_new_start(
-    services: Any, fleet: Any, start_fleet: Callable[..., Any], watcher: Any
+    services: Any, fleet: Any, start_gpu_fleet: Callable[..., Any], watcher: Any
 ) -> None:
     """Nobody who starts a fleet needs to know what an operator said before."""
     _gpu(fleet, "drain", "1")
     assert fleet.stop(signal.SIGTERM) == 0
-    other = start_fleet()
+    other = start_gpu_fleet()
     assert watcher.paused(other, 1) == "GPU 1 is drained"
     assert services.verdict(services.submit("ok", lane="gpu"), 30).passed
     other.stop()

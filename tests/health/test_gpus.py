@@ -13,7 +13,7 @@ from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import InvalidRequest
 from kqueue.store import evaluations, gpus, workers
-from tests.conftest import ended
+from tests.samples import ended
 
 GPU = "GPU-11111111-aaaa"
 

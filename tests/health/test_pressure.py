@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-import tests.fleet.conftest as told
 from kqueue.config import Config
 from workers.pressure import Pressure
 
 pytestmark = pytest.mark.timeout(300)
-
-services, start_fleet = told.services, told.start_fleet
 
 
 @pytest.fixture

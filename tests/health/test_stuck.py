@@ -13,12 +13,11 @@ from uuid import uuid4
 import pytest
 import redis
 
-import tests.fleet.conftest as told
 from kqueue.store import evaluations
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
-services, start_fleet = told.services, told.start_fleet
 #: The freezer of control groups, version 1: what is frozen in it dies only when it thaws. Version 2's is milder.
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -37,14 +36,14 @@ class Freezer:
     def freeze(self, pid: int) -> None:
         (self._group / "cgroup.procs").write_text(str(pid))
         (self._group / "freezer.state").write_text("FROZEN")
-        told.until(lambda: (self._group / "freezer.state").read_text().strip() == "FROZEN", what="the ice")
+        until(lambda: (self._group / "freezer.state").read_text().strip() == "FROZEN", what="the ice")
 
     def thaw(self) -> None:
         (self._group / "freezer.state").write_text("THAWED")
 
     def close(self) -> None:
         self.thaw()
-        told.until(lambda: not (self._group / "cgroup.procs").read_text(), what="the end of what was frozen")
+        until(lambda: not (self._group / "cgroup.procs").read_text(), what="the end of what was frozen")
         self._group.rmdir()
 
 
@@ -60,7 +59,7 @@ def _judge(services: Any, tmp_path: Path, **options: Any) -> tuple[Any, int]:
     """An evaluation that runs, and its judge's process."""
     file = tmp_path / uuid4().hex
     evaluation = services.submit(f"write {file} 120", **options)
-    return evaluation, int(told.until(lambda: file.exists() and file.read_text(), 30, "the judge"))
+    return evaluation, int(until(lambda: file.exists() and file.read_text(), 30, "the judge"))
 
 
 def _paused(fleet: Any) -> list[str]:

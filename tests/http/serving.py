@@ -18,7 +18,7 @@ import httpx
 from kqueue.config import Config
 from kqueue.store import tokens
 from kqueue.store.engine import connect
-from tests.fleet.conftest import until
+from tests.waiting import until
 
 
 def admin_token(config: Config) -> str:
@@ -87,3 +87,17 @@ async def patient(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> h
             if answer.status_code != 503:
                 return answer
         await asyncio.sleep(0.3)
+
+
+def problem_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem in an answer, after a look at its form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["code"] == code
+    assert body["type"] == f"urn:kqueue:error:{code}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert body["instance"] == answer.request.url.path
+    return body

@@ -25,8 +25,9 @@ from kqueue.config import MAX_BATCH, Config
 from kqueue.http import gateway as gateways
 from kqueue.http import server as servers
 from kqueue.store import tokens
-from tests.http.conftest import Served, until
-from tests.http.test_v1 import problem_of
+from tests.http.serving import problem_of
+from tests.http.standin import Served
+from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 

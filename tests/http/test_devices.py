@@ -9,21 +9,18 @@ from uuid import uuid4
 import httpx
 import pytest
 
-import tests.health.conftest as health
 from kqueue.store import gpus
-from tests.fleet.conftest import Fleet, Services
-from tests.health.conftest import Gpus, Watcher
-from tests.http.conftest import Served
-
-services, start_fleet, fake, watcher = health.services, health.start_fleet, health.fake, health.watcher
+from tests.fleet.told import Fleet, Services
+from tests.health.gpus import Gpus, Watcher
+from tests.http.standin import Served
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+def fleet(start_gpu_fleet: Callable[..., Fleet]) -> Fleet:
     """A slot on each of two GPUs."""
-    return start_fleet()
+    return start_gpu_fleet()
 
 
 @pytest.fixture(scope="module")

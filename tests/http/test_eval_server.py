@@ -19,16 +19,14 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-import tests.fleet.conftest as told
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.contract import MAX_SOURCE_BYTES
 from kqueue.store import evaluations, tokens
 from kqueue.store.tokens import Scope
-from tests.fleet.conftest import Fleet, Services, until
+from tests.fleet.told import Fleet, Services
 from tests.http.serving import Served, patient
-
-services, start_fleet = told.services, told.start_fleet
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
 from kqueue.store import evaluations, gpus, roles, tokens, workers
-from tests.http.conftest import Served
+from tests.http.standin import Served
 
 SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
 JOB = {"problem_id": 1, "sample_id": 0, "ref_arch_src": "class Model: ...", "backend": "torch"}

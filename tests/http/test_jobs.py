@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import MAX_SOURCE_BYTES
-from tests.conftest import ended
-from tests.http.conftest import until, worker_that_passes_all
-from tests.http.serving import Served, patient
-from tests.http.test_v1 import problem_of
+from tests.http.serving import Served, patient, problem_of
+from tests.http.standin import worker_that_passes_all
+from tests.samples import ended
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,8 +17,9 @@ from kqueue.config import load
 from kqueue.local.valkey import Valkey
 from kqueue.store import tokens, workers
 from kqueue.store.engine import connect
-from tests.conftest import Server, request_fields
-from tests.http.conftest import Served, worker_that_passes_all
+from tests.http.standin import Served, worker_that_passes_all
+from tests.samples import request_fields
+from tests.services import Server
 
 #: Whether data are accepted is not among them: bodies are checked by more than a schema can say.
 load_all_checks()

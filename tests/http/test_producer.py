@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from kqueue.config import Config
 from kqueue.store import evaluations
-from tests.http.conftest import Served
+from tests.http.standin import Served
 
 #: What a producer that has a URL and a token has no use for.
 NEEDLESS = {

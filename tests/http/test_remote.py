@@ -39,8 +39,8 @@ from kqueue import (
     WaitTimeout,
 )
 from kqueue.config import Config
-from tests.http.conftest import Served as InProcess
 from tests.http.serving import Served
+from tests.http.standin import Served as InProcess
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from kqueue import Client, ConfigError, RemoteClient
 from kqueue.config import Config
 from kqueue.http import server as servers
-from tests.http.conftest import Served
 from tests.http.serving import Served as Process
-from tests.http.test_v1 import problem_of
+from tests.http.serving import problem_of
+from tests.http.standin import Served
 
 
 @pytest.fixture

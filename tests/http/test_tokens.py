@@ -23,10 +23,10 @@ from kqueue.http import OPEN_WARNING
 from kqueue.http.app import create_app
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
-from tests.conftest import Server
-from tests.http.conftest import Served
 from tests.http.serving import Served as Process
-from tests.http.test_v1 import problem_of
+from tests.http.serving import problem_of
+from tests.http.standin import Served
+from tests.services import Server
 
 #: The least scope for each of some requests.
 NEEDS = [

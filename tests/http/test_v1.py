@@ -19,8 +19,9 @@ from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.http import events as streams
-from tests.conftest import ended
-from tests.fleet.conftest import until
+from tests.http.serving import problem_of
+from tests.samples import ended
+from tests.waiting import until
 
 #: A request's wrong fields, and the one that is named.
 WRONG = [
@@ -64,20 +65,6 @@ NO_FILTERS = [
     {"batch": "a\0b"},
     {"since": "yesterday"},
 ]
-
-
-def problem_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem in an answer, after a look at its form."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
-    assert body["code"] == code
-    assert body["type"] == f"urn:kqueue:error:{code}"
-    assert body["status"] == status
-    assert body["title"]
-    assert body["detail"]
-    assert body["instance"] == answer.request.url.path
-    return body
 
 
 class TestSubmit:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,38 +16,12 @@ from kqueue import Client
 from kqueue.config import Config, load
 from kqueue.errors import LocalFleetError
 from kqueue.local.fleet import LocalFleet
+from tests.services import starts_services
 
 #: True if missing packages with adapters must fail the tests.
 REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
 # Last, so that installed packages take precedence.
 sys.path.append(str(Path(__file__).resolve().parents[2] / ".adapters"))
-
-REFERENCE = """
-import torch
-import torch.nn as nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-
-
-def get_init_inputs():
-    return []
-"""
-RIGHT = REFERENCE.replace("class Model", "class ModelNew")
-WRONG = RIGHT.replace("x * 2 + 1", "x * 2")
-RAISES = RIGHT.replace("return x * 2 + 1", "raise ValueError('only for rows of seven')")
-NO_KERNEL = "x = 1\n"
-#: The reference fails, so nothing is known about any kernel.
-BROKEN_REFERENCE = REFERENCE.replace("return x * 2 + 1", "raise OSError('no such weights')")
-
-#: KernelBench's arguments for as few calls as possible.
-QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "num_perf_trials": 5}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+@starts_services
 def fleet() -> Iterator[LocalFleet]:
     """The fleet."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:

@@ -18,8 +18,7 @@ from kqueue.integrations.modal_like import (
     get_modal_evaluator,
     set_modal_evaluator,
 )
-
-from .conftest import BROKEN_REFERENCE, NO_KERNEL, QUICK, RAISES, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, RAISES, REFERENCE, RIGHT, WRONG
 
 KEYS = {
     "format_ok",

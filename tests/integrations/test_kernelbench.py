@@ -16,8 +16,7 @@ import pytest
 
 from kqueue import Client, InvalidRequest
 from kqueue.config import Config
-
-from .conftest import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
 
 FAST = ["--backend", "torch", "--lane", "cpu", "--checks", "1", "--calls", "5"]
 

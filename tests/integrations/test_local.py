@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from kqueue.config import Config, load
 from kqueue.integrations.local import LocalKernelEvaluator
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.local.fleet import LocalFleet
-
-from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -63,14 +62,7 @@ def is_up(config: Config) -> bool:
     return load(home=config.home).database_url is not None
 
 
-def until(look: Any, seconds: float) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
+@pytest.mark.services
 @pytest.mark.timeout(600)
 def test_it_brings_its_own_fleet(own_home: Config) -> None:
     """Started where none is up, kept for threads, let go when idle, started again by the next evaluation."""
@@ -97,6 +89,7 @@ def test_it_brings_its_own_fleet(own_home: Config) -> None:
     assert not is_up(own_home)
 
 
+@pytest.mark.services
 @pytest.mark.timeout(600)
 def test_the_ephemeral_deployment(own_home: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Modal-like evaluator's `ephemeral` brings a fleet where none is, and takes it along."""

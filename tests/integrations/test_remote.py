@@ -17,8 +17,7 @@ from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEval
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide
 from tests.http.serving import Served
-
-from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 

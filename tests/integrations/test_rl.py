@@ -12,8 +12,7 @@ import pytest
 from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUnavailable
 from kqueue.config import Config
 from kqueue.integrations.rl import KernelEnv, reward
-
-from .conftest import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 

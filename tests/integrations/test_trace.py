@@ -15,8 +15,7 @@ from kqueue import Client, ConfigError, InvalidRequest, Verdict
 from kqueue.config import Config
 from kqueue.integrations import trace
 from kqueue.integrations.trace import KernelAgent, KernelGuide, starting_kernel
-
-from .conftest import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
+from tests.integrations.sources import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
 
 TASK = "Write it faster."
 

@@ -12,7 +12,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
 from tests.judge.rig import Rig
-from tests.judge.test_judge import eventually
+from tests.waiting import until
 from workers.judge.candidate import libraries
 from workers.judge.sandbox import shelf
 from workers.judge.trial import build, run
@@ -105,7 +105,7 @@ def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
 def test_nothing_is_left_of_a_build(rig: Rig) -> None:
     """Neither the builder's directory nor the libraries."""
     assert judge(rig, kernel()).category is Category.PASSED
-    assert eventually(lambda: not list(rig.place.scratch.iterdir()))
+    until(lambda: not list(rig.place.scratch.iterdir()))
 
 
 def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:

@@ -10,7 +10,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Settings
 from kqueue.evidence import Evidence
-from tests.conftest import ended
+from tests.samples import ended
 from workers.judge.trial import compare, physics, provenance, static
 from workers.judge.trial.cases import Case
 

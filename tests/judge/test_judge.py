@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
 from tests.judge.rig import Rig
+from tests.waiting import until
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
@@ -48,14 +48,6 @@ def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROB
     """The outcome of a kernel that the judge survives."""
     request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
     return rig.judge(request)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether it comes true in time: what is removed is removed beside the next evaluation."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def right(body: str = "pass", top: str = "") -> str:
@@ -239,15 +231,15 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
     outcome = judge(rig, right(body, top))
     assert outcome.category is Category.SANDBOX_VIOLATION
     assert outcome.facts.leftovers >= 1
-    assert eventually(lambda: list(rig.place.scratch.iterdir()) == [])
-    assert eventually(lambda: set(linux.children(rig.forkserver.pid)) <= before)
+    until(lambda: list(rig.place.scratch.iterdir()) == [])
+    until(lambda: set(linux.children(rig.forkserver.pid)) <= before)
 
 
 def test_closed_directories_do_not_stop_the_cleaning(rig: Rig) -> None:
     """A candidate cannot keep its files by closing their directory."""
     top = "import os\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
     assert judge(rig, right(top=top)).category is Category.PASSED
-    assert eventually(lambda: list(rig.place.scratch.iterdir()) == [])
+    until(lambda: list(rig.place.scratch.iterdir()) == [])
 
 
 @pytest.mark.parametrize(
@@ -383,7 +375,7 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
     assert (ended.category, ended.phase) == (Category.JUDGE_ERROR, Phase.CHECK)
     assert ended.facts.signal == "SIGALRM"
-    assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
+    until(lambda: linux.children(rig.forkserver.pid) == [])
     monkeypatch.undo()
     assert judge(rig, right()).category is Category.PASSED
 
@@ -393,11 +385,11 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
     before = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
         outcome = thread.submit(judge, rig, right(top="import time; time.sleep(60)\n"))
-        assert eventually(lambda: len(linux.children(rig.forkserver.pid)) == 2)
+        until(lambda: len(linux.children(rig.forkserver.pid)) == 2)
         [pid] = set(linux.children(os.getpid())) - before
         os.kill(pid, signal.SIGKILL)
         assert outcome.result(30).category is Category.WORKER_LOST
-    assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
+    until(lambda: linux.children(rig.forkserver.pid) == [])
     assert judge(rig, right()).category is Category.PASSED
 
 
@@ -411,7 +403,7 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
     before = descriptors()
     for _ in range(20):
         judge(rig, right("import os; os._exit(1)"))
-    assert eventually(lambda: linux.children(rig.forkserver.pid) == [])
+    until(lambda: linux.children(rig.forkserver.pid) == [])
     assert descriptors() == before
 
 
@@ -506,7 +498,7 @@ def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str,
     assert outcome.category is category, outcome.message
     assert judge(rig, right()).category is Category.PASSED
     if rig.place.uid is not None:
-        assert eventually(lambda: linux.living_of_uid(rig.place.uid or 0) == [])
+        until(lambda: linux.living_of_uid(rig.place.uid or 0) == [])
 
 
 def test_a_kernel_cannot_make_the_reference_late(rig: Rig) -> None:

@@ -24,6 +24,8 @@ from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.process import running
 
+pytestmark = pytest.mark.services
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):

@@ -21,6 +21,8 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.process import running
 from kqueue.local.valkey import Valkey
 
+pytestmark = pytest.mark.services
+
 OWNER = """
 import signal, sys, time
 from pathlib import Path

@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kqueue.config import load
+from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
 from workers.judge.sandbox import level
 
 _NOBODY = 65534
-
-
-@dataclass
-class Fleet:
-    """A fork server's stand-in."""
-
-    name: str
-    process: subprocess.Popen[str]
-    isolation: dict[str, Any]
-
-    def do(self, what: str, *arguments: Any, sealed: bool = True, **bounds: int) -> dict[str, Any]:
-        """Run a function of :mod:`tests.sandbox.attacks` in a fresh process. Return its answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        request = {"do": what, "arguments": arguments, "sealed": sealed, "bounds": bounds}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        assert "failed" not in answer, answer["failed"]
-        return answer
-
-    def require(self, *measures: str) -> None:
-        """Skip the test if this host lacks a measure."""
-        for name in measures:
-            if self.isolation[name] is not True:
-                pytest.skip(f"{name}: {self.isolation[name]}")
-
-
-def _start(user: int, candidates: int) -> Iterator[Fleet]:
-    place = Path(tempfile.mkdtemp(prefix="kqueue-sealer-"))
-    place.chmod(0o711)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sandbox.sealer", str(user), str(place), str(candidates)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        first = process.stdout.readline()
-        assert first, "the stand-in did not start"
-        yield Fleet("root" if user == 0 else "ordinary", process, json.loads(first))
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +22,7 @@ def root_fleet() -> Iterator[Fleet]:
         pytest.skip("these tests do not run as root")
     held = uids.hold(load().candidate_uid)
     try:
-        yield from _start(0, held.uid)
+        yield from started(0, held.uid)
     finally:
         held.release()
 
@@ -86,7 +30,7 @@ def root_fleet() -> Iterator[Fleet]:
 @pytest.fixture(scope="session")
 def ordinary_fleet() -> Iterator[Fleet]:
     """A fleet whose candidates keep its uid."""
-    yield from _start(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
+    yield from started(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
 
 
 @pytest.fixture(params=["root_fleet", "ordinary_fleet"])

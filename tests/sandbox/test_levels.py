@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.conftest import Fleet
+from tests.sandbox.fleets import Fleet
 from workers.judge.keeper import handle as launch
 from workers.judge.place import Place
 from workers.judge.sandbox import cgroups, reach, view

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.sandbox.conftest import Fleet
+from tests.sandbox.fleets import Fleet
 
 #: Refusals by Landlock or by a file's own rights, and by the filter.
 REFUSED = ("EACCES", "EPERM")

@@ -17,8 +17,9 @@ import redis
 from kqueue import broker, sweeper
 from kqueue.client import Client
 from kqueue.errors import BrokerUnavailable
-from tests.fleet.conftest import fleets, until
-from tests.security.conftest import House, running_flower, user_lines
+from tests.fleet.told import fleets
+from tests.security.house import House, running_flower, user_lines
+from tests.waiting import until
 
 pytest.importorskip("flower")
 
@@ -220,7 +221,7 @@ def test_a_sweeper_is_a_worker(house: House) -> None:
 
 def test_the_docs_tell_the_same() -> None:
     """docs/security.md shows the rules that are tested here."""
-    from tests.security.conftest import ROOT
+    from tests.security.house import ROOT
 
     told = " ".join((ROOT / "docs" / "security.md").read_text().split())
     for name, rules in user_lines().items():

@@ -28,7 +28,7 @@ from kqueue.local.fleet import LocalFleet
 from kqueue.local.valkey import Valkey
 from kqueue.store import roles, tokens
 from kqueue.store.engine import connect
-from tests.conftest import Server
+from tests.services import Server
 
 #: A user of no right here, outside the candidates' range.
 STRANGER = 12345

@@ -21,7 +21,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.store import roles, schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
-from tests.conftest import database, start
+from tests.services import database, start
 
 EVERYBODY = set(roles.ROLES)
 SENDERS = {roles.PRODUCER, roles.GATEWAY}

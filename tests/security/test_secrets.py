@@ -20,8 +20,9 @@ from sqlalchemy.engine import make_url
 
 from kqueue.client import Client
 from kqueue.store.models import Base
-from tests.fleet.conftest import fleets, until
-from tests.security.conftest import House, free_port, running_flower
+from tests.fleet.told import fleets
+from tests.security.house import House, free_port, running_flower
+from tests.waiting import until
 from workers.judge.host import linux
 
 pytest.importorskip("flower")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.security.conftest import ROOT, free_port
+from tests.security.house import ROOT, free_port
 
 pytest.importorskip("pip_audit")
 pytest.importorskip("cyclonedx_py")

@@ -19,9 +19,10 @@ from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable
 from kqueue.store import schema
 from kqueue.store.engine import connect, connect_listener, transaction
-from tests.fleet.conftest import fleets, until
-from tests.security.conftest import House, running_flower
+from tests.fleet.told import fleets
+from tests.security.house import House, running_flower
 from tests.security.tls import Door, tcp, unix
+from tests.waiting import until
 
 trustme = pytest.importorskip("trustme")
 

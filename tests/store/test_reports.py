@@ -15,7 +15,7 @@ from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Measurement
 from kqueue.store import evaluations, reports
-from tests.conftest import ended
+from tests.samples import ended
 
 
 def took(median_ms: float) -> Measurement:

@@ -17,7 +17,7 @@ from kqueue.evidence import Evidence
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
 from kqueue.sweeper import sweep
-from tests.conftest import ended
+from tests.samples import ended
 from tests.store.steps import ENVIRONMENT, measured
 
 OUTCOME = ended(

@@ -16,7 +16,7 @@ from kqueue.evidence import Evidence, Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Recorded
-from tests.conftest import ended
+from tests.samples import ended
 from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured, together
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import pytest
-
-import tests.fleet.conftest as told
 from kqueue.store import gpus
+from tests.fleet import told
+from tests.waiting import until
 
-GIB = 1 << 30
-#: The services of tests/fleet.
-services = told.services
-_DOUBLES = Path(__file__).parent / "doubles"
+GIB: Final = 1 << 30
+_DOUBLES: Final = Path(__file__).parent / "doubles"
 
 
 class Gpus:
@@ -72,25 +68,6 @@ def _fresh(uuid: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
-    """Two GPUs of this module's fleet."""
-    return Gpus(tmp_path_factory.mktemp("nvml"), 2)
-
-
-@pytest.fixture(scope="module")
-def start_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..., told.Fleet]]:
-    """Start a fleet with one slot on each fake GPU and scripted judges."""
-    with told.fleets(services) as start:
-
-        def on_gpus(**settings: Any) -> told.Fleet:
-            variables = {"PYTHONPATH": f"{fake.directory}:{told.HERE}", "JUDGES_CANARY": "canary_double"}
-            given: dict[str, Any] = {"slots": 2, "cpu_slots": 0, "gpus": "all", "slots_per_gpu": 1}
-            return start(variables=variables, **given | settings)
-
-        yield on_gpus
-
-
 class Watcher:
     """Reads the states of a fleet's GPUs and workers from the database."""
 
@@ -114,10 +91,4 @@ class Watcher:
             known = self.gpu(number)
             return known if known.state == state and (state != "serving" or known.paused is None) else None
 
-        return told.until(there, timeout_s, f"a GPU that is {state}")
-
-
-@pytest.fixture
-def watcher(services: told.Services, fake: Gpus) -> Watcher:
-    """A watcher of this module's fleet."""
-    return Watcher(services, fake)
+        return until(there, timeout_s, f"a GPU that is {state}")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid4
 
-import pytest
 from sqlalchemy import text
 
 from kqueue import broker
@@ -26,29 +24,12 @@ from kqueue.contract import Request, Settings, Verdict
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.store import engine as store_engine
-from kqueue.store import evaluations, schema
+from kqueue.store import evaluations
 from kqueue.store import workers as registry
+from tests.waiting import alive, until
 from workers.judge.host import linux
 
 HERE = Path(__file__).parent
-
-
-def until(look: Callable[[], Any], timeout_s: float = 20.0, what: str = "it") -> Any:
-    """Poll until ``look`` returns something true. Return that."""
-    deadline = time.monotonic() + timeout_s
-    while not (seen := look()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come within {timeout_s} s")
-        time.sleep(0.02)
-    return seen
-
-
-def alive(pid: int) -> bool:
-    """True if a process runs. Zombies do not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @dataclass
@@ -148,19 +129,6 @@ class Fleet:
         return self.process.wait(timeout_s)
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Postgres with the schema, and Valkey, for this module alone: its tests stop them."""
-    directory = tmp_path_factory.mktemp("fleet")
-    directory.chmod(0o755)
-    with Postgres(directory / "pg", durable=False) as postgres, Valkey(directory / "valkey") as valkey:
-        schema.upgrade(postgres.url)
-        services = Services(postgres, valkey, directory)
-        yield services
-        services.engine.dispose()
-        services.app.close()
-
-
 @contextmanager
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.
@@ -214,16 +182,3 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
             fleet.stop()
         for scratch in scratches:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
-    """The function of :func:`fleets`."""
-    with fleets(services) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
-    """One worker, shared by the module's tests."""
-    return start_fleet()

@@ -1,0 +1,99 @@
+"""The HTTP application in a thread of the tests, and a stand-in for a worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+from sqlalchemy import Engine, text
+
+from kqueue.config import Config
+from kqueue.contract import Outcome
+from kqueue.evidence import Evidence
+from kqueue.http.app import create_app
+from kqueue.http.server import Server, listen, listen_at
+from kqueue.store import evaluations
+from tests.http.serving import admin_token
+from tests.samples import passed
+from tests.waiting import until
+
+
+class Served:
+    """The application on uvicorn in a thread of this process, until closed."""
+
+    def __init__(self, config: Config, path: Path | None = None) -> None:
+        """Serve on loopback, and on a unix socket at ``path`` too."""
+        self._config = config
+        self.app = create_app(config)
+        self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
+        self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
+        self._server = Server(self.app)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
+        self._thread.start()
+        until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
+        assert self._server.started
+
+    @cached_property
+    def admin(self) -> str:
+        """The secret of a token that may do everything."""
+        return admin_token(self._config)
+
+    def client(self, token: str | None = None) -> httpx.Client:
+        """An HTTP client with a token, by default one that may do everything; the caller closes it."""
+        headers = {"Authorization": f"Bearer {token or self.admin}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def stranger(self) -> httpx.Client:
+        """An HTTP client without a token; the caller closes it."""
+        return httpx.Client(base_url=self.url, timeout=60)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        for listening in self._sockets:
+            listening.close()
+
+
+def end(engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None) -> bool:
+    """End an evaluation as a worker would; False if it is not there to be judged."""
+    claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+    if claimed is None:
+        return False
+    facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
+    evaluations.set_environment(engine, claimed.attempt_id, facts)
+    evaluations.finish(
+        engine,
+        identity,
+        claimed.number,
+        outcome or passed(log="hello\n", evidence=Evidence(durations_s={"check": 0.1})),
+        written_by="judge",
+        retry_delay_s=0,
+    )
+    return True
+
+
+@contextmanager
+def worker_that_passes_all(engine: Engine, worker_id: UUID) -> Generator[None]:
+    """Whatever is queued passes, in the background."""
+    over = threading.Event()
+    queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
+
+    def run() -> None:
+        while not over.wait(0.02):
+            with engine.connect() as connection:
+                ids = connection.scalars(queued).all()
+            for identity in ids:
+                end(engine, worker_id, identity)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,30 @@
+"""Fixtures of a judge without a queue: pytest loads this module as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:  # it imports torch, which most folders do without
+    from tests.judge.rig import Rig
+
+
+@pytest.fixture(scope="module")
+def judge_environment() -> Iterator[None]:
+    """The environment of this module's judges: Triton's interpreter, one thread, a secret that none may see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("KQUEUE_DATABASE_URL", "postgresql://secret-of-the-fleet")
+        yield
+
+
+@pytest.fixture(scope="module")
+def rig(judge_environment: None) -> Iterator[Rig]:
+    """A place on the CPU, with a fork server of its own."""
+    from tests.judge.rig import Rig
+
+    with Rig() as rig:
+        yield rig

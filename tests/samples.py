@@ -1,0 +1,72 @@
+"""Requests and outcomes for tests that need some."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import NEEDS, Measurement
+
+#: A value for each fact that some category needs.
+_FACTS: Final[dict[str, Any]] = {
+    "exception": "builtins.RuntimeError",
+    "cuda_code": 700,
+    "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}],
+    "reason": "deadline",
+    "signal": "SIGSEGV",
+    "structure": "[T]",
+    "input": 0,
+    "output": 0,
+    "kind": "given",
+    "wrong": 1,
+    "of": 4,
+    "first": [{"index": [0], "expected": 1.0, "got": 2.0}],
+    "hack": "decoy",
+    "clocks": {"sm_mhz": 210.0},
+}
+
+
+def ended(category: Category, **fields: Any) -> Outcome:
+    """Make an outcome of this category with the least that it needs; ``fields`` replace it."""
+    needs = NEEDS[category]
+    least: dict[str, Any] = {"facts": {name: _FACTS[name] for name in (*needs.facts, *needs.one_of[:1])}}
+    if needs.message:
+        least["message"] = f"ended as {category}"
+    if needs.phase:
+        least["phase"] = Phase.CHECK
+    return Outcome(category=category, **least | fields)
+
+
+def request_fields(number: int = 0, **changes: object) -> dict[str, object]:
+    """Return the fields of a valid request for the lane ``cpu``. Another ``number`` makes another kernel."""
+    fields: dict[str, object] = {
+        "problem": "class Model: ...",
+        "kernel": f"class ModelNew: number = {number}",
+        "backend": "torch",
+        "lane": "cpu",
+    }
+    return fields | changes
+
+
+def measurement(median_ms: float) -> Measurement:
+    """Return a measurement as a judge would take it."""
+    return Measurement(
+        basis="cpu_clock",
+        count=100,
+        median_ms=median_ms,
+        q1_ms=median_ms * 0.9,
+        q3_ms=median_ms * 1.1,
+        mean_ms=median_ms,
+        std_ms=0.01,
+        min_ms=median_ms * 0.8,
+        max_ms=median_ms * 2,
+        null_ms=0.002,
+        cold_l2=True,
+    )
+
+
+def passed(**fields: Any) -> Outcome:
+    """Make the outcome of a right kernel that is twice as fast as the reference; ``fields`` replace its fields."""
+    least: dict[str, Any] = {"runtime": measurement(0.5), "baseline": measurement(1.0)}
+    return Outcome(category=Category.PASSED, **least | fields)

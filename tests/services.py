@@ -1,0 +1,84 @@
+"""Postgres and Valkey for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from kqueue.errors import LocalFleetError
+from kqueue.local.postgres import Postgres
+from kqueue.local.valkey import Valkey
+from kqueue.store import schema
+
+_TEMPLATE: Final = "kqueue_template"
+_ATTRIBUTE: Final = "starts_services"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def starts_services(function: _F) -> _F:
+    """Mark the function of a fixture that starts services; write this below ``@pytest.fixture``."""
+    setattr(function, _ATTRIBUTE, True)
+    return function
+
+
+def starts_some(function: Callable[..., Any]) -> bool:
+    """Return True if the function is marked with :func:`starts_services`."""
+    return hasattr(function, _ATTRIBUTE)
+
+
+def start(service: Postgres | Valkey) -> None:
+    """Start a service. If its program is missing, skip the test, or fail it in CI."""
+    try:
+        service.start()
+    except LocalFleetError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def database(url: str, name: str) -> str:
+    """Return the URL of another database on the same server."""
+    return make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+class Server:
+    """The run's Postgres server, with a migrated template from which databases are cloned."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
+        self.empty_database(_TEMPLATE)
+        schema.upgrade(database(url, _TEMPLATE))
+
+    def execute(self, statement: str) -> None:
+        """Run one statement as the server's owner."""
+        with self._admin.connect() as connection:
+            connection.execute(text(statement))
+
+    def empty_database(self, name: str) -> str:
+        """Create a database without a schema. Return its URL."""
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        return database(self._url, name)
+
+    def clone(self) -> str:
+        """Create a database with the newest schema. Return its URL."""
+        name = f"test_{uuid4().hex}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{_TEMPLATE}" STRATEGY file_copy')
+        return database(self._url, name)
+
+    def drop(self, url: str) -> None:
+        """Drop a database, even if it has connections."""
+        self.execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
+
+    def cut(self, url: str) -> None:
+        """Break every connection to a database, as a restart of the server would."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE datname = '{make_url(url).database}' AND pid <> pg_backend_pid()"
+        )
