@@ -144,7 +144,9 @@ class Cast:
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
         process.enter(Phase.LOAD, 60.0)
         process.order(Order.OPEN, payload=_job("pass", role))
-        [pid] = set(linux.children(self.rig.forkserver.pid)) - before
+        # Beside it there may be a process that removes a directory.
+        new = set(linux.children(self.rig.forkserver.pid)) - before
+        [pid] = [pid for pid in new if directory_of(pid) == profile.scratch]
         return process, pid, profile.scratch
 
     def load(self, process: SealedProcess, role: str, source: str) -> None:
@@ -154,6 +156,14 @@ class Cast:
         whole = f"# {mark}\n{textwrap.dedent(source)}\n{_MODEL.format(entry=entry)}"
         process.order(Order.OPEN, payload=_job(whole, role))
         process.order(Order.BUILD if role == "builder" else Order.LOAD, payload="" if role == "builder" else None)
+
+
+def directory_of(pid: int) -> str | None:
+    """A process's working directory; None if it is gone."""
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return None
 
 
 def _job(source: str, role: str) -> Job:
