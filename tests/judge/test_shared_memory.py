@@ -147,7 +147,8 @@ def forge():
 
 def mapped(handle, size, offset):
     reserved = ctypes.c_uint64()
-    if driver.cuMemAddressReserve(ctypes.byref(reserved), ctypes.c_size_t(size), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)):
+    none = ctypes.c_uint64(0)
+    if driver.cuMemAddressReserve(ctypes.byref(reserved), ctypes.c_size_t(size), ctypes.c_size_t(0), none, none):
         return False
     took = driver.cuMemMap(reserved, ctypes.c_size_t(size), ctypes.c_size_t(offset), handle, ctypes.c_uint64(0)) == 0
     if took:
@@ -194,7 +195,7 @@ def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
     settings = Settings(
         checks=2, timing=Timing(enabled=False), deadlines=deadlines, limits=Limits(output_bytes=1 << 20)
     )
-    source = (kernel or "import torch\\nMARK = MARK_WORD\\nforge = str\\n") + _KERNEL
+    source = (kernel or "import torch\nMARK = MARK_WORD\nforge = str\n") + _KERNEL
     source = source.replace("MARK_WORD", hex(MARK))
     return rig.judge(Request(problem=problem, kernel=source, backend=Backend.TORCH, settings=settings))
 
@@ -215,9 +216,12 @@ HOSTILE = {
     ),
     "too much memory": ("held = [torch.empty(1 << 33, device='cuda') for _ in range(99)]", {Category.REFERENCE_ERROR}),
     "memory past torch": (
-        "import ctypes; rt = next(ctypes.CDLL(l.split()[-1]) for l in open('/proc/self/maps') if 'libcudart.so' in l)\\n"
-        "        while rt.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 28)) == 0: pass\\n"
-        "        torch.empty(1 << 32, device='cuda')",
+        (
+            "import ctypes\n"
+            "        rt = next(ctypes.CDLL(l.split()[-1]) for l in open('/proc/self/maps') if 'libcudart.so' in l)\n"
+            "        while rt.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 28)) == 0: pass\n"
+            "        torch.empty(1 << 32, device='cuda')"
+        ),
         {Category.REFERENCE_ERROR},
     ),
     "endless kernel": ("torch.cuda._sleep(1 << 60); torch.cuda.synchronize()", {Category.REFERENCE_TIMEOUT}),
@@ -229,7 +233,7 @@ HOSTILE = {
 def test_a_problem_that_breaks_its_context_harms_nobody_else(gpu_rig: Rig, name: str) -> None:
     """Its failure is its own, no GPU is doubted, and the next evaluation passes."""
     hostile, expected = HOSTILE[name]
-    problem = PROBLEM.replace("        return self.mark", f"        {hostile}\\n        return self.mark")
+    problem = PROBLEM.replace("        return self.mark", f"        {hostile}\n        return self.mark")
     outcome = judge(gpu_rig, problem=problem)
     assert outcome.category in expected, outcome
     assert gpu_rig.records.doubts == []
