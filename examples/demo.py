@@ -25,8 +25,8 @@ from kqueue.config import load
 from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
 
-#: Deadline of all verdicts after submission.
-PATIENCE_S = 1800.0
+#: Longest time from one verdict to the next; a slow machine may take longer in all.
+PATIENCE_S = 600.0
 #: Lines of the log to show with an unexpected verdict.
 LOG_LINES = 15
 
@@ -131,7 +131,10 @@ def _judge(kq: Client, chosen: list[Entry], lane: str) -> list[Verdict]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=len(chosen))
-        for ticket, verdict in kq.as_completed(tickets, timeout=PATIENCE_S):
+        pending = list(tickets)
+        while pending:
+            ticket, verdict = next(kq.as_completed(pending, timeout=PATIENCE_S))
+            pending.remove(ticket)
             place = places[ticket.evaluation_id]
             verdicts[place] = verdict
             mark = "" if verdict.category is chosen[place].expected else f", not {chosen[place].expected}"

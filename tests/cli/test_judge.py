@@ -17,6 +17,8 @@ import pytest
 from tests.cli.command import Cli
 from workers.judge.host import linux
 
+pytestmark = pytest.mark.slow("each command starts a judge")
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):

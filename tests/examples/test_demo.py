@@ -35,7 +35,7 @@ runpy.run_path(DEMO, run_name="__main__")
 """
 
 
-def run(*command: str | Path, timeout_s: float, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, timeout_s: float | None, **environment: str) -> subprocess.CompletedProcess[str]:
     """A Python program with its output captured, and no fleet of this machine in its environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     return subprocess.run(
@@ -45,7 +45,7 @@ def run(*command: str | Path, timeout_s: float, **environment: str) -> subproces
 
 def whole_gallery(lane: str, file: Path) -> None:
     """Every entry of the lane gets its expected category, and the demo says so."""
-    done = run(DEMO, "--lane", lane, "--json", file, timeout_s=900)
+    done = run(DEMO, "--lane", lane, "--json", file, timeout_s=None)  # it gives up by itself if no verdict comes
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"lane {lane}" in done.stdout
     records = json.loads(file.read_text())
@@ -56,7 +56,7 @@ def whole_gallery(lane: str, file: Path) -> None:
         assert timed == (record["expected"] == "passed"), record["name"]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(0)  # a slow machine may take long, as long as verdicts come
 def test_the_whole_gallery_on_the_cpu(tmp_path: Path) -> None:
     """Every entry gets its expected category on the cpu lane; passed kernels alone have times."""
     whole_gallery("cpu", tmp_path / "verdicts.json")
@@ -64,7 +64,7 @@ def test_the_whole_gallery_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not WANTED and not Path("/dev/nvidia0").exists(), reason="there is no GPU here")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(0)  # a slow machine may take long, as long as verdicts come
 def test_the_whole_gallery_on_a_gpu(tmp_path: Path) -> None:
     """Every entry gets its expected category on the gpu lane; passed kernels alone have times."""
     whole_gallery("gpu", tmp_path / "verdicts.json")

@@ -128,6 +128,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | Non
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.slow("runs every kernel and compiles C++")
 @pytest.mark.parametrize("name", [e.name for e in RUN])
 def test_good_kernels_agree_with_their_reference(name: str, differences: dict[str, str | None]) -> None:
     """On the CPU, Triton interpreted, a right kernel's outputs are the reference's and its inputs are unchanged."""

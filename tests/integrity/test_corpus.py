@@ -115,6 +115,7 @@ def test_outcomes_are_judged(entry: Program, facts: Facts, honest: Facts | None,
     assert judge(entry, facts, "gpu", honest) is judgement
 
 
+@pytest.mark.slow("judges each program of a corpus")
 @pytest.mark.parametrize("entry", CPU_LANE, ids=lambda entry: entry.name)
 def test_a_program_ends_as_expected(rig: Rig, entry: Program) -> None:
     """On the cpu lane, one after the other: the category; of times only those that a sleep makes certain."""

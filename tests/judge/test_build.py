@@ -17,6 +17,8 @@ from workers.judge.candidate import libraries
 from workers.judge.sandbox import shelf
 from workers.judge.trial import build, run
 
+pytestmark = pytest.mark.slow("compiles C++")
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):

@@ -13,6 +13,8 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 
+pytestmark = pytest.mark.slow("fills a disk")
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):

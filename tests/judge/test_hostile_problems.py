@@ -30,6 +30,8 @@ from tests.integrity.hostile_problems import (
 from tests.judge.rig import Rig
 from workers.judge.host import linux, uids
 
+pytestmark = pytest.mark.slow("judges each program of a corpus")
+
 ALL = {problem.name: problem for problem in problems()}
 #: Seconds after which the slot must be free again, whatever a problem does under the corpus's deadlines.
 SOON_S = 60

@@ -20,6 +20,8 @@ from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
 from workers.judge.host import linux
 
+pytestmark = pytest.mark.slow("starts judges of its own")
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels"
 PROBLEM = """
 import torch

@@ -27,6 +27,8 @@ from workers.judge.trial import warm
 from workers.judge.trial.cases import Case
 from workers.judge.trial.reference import Reference
 
+pytestmark = pytest.mark.slow("judges the same kernels many times")
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):

@@ -31,6 +31,8 @@ from workers.judge.host import linux, uids
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.sandbox.seal import Profile, Role
 
+pytestmark = pytest.mark.slow("searches the memory of every role")
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "isolation.md"
 #: What the tables call the processes. The first four run the fleet's own code.
 TRUSTED = ("judge", "fork server", "worker parent", "supervisor")

@@ -17,6 +17,8 @@ import pytest
 
 from tests.security.house import ROOT, free_port
 
+pytestmark = pytest.mark.slow("lists and looks up every installed package")
+
 pytest.importorskip("pip_audit")
 pytest.importorskip("cyclonedx_py")
 
