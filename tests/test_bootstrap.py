@@ -95,6 +95,7 @@ def test_uv_gets_what_pip_is_configured_to(bootstrap: ModuleType, monkeypatch: p
     assert bootstrap.uv_settings()["UV_FIND_LINKS"] == "/three"
 
 
+@pytest.mark.slow("makes a virtual environment")
 def test_an_interpreters_own_torch_is_kept(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_interpreters_own_torch_is_kept(
     assert "include-system-site-packages = false" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
 
 
+@pytest.mark.slow("makes virtual environments")
 def test_the_torch_of_a_virtual_environment_is_kept(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

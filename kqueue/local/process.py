@@ -160,13 +160,17 @@ def log_tail(log: Path, lines: int = 20) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def bound_log(log: Path) -> None:
+def bound_log(log: Path, most_bytes: int = _LOG_BYTES) -> None:
     """Rotate a large log: copy it to ``<name>.1`` and truncate it, so that its writer can keep appending.
 
     Lines written during the copy are lost.
+
+    Args:
+        log: the file.
+        most_bytes: size above which it is rotated.
     """
     with contextlib.suppress(OSError):
-        if log.stat().st_size > _LOG_BYTES:
+        if log.stat().st_size > most_bytes:
             before = log.with_name(log.name + ".1")
             shutil.copyfile(log, before)
             before.chmod(0o600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -58,7 +59,7 @@ class Whole:
         return [attempt for identity in ids for attempt in services.attempts(identity)]
 
 
-def strays() -> list[int]:
+def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
     """Return descendants of this process's supervisors other than workers, their fork servers and their one judge."""
     found: list[int] = []
     for supervisor in _running(os.getpid()):
@@ -67,7 +68,7 @@ def strays() -> list[int]:
         for child in _running(supervisor):
             if _works(child):  # not a GPU health watcher or a GPU test
                 judges = [pid for pid in _running(child) if _works(pid) and name(pid) != "kq-forkserver"]
-                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
+                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == stand_in]
                 found += set(_running(child)) - {*judges[:1], *servers[:1]}
                 found += [pid for one in _running(child) for pid in below(one) if running(pid)]
     return found

@@ -17,6 +17,7 @@ from kqueue.config import load
 from kqueue.contract import Settings, Timing
 from kqueue.local.fleet import LocalFleet
 from tests.chaos.family import below, name
+from tests.services import starts_services
 
 PROBLEM = """
 import os, signal, time
@@ -38,6 +39,7 @@ SETTINGS = Settings(checks=1, timing=Timing(enabled=False))
 
 
 @pytest.fixture(scope="module")
+@starts_services
 def kq() -> Iterator[Client]:
     """A client of a fleet with one slot."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as place:

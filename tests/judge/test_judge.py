@@ -393,6 +393,7 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
     assert judge(rig, right()).category is Category.PASSED
 
 
+@pytest.mark.slow("judges a hundred kernels")
 def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
     """Descriptors and children of the fork server do not grow."""
 

@@ -6,14 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from kqueue.local import process
 
 
-def test_a_log_that_has_grown_is_emptied_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_has_grown_is_emptied_under_its_writer(tmp_path: Path) -> None:
     """What it held is kept once, and what is written after that comes to its beginning."""
-    monkeypatch.setattr(process, "_LOG_BYTES", 1000)
     log = tmp_path / "part.log"
     reader, writer = os.pipe()
     program = f"import os\nfor line in os.fdopen({reader}): print(line * 40, end='', flush=True)"
@@ -28,10 +25,10 @@ def test_a_log_that_has_grown_is_emptied_under_its_writer(tmp_path: Path, monkey
             process.wait_until_ready(child, "the writer", lambda: log.stat().st_size >= before + 40 * len(word), 30)
 
         say("small")
-        process.bound_log(log)
+        process.bound_log(log, most_bytes=1000)
         assert not (tmp_path / "part.log.1").exists()
         say("a line that is longer than that")
-        process.bound_log(log)
+        process.bound_log(log, most_bytes=1000)
         assert log.stat().st_size == 0
         say("after")
     assert child.wait(30)

@@ -20,6 +20,8 @@ import pytest
 
 from tests.sandbox.fleets import Fleet
 
+pytestmark = pytest.mark.slow("attacks the seal in hundreds of processes")
+
 #: Refusals by Landlock or by a file's own rights, and by the filter.
 REFUSED = ("EACCES", "EPERM")
 FILTER = ("seccomp",)

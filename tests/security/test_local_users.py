@@ -28,7 +28,7 @@ from kqueue.local.fleet import LocalFleet
 from kqueue.local.valkey import Valkey
 from kqueue.store import roles, tokens
 from kqueue.store.engine import connect
-from tests.services import Server
+from tests.services import Server, starts_services
 
 #: A user of no right here, outside the candidates' range.
 STRANGER = 12345
@@ -62,6 +62,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+@starts_services
 def fleet(open_folder: Path) -> Iterator[LocalFleet]:
     """A fleet of one CPU slot that serves HTTP."""
     config = load(home=open_folder / "home", scratch=open_folder / "scratch", gpus="none", cpu_slots=1, http_port=0)
@@ -212,6 +213,7 @@ def test_the_token_goes_to_the_fleet_alone(
         assert load(url=url).token is None
 
 
+@pytest.mark.services
 def test_a_token_ends_with_its_fleet(open_folder: Path) -> None:
     """Each start has a new secret, a stop revokes it, a kill leaves it to the next start; there is one row for all."""
     home = open_folder / "again"

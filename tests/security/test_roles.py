@@ -21,7 +21,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.store import roles, schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
-from tests.services import database, start
+from tests.services import database, start, starts_services
 
 EVERYBODY = set(roles.ROLES)
 SENDERS = {roles.PRODUCER, roles.GATEWAY}
@@ -161,6 +161,7 @@ def test_a_downgrade_leaves_the_roles_and_takes_their_rights(database_url: str, 
 
 
 @pytest.fixture
+@starts_services
 def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """A server without any of the roles: executes a statement as its owner; ``url`` is its address."""
     with Postgres(tmp_path / "postgres", durable=False) as postgres:

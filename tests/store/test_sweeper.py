@@ -25,6 +25,7 @@ from kqueue.message import Message
 from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
 from kqueue.sweeper import LOOK_EVERY_S, SweepReport, sweep
+from tests.services import starts_services
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def app(config: Config) -> Iterator[Celery]:
 
 
 @pytest.fixture
+@starts_services
 def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
     """A Valkey that the test may stop."""
     with Valkey(tmp_path / "valkey") as service:
