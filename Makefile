@@ -16,7 +16,7 @@ venv: ## set up .venv, which the other targets do first where they need it
 demo: venv ## judge the gallery of good and bad kernels on this machine
 	@$(PY) examples/demo.py $(ARGS)
 
-quick: venv ## run the tests that need no service, within a minute
+quick: venv ## run the tests that need no service, in about a minute
 	$(PY) -m pytest -n auto --dist worksteal -m quick $(ARGS)
 
 test: venv ## run the tests (ARGS='tests/store -k claim')

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow("starts a Python for each import")
+
 ROOT = Path(__file__).parents[1]
 
 
