@@ -204,7 +204,9 @@ def _processes() -> Iterator[Program]:
     yield _process(
         "output_freed",
         verdict,
-        BROKEN | WRONG | {_C.PASSED, _C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS},
+        BROKEN
+        | WRONG
+        | {_C.PASSED, _C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED},
         lanes=GPU,
         honest=_HONEST,
     )

@@ -497,7 +497,7 @@ class ForkServer:
             os.killpg(candidate.pid, signal.SIGKILL)
         if candidate.profile.uid is not None:
             _kill_uid(candidate.profile.uid)
-        for pid in self._orphans():
+        for pid in candidate.own(self._orphans()):
             os.kill(pid, signal.SIGKILL)
 
     def _sweep(self, candidate: _Candidate) -> None:
@@ -505,7 +505,10 @@ class ForkServer:
         deadline = time.monotonic() + _SWEEP
         while time.monotonic() < deadline:
             own = {*self._candidates, *(removal.pid for removal in self._removals)}
-            mine = [pid for pid in linux.children(os.getpid()) if pid not in own]
+            for pid in [pid for pid in linux.children(os.getpid()) if pid not in own and linux.is_zombie(pid)]:
+                os.waitpid(pid, os.WNOHANG)
+            # Not those of others that still run: they are leftovers when these end.
+            mine = candidate.own(self._orphans())
             for pid in mine:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)

@@ -134,6 +134,8 @@ class Stopwatch:
         self._most = proofs
         self._random = random.SystemRandom()
         self._proofs: list[tuple[list[torch.Tensor], Case]] = []
+        #: Calls that could have been kept, of all series: a kernel must not be right in the last one only.
+        self._counted = 0
         self._draw_s = 0.0
         #: Whether the timed process draws the inputs too: its time to be timed stands still meanwhile.
         self._draws_itself = exchange.process is reference.process
@@ -217,7 +219,7 @@ class Stopwatch:
         series = Series(clock.basis)
         blanks = self._exchange.blanks()
         enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
-        warming, counted, misses, missed, since = timing.warmup, 0, 0, 0, 0
+        warming, misses, missed, since = timing.warmup, 0, 0, 0
         looks = call is Order.AHEAD
         while True:
             if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
@@ -229,7 +231,7 @@ class Stopwatch:
             if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
                 looks = self._take_in_turn(clock, series, blanks)
             case = self._fresh()
-            place = self._keep_at(counted) if warming == 0 else None
+            place = self._keep_at(self._counted) if warming == 0 else None
             into = blanks if place is None else self._exchange.blanks()
             sample = clock.time(call, case, into)
             missed += sample is None
@@ -241,7 +243,7 @@ class Stopwatch:
             if warming:
                 warming -= 1
                 continue
-            counted += 1
+            self._counted += 1
             if place is not None:
                 self._proofs[place : place + 1] = [(into, case)]
             series.calls.append(sample[0])

@@ -18,7 +18,7 @@ def harness():
     frame = sys._getframe()
     while frame is not None:
         candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Candidate":
+        if type(candidate).__name__ == "Harness":
             return candidate
         frame = frame.f_back
     raise RuntimeError("no harness on the stack")
@@ -37,7 +37,7 @@ DONE = 32
 def number():
     frame = sys._getframe()
     while frame is not None:
-        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Candidate":
+        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Harness":
             return frame.f_locals["number"]
         frame = frame.f_back
     return None  # a checked call

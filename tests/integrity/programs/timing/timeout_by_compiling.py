@@ -17,7 +17,7 @@ def harness():
     frame = sys._getframe()
     while frame is not None:
         candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Candidate":
+        if type(candidate).__name__ == "Harness":
             return candidate
         frame = frame.f_back
     raise RuntimeError("no harness on the stack")
