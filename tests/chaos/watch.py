@@ -30,6 +30,8 @@ _SAMPLES: Final = 5
 #: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
+#: Descriptors of a fork server for a reference that it keeps, and the sockets among them.
+_OF_A_REFERENCE: Final = (5, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,10 @@ class Watch(threading.Thread):
             held, sockets = descriptors(pid)
             if start is None or held < 0:
                 continue
+            if role == "fork server":
+                # It keeps references for later evaluations, up to a bounded number: they come and go.
+                references = sum(name(child) == "kq-reference" for child in linux.children(pid))
+                held, sockets = held - _OF_A_REFERENCE[0] * references, sockets - _OF_A_REFERENCE[1] * references
             since = self._at_work.setdefault((pid, start), now)
             if now - since > _GROWN_UP_S:
                 self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))

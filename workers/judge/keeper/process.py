@@ -198,7 +198,7 @@ class SealedProcess:
             ForkServerError: nobody ended it although its time was up.
         """
         allowed = self._seconds + self._compile_s + _GRACE_S
-        ready, _, _ = select.select([self._channel, self._control], [], [], allowed)
+        ready = _readable(allowed, self._channel, self._control)
         if not ready:
             self._forkserver.kill()
             raise ForkServerError("the fork server did not end a candidate that was beyond its deadline")
@@ -226,7 +226,7 @@ class SealedProcess:
 
     def answered(self, seconds: float = 0) -> bool:
         """Whether a reply waits to be received, or the process has ended, within ``seconds``."""
-        return bool(select.select([self._channel, self._control], [], [], seconds)[0])
+        return bool(_readable(seconds, self._channel, self._control))
 
     def stop(self) -> Report:
         """End the process if it lives, and return the fork server's report.
@@ -247,7 +247,7 @@ class SealedProcess:
     def _await_report(self) -> None:
         data = b""
         deadline = time.monotonic() + _GRACE_S
-        while not data and select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while not data and _readable(max(0.0, deadline - time.monotonic()), self._control):
             try:
                 data = self._control.recv(1 << 20)
                 break
@@ -302,6 +302,15 @@ class SealedProcess:
         return EvaluationEnded(
             Category.CRASHED, f"the process exited with status {code}", self._phase, exit_status=code, **facts
         )
+
+
+def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
+    """Wait until one of some sockets can be read; return those. Unlike ``select``, it takes descriptors of any number."""
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    return [each for each in sockets if each.fileno() in ready]
 
 
 def _category(reply: Reply, phase: Phase) -> Category:
