@@ -305,7 +305,7 @@ class SealedProcess:
 
 
 def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
-    """Wait until one of some sockets can be read; return those. Unlike ``select``, it takes descriptors of any number."""
+    """Wait until sockets can be read; return those. Unlike ``select``, it takes descriptors of any number."""
     poll = select.poll()
     for each in sockets:
         poll.register(each, select.POLLIN)
