@@ -30,8 +30,8 @@ _SAMPLES: Final = 5
 #: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
-#: Descriptors of a fork server for a reference that it keeps, and the sockets among them.
-_OF_A_REFERENCE: Final = (5, 3)
+#: Descriptors of a fork server for a reference that it keeps, and the sockets among them. (A mapping holds one too.)
+_OF_A_REFERENCE: Final = (6, 3)
 
 
 @dataclass(frozen=True, slots=True)
