@@ -42,14 +42,14 @@ from workers.judge.sandbox import ground, seal, shelf
 from workers.judge.sandbox.cgroups import Group
 from workers.judge.sandbox.seal import Role
 
-#: What is kept of a candidate's output, in bytes.
+#: What is kept of a process's output, in bytes.
 _TAIL: Final = 16 << 10
-#: How often a living candidate's memory is looked at, in seconds.
+#: How often a living process's memory is looked at, in seconds.
 _WATCH: Final = 0.04
-#: The least time between looks at a candidate's files, in seconds, and how many times as long as one look takes.
+#: The least time between looks at a process's files, in seconds, and how many times as long as one look takes.
 _WATCH_FILES: Final = 0.5
 _WATCH_FILES_SHARE: Final = 20
-#: The most files of a candidate, which also bounds how long a look takes. A compiler's cache has hundreds.
+#: The most files of a sealed process, which also bounds how long a look takes. A compiler's cache has hundreds.
 _FILES: Final = 20_000
 #: References that are kept at once. One more than that may be at work: each has a uid of its own.
 _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
@@ -59,11 +59,11 @@ _IDLE: Final = 0.5
 #: The most that a reference may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
 #: meanwhile. Libraries' threads spin for a moment before they sleep.
 _RESTLESS: Final = (4.0, 0.1)
-#: What a candidate says of itself once it is sealed.
+#: What a sealed process says of itself once it is sealed.
 _SEALED: Final = b"sealed"
-#: How long a killed candidate may take to go, in seconds; a process stuck in a driver takes for ever.
+#: How long a killed process may take to go, in seconds; a process stuck in a driver takes for ever.
 _REAP: Final = 10.0
-#: How long what a candidate left may take to go, in seconds.
+#: How long what a sealed process left may take to go, in seconds.
 _SWEEP: Final = 1.0
 #: How long a process may live on that has closed the channel, in seconds.
 _DYING: Final = 1.0
@@ -71,7 +71,7 @@ _DYING: Final = 1.0
 
 @dataclass(slots=True)
 class _Budget:
-    """Seconds left for a phase and for compilation; one of them runs while the candidate is at work."""
+    """Seconds left for a phase and for compilation; one of them runs while the process is at work."""
 
     phase: float = 0.0
     compile: float = 0.0
@@ -97,8 +97,8 @@ class _Budget:
         return self.compile if compiling else self.phase
 
 
-class _Candidate:
-    """One living candidate, as its parent sees it."""
+class _Sealed:
+    """One living sealed process, as its parent sees it."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Candidate:
             todo += linux.children(pid)
 
     def overfull(self) -> bool:
-        """Whether its files are too many or take more than they may, as far as it is time to look."""
+        """Return whether its files are too many or take more than they may, as far as it is time to look."""
         begun = time.monotonic()
         if begun < self.scratch_at:
             return False
@@ -189,12 +189,12 @@ class _Candidate:
         return count
 
     def own(self, orphans: list[int]) -> list[int]:
-        """Those of the orphans that are this candidate's; all, where candidates have no uid that tells them apart."""
+        """Return the orphans that are this process's; all of them where no uids tell sealed processes apart."""
         uid = self.profile.uid
         return orphans if uid is None else [pid for pid in orphans if linux.owner(pid) == uid]
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel has ended something of it for want of memory."""
+        """Return whether the kernel has ended something of it for want of memory."""
         return self.group is not None and self.group.out_of_memory()
 
 
@@ -222,11 +222,12 @@ class ForkServer:
         self._requests = requests
         self._ground = base
         self._selector = selectors.DefaultSelector()
-        self._candidates: dict[int, _Candidate] = {}
+        self._running: dict[int, _Sealed] = {}
         #: References that wait for their next judge, the longest waiting first.
         self._kept: list[_Kept] = []
         self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
+        self._looked_at_kept = 0.0
         self._wake, writer = socket.socketpair()
         self._wake.setblocking(False)
         writer.setblocking(False)
@@ -242,40 +243,41 @@ class ForkServer:
             for key, _ in self._selector.select(self._timeout()):
                 key.data()
             self._watch()
-        for candidate in list(self._candidates.values()):
-            self._end(candidate, End.STOPPED)
+        for process in list(self._running.values()):
+            self._end(process, End.STOPPED)
 
     def _register(self, source: Any, callback: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, callback)
 
     def _timeout(self) -> float | None:
-        if not self._candidates:
+        if not self._running:
             return None
-        if self._kept and len(self._candidates) == len(self._kept):
+        if self._kept and len(self._running) == len(self._kept):
             return _IDLE
-        lefts = [c.budget.left(c.compiling) for c in self._candidates.values()]
+        lefts = [c.budget.left(c.compiling) for c in self._running.values()]
         return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
 
     def _watch(self) -> None:
         now = time.monotonic()
         look = now - self._looked >= _WATCH
-        orphans = self._orphans() if look and self._candidates else []
-        for candidate in list(self._candidates.values()):
-            if (phase := candidate.overdue()) is not None:
-                candidate.phase = phase
-                self._end(candidate, End.DEADLINE)
-            elif look and (
-                candidate.memory(orphans) > candidate.profile.host_memory_bytes or candidate.out_of_memory()
-            ):
-                self._end(candidate, End.MEMORY)
-            elif look and candidate.overfull():
-                self._end(candidate, End.SCRATCH)
+        # Those that are kept do nothing, and may be many.
+        look_at_kept = now - self._looked_at_kept >= _IDLE
+        waiting = {kept.word.scratch for kept in self._kept} if not look_at_kept else set[str]()
+        orphans = self._orphans() if look and self._running else []
+        for process in [p for p in self._running.values() if p.profile.scratch not in waiting]:
+            if (phase := process.overdue()) is not None:
+                process.phase = phase
+                self._end(process, End.DEADLINE)
+            elif look and (process.memory(orphans) > process.profile.host_memory_bytes or process.out_of_memory()):
+                self._end(process, End.MEMORY)
+            elif look and process.overfull():
+                self._end(process, End.SCRATCH)
         if look:
             self._looked = now
-        for kept in [
-            kept for kept in self._kept if now > kept.since + _KEEP or (look and self._is_restless(kept, orphans))
-        ]:
-            self._end_kept(kept)
+        if look_at_kept:
+            self._looked_at_kept = now
+            for kept in [k for k in self._kept if now > k.since + _KEEP or self._is_restless(k, orphans)]:
+                self._end_kept(kept)
 
     def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:
         """Return whether a reference that is kept has worked all the same."""
@@ -300,9 +302,9 @@ class ForkServer:
                 with socket.socket(fileno=fds[0]) as answer:
                     self._hand_over(key, answer)
 
-    def _process_of(self, kept: _Kept) -> _Candidate | None:
+    def _process_of(self, kept: _Kept) -> _Sealed | None:
         """Return the process that is kept, if it still runs."""
-        running = (c for c in self._candidates.values() if c.profile.scratch == kept.word.scratch)
+        running = (c for c in self._running.values() if c.profile.scratch == kept.word.scratch)
         return next((c for c in running if not _has_ended(c.pid)), None)
 
     def _keep(self, kept: _Kept) -> None:
@@ -340,15 +342,15 @@ class ForkServer:
     def _on_wake(self) -> None:
         self._wake.recv(4096)
         self._removals = [removal for removal in self._removals if removal.poll() is None]
-        for candidate in list(self._candidates.values()):
-            if _has_ended(candidate.pid):
-                self._conclude(candidate, End.EXITED)
+        for process in list(self._running.values()):
+            if _has_ended(process.pid):
+                self._conclude(process, End.EXITED)
 
-    def _on_control(self, candidate: _Candidate) -> None:
-        if candidate.pid not in self._candidates:
+    def _on_control(self, process: _Sealed) -> None:
+        if process.pid not in self._running:
             return
         try:
-            data = candidate.control.recv(65536)
+            data = process.control.recv(65536)
         except ConnectionResetError:
             data = b""
         match control.unpack(data, (Compilers, Enter, Turn, Stop, Closed)) if data else Stop():
@@ -356,23 +358,23 @@ class ForkServer:
                 # It is dying, or wants to be taken for it. The dead give a GPU back last, which takes seconds where
                 # many do.
                 begun = time.monotonic()
-                while not _has_ended(candidate.pid) and time.monotonic() < begun + (
-                    _REAP if linux.is_exiting(candidate.pid) else _DYING
+                while not _has_ended(process.pid) and time.monotonic() < begun + (
+                    _REAP if linux.is_exiting(process.pid) else _DYING
                 ):
                     time.sleep(0.001)
-                self._end(candidate, End.CLOSED)
+                self._end(process, End.CLOSED)
             case Stop():
-                self._end(candidate, End.STOPPED)
+                self._end(process, End.STOPPED)
             case word:
-                candidate.heed(word)
+                process.heed(word)
 
-    def _on_output(self, candidate: _Candidate) -> None:
-        if candidate.pid not in self._candidates:
+    def _on_output(self, process: _Sealed) -> None:
+        if process.pid not in self._running:
             return
-        if not candidate.read_output():
-            self._selector.unregister(candidate.output)
-        elif candidate.written > candidate.profile.output_bytes:
-            self._end(candidate, End.OUTPUT)
+        if not process.read_output():
+            self._selector.unregister(process.output)
+        elif process.written > process.profile.output_bytes:
+            self._end(process, End.OUTPUT)
 
     def _spawn(self, profile: seal.Profile, channel: int, control_end: socket.socket, page: int) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -381,9 +383,7 @@ class ForkServer:
         parent = os.getpid()
         profile = self._with_uid(profile)
         # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
-        for earlier in [
-            c for c in self._candidates.values() if profile.uid is not None and c.profile.uid == profile.uid
-        ]:
+        for earlier in [c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid]:
             self._end(earlier, End.STOPPED)
         group: Group | None = None
         try:
@@ -399,128 +399,128 @@ class ForkServer:
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            _become_candidate(profile, self._ground.means, group, parent, channel, page, writer, sealing)
+            _become_sealed(profile, self._ground.means, group, parent, channel, page, writer, sealing)
         view: Any = flags.attach(page)
-        # Else the next candidate to be forked, this one's rival, would have it too.
+        # Else the next process to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
-        candidate = _Candidate(pid, profile, group, control_end, view, reader)
+        process = _Sealed(pid, profile, group, control_end, view, reader)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
-        self._candidates[pid] = candidate
+        self._running[pid] = process
         # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
         word = b""
         while select.select([sealed], [], [], _REAP)[0] and (more := os.read(sealed, 4096)):
             word += more
         os.close(sealed)
-        candidate.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
-        self._register(control_end, lambda: self._on_control(candidate))
-        self._register(reader, lambda: self._on_output(candidate))
-        if candidate.unsealed:
-            self._end(candidate, End.UNSEALED)
+        process.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
+        self._register(control_end, lambda: self._on_control(process))
+        self._register(reader, lambda: self._on_output(process))
+        if process.unsealed:
+            self._end(process, End.UNSEALED)
 
     def _with_uid(self, profile: seal.Profile) -> seal.Profile:
         """Give a reference a uid of its own: the judge names the slot's."""
         if profile.uid is None or profile.role is not Role.REFERENCE:
             return profile
-        used = {candidate.profile.uid for candidate in self._candidates.values()}
+        used = {process.profile.uid for process in self._running.values()}
         free = (uid for offset in uids.REFERENCE_OFFSETS if (uid := profile.uid + offset) not in used)
         return replace(profile, uid=next(free))
 
-    def _end(self, candidate: _Candidate, reason: End) -> None:
-        """Kill a candidate and conclude it. If it had ended already, by itself, that is what counts."""
-        if _has_ended(candidate.pid):
-            self._conclude(candidate, End.EXITED)
+    def _end(self, process: _Sealed, reason: End) -> None:
+        """Kill a sealed process and conclude it. If it had ended already, by itself, that is what counts."""
+        if _has_ended(process.pid):
+            self._conclude(process, End.EXITED)
             return
-        os.kill(candidate.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         begun = time.monotonic()
-        while not _has_ended(candidate.pid):
+        while not _has_ended(process.pid):
             if time.monotonic() > begun + _DYING:
                 # One that is traced by its own offspring ends for us only when the tracer does.
-                self._kill_all_of(candidate)
+                self._kill_all_of(process)
             if time.monotonic() > begun + _REAP:
                 reason = End.STUCK
                 break
             time.sleep(0.0005)
-        self._conclude(candidate, reason)
+        self._conclude(process, reason)
 
-    def _conclude(self, candidate: _Candidate, reason: End) -> None:
-        """Sweep what an ended candidate left, report, and forget it."""
-        leftovers = candidate.own(self._orphans())
-        self._kill_all_of(candidate)
-        status = None if reason is End.STUCK else os.waitpid(candidate.pid, 0)[1]
+    def _conclude(self, process: _Sealed, reason: End) -> None:
+        """Sweep what an ended process left, report, and forget it."""
+        leftovers = process.own(self._orphans())
+        self._kill_all_of(process)
+        status = None if reason is End.STUCK else os.waitpid(process.pid, 0)[1]
         if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
             reason = End.EXITED  # it was on its way out, by itself, before it was killed
-        if reason is End.EXITED and candidate.out_of_memory():
+        if reason is End.EXITED and process.out_of_memory():
             reason = End.MEMORY
-        del self._candidates[candidate.pid]
-        self._sweep(candidate)
+        del self._running[process.pid]
+        self._sweep(process)
         # What a survivor might still write is not waited for.
         for _ in range(64):
-            if not candidate.read_output():
+            if not process.read_output():
                 break
-        if candidate.output in self._selector.get_map():
-            self._selector.unregister(candidate.output)
-        self._selector.unregister(candidate.control)
-        os.close(candidate.output)
+        if process.output in self._selector.get_map():
+            self._selector.unregister(process.output)
+        self._selector.unregister(process.control)
+        os.close(process.output)
         if reason is not End.SCRATCH:  # else what it held has been seen, and may be gone with it
-            candidate.weigh()
-        profile = candidate.profile
+            process.weigh()
+        profile = process.profile
         if profile.role is Role.BUILDER and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid
             shelf.take(Path(profile.scratch), Path(profile.built), owner, profile.file_bytes)
         report = Report(
-            reason=End.UNSEALED if candidate.unsealed else reason,
-            phase=candidate.phase,
+            reason=End.UNSEALED if process.unsealed else reason,
+            phase=process.phase,
             status=status,
             leftovers=len(leftovers),
-            peak_bytes=candidate.peak,
-            output_bytes=candidate.written,
-            log=candidate.unsealed or candidate.tail.decode("utf-8", "replace"),
-            scratch_bytes=candidate.scratch,
+            peak_bytes=process.peak,
+            output_bytes=process.written,
+            log=process.unsealed or process.tail.decode("utf-8", "replace"),
+            scratch_bytes=process.scratch,
         )
-        _send(candidate.control, report)
+        _send(process.control, report)
         for directory in _directories(profile):
             with contextlib.suppress(OSError):
                 self._removals.append(linux.start_removal(directory))
 
     def _orphans(self) -> list[int]:
-        """Living children that are neither candidates nor ours: what a candidate left and the kernel gave to us."""
-        own = {*self._candidates, *(removal.pid for removal in self._removals)}
+        """Return living children that are neither sealed processes nor ours: sealed processes have left them behind."""
+        own = {*self._running, *(removal.pid for removal in self._removals)}
         return [pid for pid in linux.children(os.getpid()) if pid not in own and not linux.is_zombie(pid)]
 
-    def _kill_all_of(self, candidate: _Candidate) -> None:
-        """Kill whatever is a candidate's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
-        if candidate.group is not None:
-            candidate.group.kill()
+    def _kill_all_of(self, process: _Sealed) -> None:
+        """Kill whatever is a process's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
+        if process.group is not None:
+            process.group.kill()
         # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(candidate.pid, signal.SIGKILL)
-        if candidate.profile.uid is not None:
-            _kill_uid(candidate.profile.uid)
-        for pid in candidate.own(self._orphans()):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.profile.uid is not None:
+            _kill_uid(process.profile.uid)
+        for pid in process.own(self._orphans()):
             os.kill(pid, signal.SIGKILL)
 
-    def _sweep(self, candidate: _Candidate) -> None:
-        """Kill and reap all orphans, and theirs, within a bounded time; all of the candidate's uid with them."""
+    def _sweep(self, process: _Sealed) -> None:
+        """Kill and reap all orphans, and theirs, within a bounded time; all of the process's uid with them."""
         deadline = time.monotonic() + _SWEEP
         while time.monotonic() < deadline:
-            own = {*self._candidates, *(removal.pid for removal in self._removals)}
+            own = {*self._running, *(removal.pid for removal in self._removals)}
             for pid in [pid for pid in linux.children(os.getpid()) if pid not in own and linux.is_zombie(pid)]:
                 os.waitpid(pid, os.WNOHANG)
             # Not those of others that still run: they are leftovers when these end.
-            mine = candidate.own(self._orphans())
+            mine = process.own(self._orphans())
             for pid in mine:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
-            uid = candidate.profile.uid
+            uid = process.profile.uid
             survivors = linux.living_of_uid(uid) if uid is not None else []
             if uid is not None and survivors:
                 _kill_uid(uid)
             if not mine and not survivors:
                 break
             time.sleep(0.0005)
-        if candidate.group is not None:
-            candidate.group.remove()
+        if process.group is not None:
+            process.group.remove()
 
 
 def _send(control_end: socket.socket, report: Report) -> None:
@@ -553,11 +553,11 @@ def _files(directory: str) -> tuple[int, int]:
 
 
 def _nothing(*_: object) -> None:
-    """A handler, so that the signal wakes the loop instead of being ignored."""
+    """Do nothing: a signal with a handler wakes the loop instead of being ignored."""
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without reaping it."""
+    """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -586,7 +586,7 @@ def _kill_uid(uid: int) -> None:
 
 
 def _make_scratch(profile: seal.Profile) -> None:
-    """Make a candidate's private directories, empty, and its own. Nobody else has been in them."""
+    """Make a process's private directories, empty, and its own. Nobody else has been in them."""
     for path in (profile.scratch, *seal.private_directories(profile.scratch).values()):
         Path(path).mkdir(mode=0o700)
         if profile.uid is not None:
@@ -603,7 +603,7 @@ def _directories(profile: seal.Profile) -> list[Path]:
     return made
 
 
-def _become_candidate(
+def _become_sealed(
     profile: seal.Profile,
     means: seal.Means,
     group: Group | None,
@@ -649,7 +649,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     Args:
         requests: what it serves.
         parent: the worker's process; it ends with that.
-        uid: the slot's uid for candidates, which nobody else uses now: what an earlier holder left is killed.
+        uid: the slot's uid for sealed processes, which nobody else uses now: what an earlier holder left is killed.
     """
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
