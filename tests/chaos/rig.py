@@ -70,7 +70,9 @@ def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
                 judges = [pid for pid in _running(child) if _works(pid) and name(pid) != "kq-forkserver"]
                 servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == stand_in]
                 found += set(_running(child)) - {*judges[:1], *servers[:1]}
-                found += [pid for one in _running(child) for pid in below(one) if running(pid)]
+                # References are kept for later evaluations, for a while.
+                sealed = [pid for one in _running(child) for pid in below(one) if running(pid)]
+                found += [pid for pid in sealed if name(pid) != "kq-reference"]
     return found
 
 

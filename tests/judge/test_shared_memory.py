@@ -185,7 +185,10 @@ class ModelNew(torch.nn.Module):
 @pytest.fixture(scope="module")
 def gpu_rig(judge_environment: None) -> Iterator[Rig]:
     """A place on the first GPU."""
-    with Rig(devices()[0].uuid) as rig:
+    gpus = devices()
+    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
+        pytest.skip("there is no GPU here")
+    with Rig(gpus[0].uuid) as rig:
         yield rig
 
 

@@ -209,7 +209,7 @@ def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: C
 def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
     """A judge that is killed leaves no reference, nor the one that it has taken."""
     for _ in range(2):
-        threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges(empty)]).start()
+        threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges()]).start()
         assert empty.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
         assert gone(empty)
         assert uses(empty.judge(request())) == 1
@@ -227,9 +227,10 @@ def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -
     assert gone(empty)
 
 
-def judges(rig: Rig) -> list[int]:
-    """This process's children but the fork server."""
-    return [pid for pid in linux.children(os.getpid()) if pid != rig.forkserver.pid]
+def judges() -> list[int]:
+    """The judges: forks of this process. Its other children, services among them, run other programs."""
+    own = Path("/proc/self/cmdline").read_bytes()
+    return [pid for pid in linux.children(os.getpid()) if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
 
 
 def kill_reference(rig: Rig) -> None:
