@@ -165,11 +165,11 @@ class SealedProcess:
         self._tell(Compilers(seconds))
 
     def start_clock(self) -> None:
-        """The candidate is at work: what overstays the phase's deadline is ended by the fork server."""
+        """Start the phase's clock: the process is at work, and the fork server ends it at the deadline."""
         self._tell(Turn(True))
 
     def stop_clock(self) -> None:
-        """The judge is at work; the candidate waits."""
+        """Stop the phase's clock: the judge is at work, and the process waits."""
         self._tell(Turn(False))
 
     def order(self, order: Order, **arguments: Any) -> Reply:
@@ -194,7 +194,7 @@ class SealedProcess:
         """Wait for the reply to an order.
 
         Raises:
-            EvaluationEnded: the candidate raised, died, was ended, or answered nonsense.
+            EvaluationEnded: the process raised, died, was ended, or answered nonsense.
             ForkServerError: nobody ended it although its time was up.
         """
         allowed = self._seconds + self._compile_s + _GRACE_S
@@ -225,7 +225,7 @@ class SealedProcess:
         return reply
 
     def answered(self, seconds: float = 0) -> bool:
-        """Whether a reply waits to be received, or the process has ended, within ``seconds``."""
+        """Return whether within ``seconds`` a reply can be received, or the process has ended."""
         return bool(_readable(seconds, self._channel, self._control))
 
     def stop(self) -> Report:
@@ -260,13 +260,13 @@ class SealedProcess:
         self.close()
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
-        """What an exception in the candidate comes to, by its type's tag, CUDA's code and the phase."""
+        """Return the end that an exception in the process means, by its tag, CUDA's code and the phase."""
         facts = {"exception": reply.exception, "cuda_code": reply.code or None}
         message = f"{reply.exception}: {reply.message}"
         return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 
     def died(self) -> EvaluationEnded:
-        """What the end of the process comes to, by the fork server's report."""
+        """Return the end that the process's death means, by the fork server's report."""
         if self.ended is None:
             self._tell(Closed())
             self._await_report()
