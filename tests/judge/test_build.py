@@ -15,7 +15,7 @@ from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.candidate import libraries
 from workers.judge.sandbox import shelf
-from workers.judge.trial import build, run
+from workers.judge.trial import build, processes
 
 pytestmark = pytest.mark.slow("compiles C++")
 
@@ -160,7 +160,7 @@ class _BuildBesideGpu(build.Build):
 def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge takes its candidate for one with a GPU."""
     monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
-    monkeypatch.setattr(run, "Build", _BuildBesideGpu)
+    monkeypatch.setattr(processes, "Build", _BuildBesideGpu)
 
 
 @pytest.mark.usefixtures("beside_a_gpu")

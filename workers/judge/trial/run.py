@@ -16,7 +16,6 @@ import time
 from collections.abc import Generator
 from functools import cached_property, partial
 from typing import Any, Final
-from uuid import uuid4
 
 import torch
 
@@ -25,23 +24,18 @@ from kqueue.contract import Backend, Outcome, Phase, Policy, Request
 from kqueue.evidence import Facts
 from workers.judge.channel.activities import Activity, NotRecorded
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.protocol import Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
-from workers.judge.host import linux
 from workers.judge.host.blackbox import BlackBox
-from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
 from workers.judge.keeper.control import End, Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.place import Place
 from workers.judge.ports import Records
-from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.trial import (
     baseline as baselines,
 )
 from workers.judge.trial import (
-    build,
     clocks,
     compare,
     health,
@@ -50,11 +44,10 @@ from workers.judge.trial import (
     static,
     timing,
     tools,
-    warm,
 )
-from workers.judge.trial.build import Build
-from workers.judge.trial.cases import DTYPES, Case
-from workers.judge.trial.exchange import Candidate, Exchange, await_opening
+from workers.judge.trial.cases import Case
+from workers.judge.trial.exchange import Candidate, Exchange
+from workers.judge.trial.processes import Processes
 from workers.judge.trial.reference import Reference
 from workers.judge.trial.steps import Steps
 
@@ -73,20 +66,12 @@ _CASES_SHARE: Final = 0.2
 _HOST_BYTES: Final = 2 << 30
 #: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
 _SLACK_BYTES: Final = 2 << 30
-#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there. And
-#: the most of the host's: it must be ended before the kernel runs out of memory, which would look like others' doing.
-_REFERENCE_HOST: Final = 4
-_REFERENCE_SHARE: Final = 0.5
-#: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
-_KEPT_S: Final = 10.0
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
 _ROOM_BYTES: Final = 64 << 20
-#: The share of a GPU's memory that all its slots' candidates may take together.
-_MEMORY_SHARE: Final = 0.9
 
 
 def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBox, forkserver: ForkServer) -> Outcome:
@@ -119,15 +104,7 @@ class _Evaluation:
         self._records = records
         self._blackbox = blackbox
         self._forkserver = forkserver
-        self._device = "cuda" if place.on_gpu else "cpu"
-        #: All but the reference's.
-        self._processes: list[SealedProcess] = []
-        self._candidate: Candidate | None = None
-        self._builder: Build | None = None
-        self._reference: Reference
-        self._reference_begun = False
-        #: How many evaluations the reference has served, this one included.
-        self._reference_uses = 1
+        self._processes = Processes(request, place, forkserver)
         self._steps = Steps(blackbox, place, self._deadlines)
         self._evidence: dict[str, Any] = {}
         self._environment_hash = ""
@@ -158,17 +135,17 @@ class _Evaluation:
 
     def _memory_hog(self) -> Outcome | None:
         """Return the outcome of a kernel that holds more of the GPU's memory than it was given; None if none does."""
-        try:
-            assert self._candidate is not None
-            for process in self._processes:
-                if process is not self._candidate.process:
-                    process.stop()
-            before, total = torch.cuda.mem_get_info()
-            self._candidate.process.stop()
-            held = torch.cuda.mem_get_info()[0] - before
-        except (torch.AcceleratorError, CudaCallError, ForkServerError, AssertionError):
+        candidate = self._processes.candidate
+        if candidate is None:
             return None
-        allowed = int(total * self._memory_fraction)
+        try:
+            self._processes.stop_others()
+            before, total = torch.cuda.mem_get_info()
+            candidate.process.stop()
+            held = torch.cuda.mem_get_info()[0] - before
+        except (torch.AcceleratorError, CudaCallError, ForkServerError):
+            return None
+        allowed = int(total * self._processes.memory_fraction)
         if held <= allowed + _SLACK_BYTES:
             return None
         return Outcome(
@@ -185,11 +162,12 @@ class _Evaluation:
         self._environment_hash = self._records.environment(environment.facts(self._place))
         if self._place.on_gpu:
             self._memory = health.Memory(self._place.device)
-        memo = self._begin_reference()
-        candidate = self._begin_candidate()
+        self._processes.begin_reference()
+        candidate = self._processes.begin_candidate()
         timed = self._settings.timing.enabled
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            reference = self._make_ready(memo)
+            told = self._evidence["reference"] = {}
+            reference = self._processes.make_reference_ready(told)
             reference.widen()
             cases = reference.make_cases(self._memory_for(_CASES_SHARE))
             # Its first call loads and chooses kernels: while others may use the device.
@@ -271,138 +249,24 @@ class _Evaluation:
         return clocks.Flusher() if self._place.on_gpu else None
 
     @property
-    def _memory_fraction(self) -> float:
-        """The share of the GPU's memory that a sealed process may take."""
-        return _MEMORY_SHARE / self._place.siblings
-
-    def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:
-        limits, uid = self._settings.limits, self._place.uid
-        host_memory_bytes = limits.host_memory_bytes
-        if role in (Role.REFERENCE, Role.COMPILED):
-            host_memory_bytes = min(_REFERENCE_HOST * host_memory_bytes, int(_REFERENCE_SHARE * linux.physical_bytes()))
-        return Profile(
-            role=role,
-            uid=uid + uid_offset if uid is not None else None,
-            scratch=str(self._place.scratch / uuid4().hex),
-            processes=limits.processes,
-            file_bytes=limits.file_bytes,
-            host_memory_bytes=host_memory_bytes,
-            output_bytes=limits.output_bytes,
-            scratch_bytes=limits.scratch_bytes,
-            built=built,
-        )
-
-    @property
-    def _keeps_references(self) -> bool:
-        """True if references are kept. Without uids, what one leaves behind would be taken for a later kernel's."""
-        return self._place.keeps_references and self._place.uid is not None
-
-    def _begin_reference(self) -> warm.Memo | None:
-        """Take over the reference that is kept for this problem, or have a new one forked.
-
-        Returns:
-            the memo of one that was taken over.
-        """
-        if self._keeps_references:
-            key = warm.key(self._request, self._device)
-            if (kept := self._forkserver.take(key)) is not None:
-                word, descriptors = kept
-                process = SealedProcess.taken(
-                    self._forkserver, word.scratch, descriptors, compile_s=min(self._deadlines.compile_s, _KEPT_S)
-                )
-                self._hold_reference(process)
-                self._reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
-                memo = warm.Memo.model_validate(word.memo)
-                self._reference_uses = memo.uses + 1
-                return memo
-        self._fork_reference()
-        return None
-
-    def _fork_reference(self) -> None:
-        profile = self._profile(Role.REFERENCE)
-        self._hold_reference(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
-        self._reference_uses = 1
-        self._reference.begin()
-
-    def _hold_reference(self, process: SealedProcess) -> None:
-        self._reference = Reference(
-            process, self._request.problem, self._settings, self._device, memory_fraction=self._memory_fraction
-        )
-        self._reference_begun = True
-
-    def _make_ready(self, memo: warm.Memo | None) -> Reference:
-        """Have the reference's model constructed; replace a reference that is not what it was."""
-        told: dict[str, Any] = {"kept": memo is not None, "uses": self._reference_uses}
-        self._evidence["reference"] = told
-        if memo is not None:
-            try:
-                self._reference.construct()
-                case = self._reference.again(memo.drawn, memo.seed)
-                self._reference.answer(case)
-                if self._reference.digest(case) == memo.digest:
-                    self._reference.renew()
-                    return self._reference
-                told["replaced"] = "its answer to an earlier input has changed"
-            except EvaluationEnded as ended:
-                told["replaced"] = ended.outcome.message
-            self._reference.process.stop()
-            self._fork_reference()
-        self._reference.load()
-        self._reference.construct()
-        return self._reference
-
-    def _begin_candidate(self) -> Candidate:
-        """Fork the candidate, and where its source is compiled when it is imported, the process that does that."""
-        kernel = self._request.kernel
-        if self._request.backend not in build.BACKENDS:
-            return self._begin_kernel(None)
-        built = str(self._place.scratch / uuid4().hex)
-        candidate = self._begin_kernel(built)
-        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
-        self._builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._place.on_gpu)
-        self._processes.append(self._builder.process)
-        return candidate
-
-    def _begin_kernel(self, built: str | None) -> Candidate:
-        """Fork the candidate and have it get ready, without waiting."""
-        process = self._fork(self._profile(Role.CANDIDATE, built=built))
-        self._candidate = Candidate(process, self._reference.form, self._settings, self._device)
-        self._candidate.begin(self._job(self._request.kernel, static.ENTRY, built=built or ""))
-        return self._candidate
+    def _reference(self) -> Reference:
+        reference = self._processes.reference
+        assert reference is not None, "it is begun before anything else"
+        return reference
 
     def _begin_compiled(self) -> Exchange:
-        """Fork a process that runs the reference under ``torch.compile``, and wait until it can be timed."""
-        process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
-        reference = self._reference
-        exchange = Exchange(process, reference.form, self._device)
-        opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
-        await_opening(process, opening)
-        baselines.begin_compiled(exchange, reference, reference.fresh(), self._steps)
+        """Make a process ready that runs the reference under ``torch.compile``."""
+        exchange = self._processes.begin_compiled()
+        baselines.begin_compiled(exchange, self._reference, self._reference.fresh(), self._steps)
         return exchange
-
-    def _fork(self, profile: Profile) -> SealedProcess:
-        process = SealedProcess(self._forkserver, profile, self._deadlines.compile_s)
-        self._processes.append(process)
-        return process
-
-    def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
-        return Job(
-            source=source,
-            entry=entry,
-            device=self._device,
-            dtype=DTYPES[self._settings.precision],
-            seed=self._settings.seed,
-            memory_fraction=self._memory_fraction,
-            compiled=compiled,
-            built=built,
-        )
 
     def _build(self, candidate: Candidate) -> None:
         """Have compiled what the candidate is going to import."""
-        if self._builder is None:
+        builder = self._processes.builder
+        if builder is None:
             return
         with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
-            found = self._evidence["build"] = self._builder.run()
+            found = self._evidence["build"] = builder.run()
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
 
@@ -565,45 +429,22 @@ class _Evaluation:
         self._blackbox.enter(Phase.CLEANUP)
         evidence = self._evidence
         reports: dict[SealedProcess, Report] = {}
-        reference = self._reference.process if self._reference_begun else None
+        processes = self._processes
         with self._steps.backstop(Phase.CLEANUP):
-            for process in self._processes:
-                self._end(process, outcome, reports)
-            if reference is not None and not self._keep_reference(outcome):
-                self._end(reference, outcome, reports)
+            if why := processes.end(outcome, reports):
+                evidence["cleanup"] = why
         outcome = self._check_device(self._check_disk(outcome, list(reports.values())))
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._place.siblings
         log = ""
-        if self._candidate is not None and (report := reports.get(self._candidate.process)) is not None:
-            log = (self._builder.log if self._builder is not None else "") + report.log
+        candidate, reference, builder = processes.candidate, processes.reference, processes.builder
+        if candidate is not None and (report := reports.get(candidate.process)) is not None:
+            log = (builder.log if builder is not None else "") + report.log
             evidence |= {"peak_bytes": report.peak_bytes, "output_bytes": report.output_bytes}
-        if outcome.blame is Blame.PROBLEM and reference is not None and reference in reports:
-            log = reports[reference].log
+        if outcome.blame is Blame.PROBLEM and reference is not None and reference.process in reports:
+            log = reports[reference.process].log
         return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
-
-    def _end(self, process: SealedProcess, outcome: Outcome, reports: dict[SealedProcess, Report]) -> None:
-        try:
-            reports[process] = process.stop()
-        except ForkServerError as error:
-            # What is known of the kernel stays true; a right answer whose end is unknown does not.
-            if outcome.category.blame is Blame.NONE:
-                raise
-            self._evidence["cleanup"] = str(error)
-
-    def _keep_reference(self, outcome: Outcome) -> bool:
-        """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
-        if not self._keeps_references:
-            return False
-        memo = warm.memo_of(self._reference, outcome, self._reference_uses)
-        if memo is None:
-            return False
-        try:
-            self._reference.keep(warm.key(self._request, self._device), memo.model_dump())
-        except (EvaluationEnded, ForkServerError):
-            return False
-        return True
 
     def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
         """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault."""
@@ -622,7 +463,7 @@ class _Evaluation:
 
     def _check_device(self, outcome: Outcome) -> Outcome:
         """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""
-        if not self._place.on_gpu or self._candidate is None or outcome.category is Category.GPU_UNHEALTHY:
+        if not self._place.on_gpu or self._processes.candidate is None or outcome.category is Category.GPU_UNHEALTHY:
             return outcome
         leaked = self._evidence["leaked_bytes"] = self._memory.leak() if self._memory is not None else None
         if leaked:

@@ -1,0 +1,226 @@
+"""The sealed processes of one evaluation, from their forks to their ends."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import uuid4
+
+from kqueue.categories import Blame
+from kqueue.contract import Outcome, Request
+from workers.judge.channel.protocol import Job, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.host import linux
+from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
+from workers.judge.keeper.control import Report
+from workers.judge.keeper.handle import ForkServer, ForkServerError
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.place import Place
+from workers.judge.sandbox.seal import Profile, Role
+from workers.judge.trial import build, static, warm
+from workers.judge.trial.build import Build
+from workers.judge.trial.cases import DTYPES
+from workers.judge.trial.exchange import Candidate, Exchange, await_opening
+from workers.judge.trial.reference import Reference
+
+#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there. And
+#: the most of the host's: it must be ended before the kernel runs out of memory, which would look like others' doing.
+_REFERENCE_HOST: Final = 4
+_REFERENCE_SHARE: Final = 0.5
+#: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
+_KEPT_S: Final = 10.0
+#: The share of a GPU's memory that all its slots' candidates may take together.
+_MEMORY_SHARE: Final = 0.9
+
+
+class Processes:
+    """The reference, the candidate, its builder, and the reference under ``torch.compile``.
+
+    Attributes:
+        reference: the evaluation's; None before :meth:`begin_reference`.
+        candidate: the evaluation's; None before :meth:`begin_candidate`.
+        builder: compiles what the candidate is going to import; None where nothing is compiled so.
+        memory_fraction: the share of the GPU's memory that each of them may take.
+    """
+
+    def __init__(self, request: Request, place: Place, forkserver: ForkServer) -> None:
+        """Fork nothing yet."""
+        self.reference: Reference | None = None
+        self.candidate: Candidate | None = None
+        self.builder: Build | None = None
+        self.memory_fraction = _MEMORY_SHARE / place.siblings
+        self._request = request
+        self._settings = request.settings
+        self._deadlines = request.settings.deadlines
+        self._place = place
+        self._forkserver = forkserver
+        self._device = "cuda" if place.on_gpu else "cpu"
+        #: What the reference is kept under. Without uids, what one leaves behind would be taken for a later kernel's.
+        self._key = warm.key(request, self._device) if place.keeps_references and place.uid is not None else None
+        self._memo: warm.Memo | None = None
+        #: How many evaluations the reference has served, this one included.
+        self._uses = 1
+        #: All but the reference's.
+        self._others: list[SealedProcess] = []
+
+    def begin_reference(self) -> Reference:
+        """Take over the reference that is kept for this problem, or have a new one forked."""
+        if self._key is not None and (kept := self._forkserver.take(self._key)) is not None:
+            word, descriptors = kept
+            process = SealedProcess.taken(
+                self._forkserver, word.scratch, descriptors, compile_s=min(self._deadlines.compile_s, _KEPT_S)
+            )
+            reference = self._hold(process)
+            reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
+            self._memo = warm.Memo.model_validate(word.memo)
+            self._uses = self._memo.uses + 1
+            return reference
+        return self._fork_reference()
+
+    def make_reference_ready(self, told: dict[str, Any]) -> Reference:
+        """Have the reference's model constructed; replace a reference that is not what it was.
+
+        Args:
+            told: takes, for the evidence, whether it was ``kept``, its ``uses``, and why it was ``replaced``, if so.
+
+        Raises:
+            EvaluationEnded: the problem failed.
+        """
+        reference, memo = self.reference, self._memo
+        assert reference is not None
+        told |= {"kept": memo is not None, "uses": self._uses}
+        if memo is not None:
+            try:
+                reference.construct()
+                case = reference.again(memo.drawn, memo.seed)
+                reference.answer(case)
+                if reference.digest(case) == memo.digest:
+                    reference.renew()
+                    return reference
+                told["replaced"] = "its answer to an earlier input has changed"
+            except EvaluationEnded as ended:
+                told["replaced"] = ended.outcome.message
+            reference.process.stop()
+            reference = self._fork_reference()
+        reference.load()
+        reference.construct()
+        return reference
+
+    def begin_candidate(self) -> Candidate:
+        """Fork the candidate, and where its source is compiled when it is imported, the process that does that."""
+        kernel = self._request.kernel
+        builds = self._request.backend in build.BACKENDS
+        built = str(self._place.scratch / uuid4().hex) if builds else None
+        assert self.reference is not None
+        process = self._fork(self._profile(Role.CANDIDATE, built=built))
+        self.candidate = Candidate(process, self.reference.form, self._settings, self._device)
+        self.candidate.begin(self._job(kernel, static.ENTRY, built=built or ""))
+        if builds:
+            profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
+            self.builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._place.on_gpu)
+            self._others.append(self.builder.process)
+        return self.candidate
+
+    def begin_compiled(self) -> Exchange:
+        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
+        assert self.reference is not None
+        process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
+        exchange = Exchange(process, self.reference.form, self._device)
+        opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
+        await_opening(process, opening)
+        return exchange
+
+    def stop_others(self) -> None:
+        """End all but the candidate and the reference, which is held to its share of memory."""
+        for process in self._others:
+            if self.candidate is None or process is not self.candidate.process:
+                process.stop()
+
+    def end(self, outcome: Outcome, reports: dict[SealedProcess, Report]) -> str:
+        """End what still runs; leave the reference to the next evaluation of the problem, if it may be.
+
+        Args:
+            outcome: the evaluation's.
+            reports: takes the report of each process that is ended.
+
+        Returns:
+            why the end of one is unknown, else an empty text. What is known of the kernel stays true all the same.
+
+        Raises:
+            ForkServerError: the end of one is unknown, and the outcome is a right answer.
+        """
+        why = ""
+        for process in self._others:
+            why = self._end(process, outcome, reports) or why
+        if self.reference is not None and not self._keep(outcome):
+            why = self._end(self.reference.process, outcome, reports) or why
+        return why
+
+    @staticmethod
+    def _end(process: SealedProcess, outcome: Outcome, reports: dict[SealedProcess, Report]) -> str:
+        try:
+            reports[process] = process.stop()
+        except ForkServerError as error:
+            if outcome.category.blame is Blame.NONE:
+                raise
+            return str(error)
+        return ""
+
+    def _hold(self, process: SealedProcess) -> Reference:
+        self.reference = Reference(
+            process, self._request.problem, self._settings, self._device, memory_fraction=self.memory_fraction
+        )
+        return self.reference
+
+    def _fork_reference(self) -> Reference:
+        profile = self._profile(Role.REFERENCE)
+        reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
+        self._uses = 1
+        reference.begin()
+        return reference
+
+    def _keep(self, outcome: Outcome) -> bool:
+        """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
+        if self._key is None or self.reference is None:
+            return False
+        memo = warm.memo_of(self.reference, outcome, self._uses)
+        if memo is None:
+            return False
+        try:
+            self.reference.keep(self._key, memo.model_dump())
+        except (EvaluationEnded, ForkServerError):
+            return False
+        return True
+
+    def _fork(self, profile: Profile) -> SealedProcess:
+        process = SealedProcess(self._forkserver, profile, self._deadlines.compile_s)
+        self._others.append(process)
+        return process
+
+    def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:
+        limits, uid = self._settings.limits, self._place.uid
+        host_memory_bytes = limits.host_memory_bytes
+        if role in (Role.REFERENCE, Role.COMPILED):
+            host_memory_bytes = min(_REFERENCE_HOST * host_memory_bytes, int(_REFERENCE_SHARE * linux.physical_bytes()))
+        return Profile(
+            role=role,
+            uid=uid + uid_offset if uid is not None else None,
+            scratch=str(self._place.scratch / uuid4().hex),
+            processes=limits.processes,
+            file_bytes=limits.file_bytes,
+            host_memory_bytes=host_memory_bytes,
+            output_bytes=limits.output_bytes,
+            scratch_bytes=limits.scratch_bytes,
+            built=built,
+        )
+
+    def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
+        return Job(
+            source=source,
+            entry=entry,
+            device=self._device,
+            dtype=DTYPES[self._settings.precision],
+            seed=self._settings.seed,
+            memory_fraction=self.memory_fraction,
+            compiled=compiled,
+            built=built,
+        )
