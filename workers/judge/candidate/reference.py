@@ -10,6 +10,7 @@ import copy
 import mmap
 import random
 import sys
+import traceback
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,7 +18,9 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
+from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
+from workers.judge.channel.buffers import OpenedBuffer
 from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Draw, Order, Reply, TensorSpec
 from workers.judge.channel.randomness import set_seed
 
@@ -34,6 +37,7 @@ class ReferenceHarness(Harness):
         self._get_inputs: Any
         self._get_init_inputs: Any
         self._drawn: list[torch.Tensor] = []
+        self._variants: Variants | None = None
         #: The model in float64 on inputs in float64.
         self._wide = Instance()
         self.orders |= {
@@ -74,35 +78,48 @@ class ReferenceHarness(Harness):
         """Draw input sets. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
         order: Draw = command.payload
         sets = [self.own.inputs, *self.own.more]
-        told: Any = None
+        form: dict[str, Any] | None = None
+        varied: list[bool] = []
         specs: tuple[TensorSpec, ...] = ()
-        for seed, shared in zip_longest(order.seeds, sets[: len(order.seeds)]):
-            values = self._inputs(seed, on_device=order.on_device)
-            places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
-            others = [None if i in places else value for i, value in enumerate(values)]
-            tensors = [values[i] for i in places]
-            if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
-                raise ProblemError(
-                    f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes"
-                )
-            aliased = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < len(tensors)
-            self._drawn = [self.place(tensor) for tensor in tensors]
+        for seed, kind, shared in zip_longest(order.seeds, order.kinds, sets[: len(order.seeds)]):
+            if kind is not None:
+                varied.append(self._vary(seed, kind, shared, on_device=order.on_device))
+                continue
+            now, self._drawn = self._inputs(seed, on_device=order.on_device)
             specs = tuple(TensorSpec.of(tensor) for tensor in self._drawn)
-            now = {"places": places, "others": others, "aliased": aliased}
-            if told is None:
+            if form is None:
+                form = now
                 self._tell(now, "get_inputs()")
-            elif repr(now) != repr(told):
+            elif repr(now) != repr(form):
                 raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
-            told = now
             if shared is None or specs != tuple(TensorSpec.of(opened.tensor) for opened in shared):
                 return Reply(Answer.MISMATCH, command.sequence, tensors=specs)
             for opened, drawn in zip(shared, self._drawn, strict=True):
                 opened.tensor.copy_(drawn)
+        if order.kinds:
+            self._tell(varied, "get_inputs()")
         self._drawn = []
         self.settle()
         return Reply(Answer.DONE, command.sequence, tensors=specs)
 
-    def _inputs(self, seed: int, *, on_device: bool) -> list[Any]:
+    def _vary(self, seed: int, kind: str, shared: list[OpenedBuffer], *, on_device: bool) -> bool:
+        """Make a variant of the inputs of a seed; return whether there is one. What fails was not written for it."""
+        try:
+            if self._variants is None:
+                self._variants = Variants(lambda seed: self._inputs(seed, on_device=on_device)[1], seed, seed ^ 1)
+            made = self._variants.make(kind)
+            if made is None or [TensorSpec.of(t) for t in made] != [TensorSpec.of(o.tensor) for o in shared]:
+                return False
+            for opened, drawn in zip(shared, made, strict=True):
+                opened.tensor.copy_(drawn)
+            self.settle()
+        except Exception:  # noqa: BLE001 -- the problem's code may raise anything
+            traceback.print_exc()
+            return False
+        return True
+
+    def _inputs(self, seed: int, *, on_device: bool) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Return the form of a call's arguments, and the tensors among them, as calls get them."""
         set_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -111,7 +128,13 @@ class ReferenceHarness(Harness):
             values = self._get_inputs()
         if not isinstance(values, (list, tuple)):
             raise ProblemError("get_inputs() must return a list")
-        return list(cast("list[Any]", values))
+        values = list(cast("list[Any]", values))
+        places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
+        tensors = [values[i] for i in places]
+        if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
+            raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
+        others = [None if i in places else value for i, value in enumerate(values)]
+        return {"places": places, "others": others}, [self.place(tensor) for tensor in tensors]
 
     def _take(self, command: Command) -> Reply:
         for opened, drawn in zip(self.own.inputs, self._drawn, strict=True):
@@ -180,7 +203,7 @@ class ReferenceHarness(Harness):
 
     def _rest(self, command: Command) -> Reply:
         """Forget the evaluation: its buffers, its model, its last tensors."""
-        self._drawn = []
+        self._drawn, self._variants = [], None
         for instance in (self.own, self._wide):
             self.unbind([*instance.inputs, *chain.from_iterable(instance.more), *instance.outputs])
         self.own, self._wide = Instance(), Instance()

@@ -108,7 +108,7 @@ class Order(IntEnum):
     DRAW = 16
     """In a reference: call ``get_inputs()`` once under each seed of the payload (:class:`Draw`). The reply describes
     the tensors; the other arguments stand on the sheet. The tensors are copied to the sets of shared inputs, if they
-    fit."""
+    fit. Sets of other kinds are made where they can be; the sheet tells which were."""
     TAKE = 17
     """In a reference: copy the tensors that were drawn last to the first set of shared inputs."""
     DELIVER = 18
@@ -451,10 +451,13 @@ class Draw:
     Attributes:
         seeds: one for each input set.
         on_device: whether tensors are made on the device, unless the problem says where.
+        kinds: of the numbers that each set is drawn from, of :data:`~workers.judge.channel.randomness.KINDS`; empty
+            for the problem's own.
     """
 
     seeds: tuple[int, ...]
     on_device: bool
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

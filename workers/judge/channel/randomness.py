@@ -1,11 +1,16 @@
-"""Seed torch's generators in microseconds, the same way on both sides.
+"""Random numbers: seeds in microseconds, the same way on both sides, and kinds of draws.
 
 ``torch.manual_seed`` also checks for absent accelerators, which takes longer than a kernel.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
+
+#: The kinds of numbers that inputs may be drawn from in the place of a problem's own.
+KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
 
 
 def set_seed(seed: int) -> None:

@@ -40,19 +40,23 @@ from workers.judge.channel.protocol import (
     TensorSpec,
     Where,
 )
-from workers.judge.channel.randomness import set_seed
+from workers.judge.channel.randomness import KINDS, set_seed
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import compare
 from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
 from workers.judge.trial.exchange import Exchange, Form, await_opening
-from workers.judge.trial.variants import MAX_BYTES, variants
 
 #: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
 #: processors, which small problems would feel.
 _MOST_SETS: Final = 8
 _AHEAD_BYTES: Final = 64 << 20
+#: The share of the reference's time that is left which drawing one input set may take, for variants to be made: that
+#: takes at least six such draws, and a few dozen at most.
+_VARIED_SHARE: Final = 1 / 100
+#: Inputs whose variants are drawn on a CPU in a few milliseconds, in bytes: a GPU need not be asked.
+_QUICK_BYTES: Final = 8 << 20
 #: Types of arguments that may stand beside tensors in ``get_inputs()``.
 _SCALARS: Final = (int, float, bool, str, type(None))
 #: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
@@ -101,8 +105,8 @@ class Bounds:
 
 
 BOUNDS: Final = {
-    "cuda": Bounds(quick_s=0.003, exact_s=0.1, kept_bytes=2 << 30, host_bytes=0, varied_bytes=MAX_BYTES["cuda"]),
-    "cpu": Bounds(quick_s=0.05, exact_s=1.0, kept_bytes=256 << 20, host_bytes=512 << 20, varied_bytes=MAX_BYTES["cpu"]),
+    "cuda": Bounds(quick_s=0.003, exact_s=0.1, kept_bytes=2 << 30, host_bytes=0, varied_bytes=256 << 20),
+    "cpu": Bounds(quick_s=0.05, exact_s=1.0, kept_bytes=256 << 20, host_bytes=512 << 20, varied_bytes=8 << 20),
 }
 
 
@@ -158,6 +162,8 @@ class Reference:
         self._source = source
         self._opening = 0
         self._on_device: bool | None = None
+        #: What drawing one input set took, in seconds.
+        self._draw_s = 0.0
         #: How many input sets are drawn at once, and those that are not used yet.
         self._sets = 1
         self._ready: list[Case] = []
@@ -231,20 +237,36 @@ class Reference:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
         given = self._draw(1, on_device=False)
-        first = given[0].inputs
-        if self.settings.checks * sum(tensor.nbytes for tensor in first) > most_bytes:
+        nbytes = sum(tensor.nbytes for tensor in given[0].inputs)
+        if self.settings.checks * nbytes > most_bytes:
             return given
         while (missing := self.settings.checks - len(given)) > 0:
             given += self._draw(missing, on_device=False)
         # An evaluation's own tolerance was chosen for the given inputs.
         wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
-        if not (wanted and self._may_vary and self._has_wide):
-            return given
-        if sum(tensor.nbytes for tensor in first) > self._bounds.varied_bytes:
-            return given
-        set_seed(secrets.randbits(63))
-        varied = variants(first)
-        return given + [Case(secrets.randbits(63), inputs, [], kind=kind) for kind, inputs in varied.items()]
+        varies = wanted and self._may_vary and self._has_wide and self._draw_s <= _VARIED_SHARE * self.left_s
+        return given + self._vary(given[0]) if varies and nbytes <= self._bounds.varied_bytes else given
+
+    def _vary(self, case: Case) -> list[Case]:
+        """Return the variants of a given case, as many as there are."""
+        made: list[Case] = []
+        on_device = sum(tensor.nbytes for tensor in case.inputs) > _QUICK_BYTES and self._may_draw_on_device()
+        try:
+            for begin in range(0, len(KINDS), self._sets):
+                kinds = KINDS[begin : begin + self._sets]
+                self._order(Order.DRAW, what="get_inputs()", payload=Draw((case.drawn,) * len(kinds), on_device, kinds))
+                there = self._read("get_inputs()", list)
+                with self._blaming("get_inputs()"):
+                    every = self.exchange.inputs(len(kinds))
+                made += [
+                    Case(secrets.randbits(63), inputs, [], kind=kind)
+                    for kind, inputs, is_there in zip(kinds, every, there, strict=False)
+                    if is_there is True
+                ]
+        except EvaluationEnded:
+            if self.process.ended is not None:
+                raise
+        return made
 
     def fresh(self) -> Case:
         """Return one more input set, unanswered, drawn on the device itself where the problem's code allows.
@@ -253,9 +275,7 @@ class Reference:
             EvaluationEnded: as :meth:`make_cases`.
         """
         if not self._ready:
-            if self._on_device is None:
-                self._on_device = self.device == "cuda" and self._draws_on_device()
-            self._ready += self._draw(self._sets, on_device=self._on_device)
+            self._ready += self._draw(self._sets, on_device=self._may_draw_on_device())
         return self._ready.pop()
 
     def again(self, drawn: int, seed: int) -> Case:
@@ -264,24 +284,27 @@ class Reference:
         case.seed = seed
         return case
 
-    def _draws_on_device(self) -> bool:
-        """Return whether ``get_inputs()`` makes the same kind of inputs with the device as torch's default."""
-        try:
-            self._draw(1, on_device=True)
-        except EvaluationEnded:
-            if self.process.ended is not None:
-                raise
-            return False
-        return True
+    def _may_draw_on_device(self) -> bool:
+        """Return whether ``get_inputs()`` makes the same kind of inputs with the GPU as torch's default device."""
+        if self._on_device is None:
+            self._on_device = self.device == "cuda"
+            try:
+                if self._on_device:
+                    self._draw(1, on_device=True)
+            except EvaluationEnded:
+                self._on_device = False
+                if self.process.ended is not None:
+                    raise
+        return self._on_device
 
     def _draw(self, most: int, *, on_device: bool, seeds: tuple[int, ...] = ()) -> list[Case]:
         """Have input sets drawn, as many as fit and at most ``most``, and copy them into memory of the judge's own."""
         seeds = seeds or tuple(secrets.randbits(63) for _ in range(min(most, self._sets)))
+        begun = time.monotonic()
         reply = self._order(Order.DRAW, what="get_inputs()", payload=Draw(seeds, on_device))
+        self._draw_s = (time.monotonic() - begun) / len(seeds)
         told = self._read("get_inputs()", dict)
         places, others = _arguments(told, len(reply.tensors))
-        # Tensors that share memory mean one thing: they must not come to differ.
-        self._may_vary &= told.get("aliased") is False
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in reply.tensors):
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         self._check_size(reply.tensors, "get_inputs()")

@@ -18,7 +18,7 @@ def telling(shape, dtype=torch.float32):
     from workers.judge.channel.protocol import Answer, Reply, TensorSpec
 
     def draw(command):
-        own._tell({"places": [0], "others": [None], "aliased": False}, "get_inputs()")
+        own._tell({"places": [0], "others": [None]}, "get_inputs()")
         return Reply(Answer.MISMATCH, command.sequence, tensors=(TensorSpec(dtype, shape, "cpu"),))
 
     own = caller("self")

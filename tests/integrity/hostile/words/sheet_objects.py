@@ -38,7 +38,7 @@ def get_inputs():
     write(
         {
             "is": "dict",
-            "of": [["places", [0]], ["others", [None, {"is": "range", "of": [0, 10**9, 1]}]], ["aliased", False]],
+            "of": [["places", [0]], ["others", [None, {"is": "range", "of": [0, 10**9, 1]}]]],
         }
     )
     return [torch.randn(16, 8)]

@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    write({"is": "dict", "of": [["places", 5], ["others", None], ["aliased", False]]})
+    write({"is": "dict", "of": [["places", 5], ["others", None]]})
     return [torch.randn(16, 8)]
 
 

@@ -1,0 +1,70 @@
+"""Problems of every form, judged in real processes on a CPU slot: right kernels pass, and cheats still fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from tests.judge.rig import Rig
+
+QUICK = Settings(checks=2, timing=Timing(enabled=False))
+
+
+def problem(forward: str, inputs: str) -> str:
+    """A problem whose forward has this signature and answer, ``signature: answer``."""
+    signature, _, answer = forward.partition(": ")
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, {signature}):
+        return {answer}
+def get_inputs():
+    {inputs}
+"""
+
+
+def kernel(forward: str) -> str:
+    """A kernel, written as :func:`problem`."""
+    return problem(forward, "").partition("def get_inputs")[0].replace("Model", "ModelNew")
+
+
+def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
+    """The outcome of a kernel."""
+    request = Request(problem=source, kernel=kernel(forward), backend=Backend.TORCH, settings=settings)
+    return rig.judge(request)
+
+
+ROPE = problem(
+    "x, cos, sin: x * cos + torch.cat((-x[:, 4:], x[:, :4]), 1) * sin",
+    "a = torch.rand(16, 4) * 6; cos, sin = torch.cat((a, a), 1).cos(), torch.cat((a, a), 1).sin()\n"
+    "    return [torch.randn(16, 8), cos, sin]",
+)
+ATTENTION = problem(
+    "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -1e9), -1) @ q",
+    "return [torch.randn(16, 8), torch.rand(16, 16) > 0.5]",
+)
+
+
+ROTATED = (
+    "x, cos, sin: torch.cat((x[:, :4] * cos[:, :4] - x[:, 4:] * sin[:, :4],"
+    " x[:, 4:] * cos[:, :4] + x[:, :4] * sin[:, :4]), 1)"
+)
+#: Nothing is as good as very little, where no row is masked altogether.
+ATTENDED = "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -float('inf')), -1) @ q"
+
+
+@pytest.mark.parametrize(("source", "right"), [(ROPE, ROTATED), (ATTENTION, ATTENDED)], ids=["rope", "attention"])
+def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, right: str) -> None:
+    """Repeated halves, masks that let something through."""
+    outcome = judge(rig, source, right)
+    assert outcome.category is Category.PASSED, outcome.message
+    assert outcome.evidence.checks is not None
+    assert outcome.evidence.checks > QUICK.checks
+
+
+def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
+    """Inputs with structure are varied too."""
+    outcome = judge(rig, ROPE, f"{ROTATED}.clamp(-10, 10)")
+    assert outcome.category is Category.WRONG_VALUES
+    assert outcome.facts.kind != "given"

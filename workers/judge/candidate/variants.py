@@ -1,0 +1,227 @@
+"""Hidden inputs: a problem's own ``get_inputs()``, run on other random numbers than it asks for.
+
+A kernel may rely on what its problem's inputs are like: positive, sorted, symmetric, with rows that sum to one, one
+input a part of another. So nothing is done to finished inputs. What ``get_inputs()`` draws is changed at the moment
+when it is drawn, and what it makes of that has its properties by construction.
+
+The reference decides the rest of a problem's domain: :meth:`workers.judge.trial.reference.Reference.answer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workers.judge.channel.randomness import KINDS
+
+#: Gives the tensors of one call of ``get_inputs()`` under a seed.
+Draw = Callable[[int], list[torch.Tensor]]
+
+#: torch's operators that draw from an interval, whose ends are meant; and from any continuous distribution.
+_UNIFORM: Final = frozenset({"aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_"})
+_CONTINUOUS: Final = _UNIFORM | frozenset(
+    {
+        "aten::randn",
+        "aten::randn_like",
+        "aten::normal",
+        "aten::normal_",
+        "aten::normal_functional",
+        "aten::exponential_",
+        "aten::log_normal_",
+        "aten::cauchy_",
+    }
+)
+#: The most draws of one call that are looked at one by one.
+_MOST_DRAWS: Final = 32
+#: Values by which two draws are told apart.
+_SHOWN: Final = 16
+_SCALE: Final = 100.0
+#: Factor for values that are uniform or never leave [-1, 1]: their meaning may forbid larger ones.
+_SHRINK: Final = 1 / 128
+_INTEGER: Final = 3
+#: Share of the values to replace by special ones.
+_SPECIAL: Final = 1 / 64
+
+
+class Variants:
+    """The variants of one input set.
+
+    Some draws are left alone: those that do not change with the seed, which make tables and not data; and those that
+    decide over inputs of whole values, such as masks, indices and lengths. A kernel may rely on how much a mask lets
+    through.
+    """
+
+    def __init__(self, draw: Draw, seed: int, other: int) -> None:
+        """Find out which draws may be changed.
+
+        Args:
+            draw: gives the inputs.
+            seed: what they are drawn under.
+            other: another seed.
+        """
+        self._draw = draw
+        self._seed = seed
+        first, second = _Draws(), _Draws()
+        with first:
+            tensors = draw(seed)
+        with second:
+            others = draw(other)
+        self._finite = [_is_finite(tensor) for tensor in tensors]
+        #: The draws that may be changed, by their number within one call.
+        self._free: frozenset[int] = frozenset()
+        if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
+            return
+        pairs = enumerate(zip(first.shown, second.shown, strict=True))
+        self._free = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
+        pairs = enumerate(zip(tensors, others, strict=True))
+        if whole := [i for i, (a, b) in pairs if _is_whole(a) and not torch.equal(a, b)]:
+            self._free = frozenset(
+                number
+                for number in self._free
+                if (made := self._changed("uniform", frozenset({number}))) is not None
+                and all(torch.equal(made[i], tensors[i]) for i in whole)
+            )
+
+    def make(self, kind: str) -> list[torch.Tensor] | None:
+        """Return the inputs of a kind; None where it changes nothing, or makes values infinite that were not."""
+        made = self._changed(kind, self._free) if self._free else None
+        if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
+            return None
+        return made
+
+    def _changed(self, kind: str, chosen: frozenset[int]) -> list[torch.Tensor] | None:
+        """Draw inputs with the chosen draws changed; None if none was."""
+        make = _MAKERS[kind]
+
+        def change(number: int, drawn: torch.Tensor, is_uniform: bool) -> torch.Tensor | None:
+            own = _range(drawn, is_uniform) if number in chosen else None
+            if own is None:
+                return None
+            # A generator apart, so that all that is drawn afterwards is what it would be.
+            generator = torch.Generator(device=drawn.device)
+            generator.manual_seed((self._seed + 1 + number) % 2**63)
+            return make(drawn, own, generator)
+
+        with _Draws(change) as mode:
+            made = self._draw(self._seed)
+        return made if mode.changed else None
+
+
+class _Draws(TorchDispatchMode):
+    """Sees each draw of continuous random numbers meanwhile, and may change it.
+
+    Attributes:
+        shown: the first values of each draw, as they were drawn.
+        changed: True if a draw was changed.
+    """
+
+    def __init__(self, change: Callable[[int, torch.Tensor, bool], torch.Tensor | None] | None = None) -> None:
+        """Take what is made of a draw, by its number and whether it is a uniform one; None leaves it alone."""
+        super().__init__()
+        self._change = change
+        self.shown: list[torch.Tensor] = []
+        self.changed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator of torch."""
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket._qualified_op_name
+        if name in _CONTINUOUS and out.is_floating_point():
+            new = self._change(len(self.shown), out, name in _UNIFORM) if self._change is not None else None
+            self.shown.append(out.reshape(-1)[:_SHOWN].clone())
+            if new is not None:
+                out.copy_(new)
+                self.changed = True
+        return out
+
+
+# What is made of a draw --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The smallest and the largest value of one draw, and whether a variant must not leave that range."""
+
+    low: float
+    high: float
+    bounded: bool
+
+
+def _scaled(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:  # noqa: ARG001
+    """Multiply by 100, or by 1/128 if the range is bounded."""
+    factor = _SHRINK if own.bounded else _SCALE
+    if own.bounded and (own.low > own.high * _SHRINK or own.high < own.low * _SHRINK):
+        return None  # the values are bounded away from zero
+    return tensor * factor if _fits(tensor, own, factor) else None
+
+
+def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Draw uniformly from the range that was seen."""
+    drawn = torch.empty_like(tensor).uniform_(generator=generator)
+    return (drawn * (own.high - own.low) + own.low).clamp(own.low, own.high)
+
+
+def _integers(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Draw small whole numbers: sums of their products are exact in any order."""
+    low, high = math.ceil(max(own.low, -_INTEGER)), math.floor(min(own.high, _INTEGER))
+    if low >= high:
+        return None
+    return torch.empty_like(tensor).random_(low, high + 1, generator=generator)
+
+
+def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Replace a few values by extremes, outliers, zeros of both signs, and denormals."""
+    specials = [own.low, own.high]
+    if own.low <= 0 <= own.high:
+        specials += [0.0, -0.0] if own.low < 0 else [0.0]
+    if own.low < 0 < own.high:
+        denormal = torch.finfo(tensor.dtype).tiny / 4
+        specials += [denormal, -denormal]
+    if not own.bounded and _fits(tensor, own, _SCALE):
+        specials += [_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
+    few = max(1, int(tensor.numel() * _SPECIAL))
+    places = torch.randint(tensor.numel(), (few,), device=tensor.device, generator=generator)
+    values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
+    chosen = values[torch.randint(len(specials), (few,), device=tensor.device, generator=generator)]
+    flat = tensor.reshape(-1).clone()
+    flat[places] = chosen
+    return flat.view(tensor.shape)
+
+
+_MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]]] = dict(
+    zip(KINDS, (_scaled, _uniform, _integers, _adversarial), strict=True)
+)
+
+
+def _fits(tensor: torch.Tensor, own: _Range, factor: float) -> bool:
+    """True if the values times ``factor`` are far from overflow."""
+    return factor * max(abs(own.low), abs(own.high)) < torch.finfo(tensor.dtype).max / 64
+
+
+def _range(tensor: torch.Tensor, is_uniform: bool) -> _Range | None:
+    """Return the range of what was drawn; None where there is none."""
+    if tensor.numel() < 2:
+        return None
+    low, high = torch.stack(tensor.aminmax()).tolist()
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return None
+    return _Range(low, high, is_uniform or (low >= -1 and high <= 1))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """True if all values are whole, or infinite as in a mask."""
+    if not tensor.is_floating_point():
+        return not tensor.is_complex()
+    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    return torch.equal(values, values.round())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().all())
