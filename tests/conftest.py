@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from tests.services import starts_services
 
@@ -27,6 +28,8 @@ from tests.samples import request_fields
 from tests.services import Server, start
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
+# A shell's background job ignores it, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:

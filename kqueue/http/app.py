@@ -13,10 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, check_access, eval_server, jobs, maintenance, openapi, problems, v1
+from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, openapi, v1
 from kqueue.http.devices import Fleet
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
-from kqueue.http.problems import HttpError
 
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, maintenance.router)
 _TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
@@ -58,7 +58,7 @@ def create_app(config: Config) -> FastAPI:
     )
     for router in _ROUTERS:
         app.include_router(router)
-    problems.install(app)
+    failures.install(app)
     openapi.install(app)
     app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes)
     return app
@@ -97,19 +97,19 @@ class _Guard:
 
         if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
             # A proxy before this server may see another end than the server does, and so another next request.
-            refusal = problems.problem(scope["path"], 400, "malformed_request", _TWO_LENGTHS, headers=_CLOSE)
+            refusal = failures.answer(scope["path"], 400, "malformed_request", _TWO_LENGTHS, headers=_CLOSE)
             await refusal(scope, receive, plain)
             return
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._most:
-            await problems.problem(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)
+            await failures.answer(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)
             return
         if announced != b"0" or b"transfer-encoding" in headers:
             # FastAPI reads and parses the body before it asks who sent it.
             try:
                 await auth.identify(Request(scope))
             except (HttpError, KqueueError) as error:
-                await problems.refusal(error, scope["path"])(scope, receive, plain)
+                await failures.refusal(error, scope["path"])(scope, receive, plain)
                 return
         await self._app(scope, bounded, plain)
 

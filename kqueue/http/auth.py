@@ -12,8 +12,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
 from kqueue.http import is_loopback, trusts_local_users
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
-from kqueue.http.problems import HttpError
 from kqueue.store.tokens import Scope
 
 #: The key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over

@@ -15,8 +15,8 @@ from sqlalchemy import Engine
 
 from kqueue.contract import CPU_BACKENDS, Backend, gpu_model
 from kqueue.errors import ServiceError
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
-from kqueue.http.problems import HttpError
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports, workers
 from kqueue.store.gpus import GpuStatus

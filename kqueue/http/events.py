@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from starlette.responses import StreamingResponse
 
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.http import problems, shapes
+from kqueue.http import failures, shapes
 from kqueue.http.auth import Reader
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
 @router.get(
     "/batches/{batch:path}/events",
     response_class=StreamingResponse,
-    responses=problems.documented(429)
+    responses=failures.documented(429)
     | {
         200: {
             "description": "`progress` events (a `Batch`) when it changes, `verdict` events (an evaluation as in a "

@@ -21,7 +21,7 @@ from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.config import Config
 from kqueue.contract import Verdict
 from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownProblem
-from kqueue.http.problems import HttpError
+from kqueue.http.failures import HttpError
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.listener import Listener

@@ -63,14 +63,14 @@ class EvaluationRequest(Bounded):
     backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
 
 
-class Accepted(BaseModel):
-    """A job."""
+class JobStatus(BaseModel):
+    """A job, and where it stands."""
 
     job_id: UUID
     status: str = Field(examples=["queued"])
 
 
-class Job(Accepted):
+class Job(JobStatus):
     """A job and its result. Moments are in seconds since 1970."""
 
     result: KernelExecResult | None = Field(None, description="Of a completed job.")
@@ -82,13 +82,13 @@ class Job(Accepted):
     execution_time: float | None = Field(None, description="Seconds from start to completion.")
 
 
-@router.post("/evaluate", response_model=Accepted, responses=RESPONSES)
+@router.post("/evaluate", response_model=JobStatus, responses=RESPONSES)
 async def submit(
     body: EvaluationRequest, gateway: CurrentGateway, caller: Submitter, key: IdempotencyKey = None
-) -> Accepted:
+) -> JobStatus:
     """Accept a job. Its id is the evaluation's."""
     job_id = await _accept(gateway, caller, body, key)
-    return Accepted(job_id=job_id, status=_status(await gateway.read(reports.progress, job_id)))
+    return JobStatus(job_id=job_id, status=_status(await gateway.read(reports.progress, job_id)))
 
 
 @router.post("/evaluate_sync", response_model=Job, responses=RESPONSES)

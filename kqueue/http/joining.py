@@ -20,10 +20,10 @@ from fastapi.responses import JSONResponse
 from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Verdict
 from kqueue.errors import LaneUnavailable
-from kqueue.http import problems
+from kqueue.http import failures
 from kqueue.http.auth import Caller
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
-from kqueue.http.problems import HttpError
 from kqueue.store import reports
 
 #: An equal request without a key gets the same answer for so many seconds.
@@ -41,7 +41,7 @@ IdempotencyKey = Annotated[
 ]
 
 #: What these routes may answer beside what all routes may: the evaluation was cancelled, or the caller has too many.
-RESPONSES: Final = problems.documented(409, 429)
+RESPONSES: Final = failures.documented(409, 429)
 
 
 async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:
@@ -77,7 +77,7 @@ async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) ->
     assert verdict is not None
     if verdict.blame not in (Blame.FLEET, Blame.NOBODY):
         return verdict
-    return problems.problem(
+    return failures.answer(
         request.url.path,
         409 if verdict.category is Category.CANCELLED else 503,
         str(verdict.category),

@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 from kqueue import broker, sweeper
 from kqueue.config import Config
 from kqueue.errors import DatabaseUnavailable
-from kqueue.http import problems
+from kqueue.http import failures
 from kqueue.http.auth import Admin
 from kqueue.http.devices import CurrentFleet, Device, Fleet, View
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.problems import HttpError
 from kqueue.states import GpuState
 from kqueue.store import gpus
 from kqueue.store.engine import lacks_right
@@ -58,7 +58,7 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s
     }
 
 
-@router.post("/reset_gpu/{device_id}", responses=problems.documented(400))
+@router.post("/reset_gpu/{device_id}", responses=failures.documented(400))
 async def reset_gpu(
     device_id: int,
     gateway: CurrentGateway,

@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from kqueue.http import problems
+from kqueue.http import failures
 
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 
@@ -37,8 +37,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    own = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas |= own.pop("$defs", {}) | {"Problem": own}
+    own = failures.ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= own.pop("$defs", {}) | {"ProblemDetails": own}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
@@ -60,5 +60,5 @@ def _add_errors(operation: dict[str, Any], path: str) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
-    for status, described in problems.documented(*sorted(common)).items():
+    for status, described in failures.documented(*sorted(common)).items():
         responses.setdefault(str(status), described)

@@ -13,7 +13,7 @@ from kqueue import contract
 from kqueue.categories import Blame, Category, CategoryInfo
 from kqueue.config import MAX_BATCH
 from kqueue.contract import Backend
-from kqueue.http.problems import Problem
+from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
@@ -116,7 +116,7 @@ class EntryResult(_Shape):
     """The result of one entry: one of the two fields."""
 
     evaluation: Accepted | None = None
-    error: Problem | None = None
+    error: ProblemDetails | None = None
     """The reason of a refusal. Nothing of the entry was written."""
 
 

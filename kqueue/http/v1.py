@@ -20,11 +20,11 @@ from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import events, problems, shapes
+from kqueue.http import events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.http.problems import HttpError
 from kqueue.states import EvaluationState
 from kqueue.store import evaluations, reports
 
@@ -48,7 +48,7 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
     "idempotency_key": "step-12/7",
 }
 
-_REFUSALS: Final = problems.documented(409, 429)
+_REFUSALS: Final = failures.documented(409, 429)
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
@@ -138,7 +138,7 @@ async def submit_each(
     results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
     return shapes.EntryResults(
         results=[
-            shapes.EntryResult(error=problems.describe(keys.given(result), request.scope["path"]))
+            shapes.EntryResult(error=failures.describe(keys.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest | HttpError)
             else shapes.EntryResult(evaluation=shapes.Accepted.model_validate(result))
             for result in results

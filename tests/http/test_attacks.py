@@ -226,7 +226,7 @@ class TestStrangers:
                 assert name not in json.dumps(body)
         finally:
             server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-        told = [record.getMessage() for record in caplog.records if record.name == "kqueue.http.problems"]
+        told = [record.getMessage() for record in caplog.records if record.name == "kqueue.http.failures"]
         assert any(name in line for line in told)
         assert not any(set(line) & {"\n", "\r", "\x1b"} for line in told)
 

@@ -82,7 +82,7 @@ class FieldError(BaseModel):
     message: str = Field(examples=["Field required"])
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """An error, as RFC 9457 has it, with kqueue's own fields."""
 
     type: str = Field(examples=["urn:kqueue:error:invalid_request"])
@@ -119,17 +119,17 @@ class HttpError(Exception):
         return cls(403, detail, headers={"WWW-Authenticate": challenge})
 
 
-def problem(
+def answer(
     instance: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] = {}, **more: Any
 ) -> JSONResponse:
-    """Return an error's answer. ``more`` are fields of :class:`Problem`. 503 and 429 say when to ask again."""
-    return _answer(_problem(instance, status, code, detail, **more), headers)
+    """Return an error's answer. ``more`` are fields of :class:`ProblemDetails`. 503 and 429 say when to ask again."""
+    return _answer(_details(instance, status, code, detail, **more), headers)
 
 
-def describe(error: KqueueError | HttpError, instance: str) -> Problem:
-    """Return an error as a problem."""
+def describe(error: KqueueError | HttpError, instance: str) -> ProblemDetails:
+    """Return the details of an error."""
     if isinstance(error, HttpError):
-        return _problem(instance, error.status, error.code, error.detail)
+        return _details(instance, error.status, error.code, error.detail)
     more: dict[str, Any] = {}
     if isinstance(error, IdempotencyConflict):
         more["keys"] = sorted(error.keys)
@@ -139,7 +139,7 @@ def describe(error: KqueueError | HttpError, instance: str) -> Problem:
     detail = str(error)
     if status >= 500:
         detail = next(told for kind, told in _TOLD.items() if isinstance(error, kind))
-    return _problem(instance, status, code, detail, **more)
+    return _details(instance, status, code, detail, **more)
 
 
 def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
@@ -157,14 +157,14 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         status: {
             "description": HTTPStatus(status).phrase,
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
         }
         for status in statuses
     }
 
 
-def _problem(instance: str, status: int, code: str, detail: str, **more: Any) -> Problem:
-    return Problem(
+def _details(instance: str, status: int, code: str, detail: str, **more: Any) -> ProblemDetails:
+    return ProblemDetails(
         type=f"urn:kqueue:error:{code}",
         title=HTTPStatus(status).phrase,
         status=status,
@@ -175,7 +175,7 @@ def _problem(instance: str, status: int, code: str, detail: str, **more: Any) ->
     )
 
 
-def _answer(body: Problem, headers: Mapping[str, str] = {}) -> JSONResponse:
+def _answer(body: ProblemDetails, headers: Mapping[str, str] = {}) -> JSONResponse:
     known = dict(headers)
     if body.status in {429, 503}:
         known.setdefault("Retry-After", str(RETRY_AFTER_S))
@@ -201,14 +201,14 @@ async def _starlette(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "internal_error" if error.status_code >= 500 else "invalid_request")
     detail = _DETAILS.get(error.status_code, error.detail)
-    return problem(request.scope["path"], error.status_code, code, detail, headers=error.headers or {})
+    return answer(request.scope["path"], error.status_code, code, detail, headers=error.headers or {})
 
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
-        return problem(request.scope["path"], 400, _CODES[400], _DETAILS[400])
+        return answer(request.scope["path"], 400, _CODES[400], _DETAILS[400])
     errors = [
         FieldError(
             field=".".join(str(part) for part in fault["loc"])[:200],
@@ -217,7 +217,7 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
         for fault in faults[:20]
     ]
     detail = "; ".join(f"{fault.field}: {fault.message}" for fault in errors[:5])
-    return problem(request.scope["path"], 422, "invalid_request", detail, errors=errors)
+    return answer(request.scope["path"], 422, "invalid_request", detail, errors=errors)
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -227,4 +227,4 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     _log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
-    return problem(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])
+    return answer(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])
