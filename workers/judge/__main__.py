@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Seconds that killed processes may take to die, and files to be removed, at the end.
 _CLEANUP_S: Final = 10.0
+#: Seconds until an end that was discarded is raised again.
+_AGAIN_S: Final = 0.5
 
 
 def main() -> int:
@@ -229,7 +231,8 @@ def _tell(answers: IO[bytes], message: dict[str, Any]) -> None:
 class _Ending:
     """Ends this process when it is told to, and when its parent is gone: only in ``with`` blocks, so that it cleans up.
 
-    In a block it raises :class:`SystemExit` at once. Outside it waits for the next block.
+    In a block it raises :class:`SystemExit` at once, and again until the block is left: Python discards exceptions in
+    some places, such as a fork's callbacks. Outside it waits for the next block.
     """
 
     def __init__(self, parent: int) -> None:
@@ -240,6 +243,7 @@ class _Ending:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told)
         signal.signal(signal.SIGUSR1, self._look)
+        signal.signal(signal.SIGALRM, self._again)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGUSR1)
         self._look(signal.SIGUSR1, None)  # it may have died before
 
@@ -249,6 +253,7 @@ class _Ending:
 
     def __exit__(self, *_: object) -> None:
         self._interruptible = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _told(self, number: int, _frame: object) -> None:
         if self._status is None:
@@ -260,9 +265,12 @@ class _Ending:
         if os.getppid() != self._parent:
             self._told(number, frame)
 
+    def _again(self, _number: int, _frame: object) -> None:
+        self._end()
+
     def _end(self) -> None:
         if self._interruptible and self._status is not None:
-            self._interruptible = False
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
             sys.exit(self._status)
 
 

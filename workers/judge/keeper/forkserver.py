@@ -381,19 +381,21 @@ class ForkServer:
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
-        profile = self._with_uid(profile)
-        # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
-        for earlier in [c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid]:
-            self._end(earlier, End.STOPPED)
         group: Group | None = None
         try:
+            profile = self._with_uid(profile)
+            # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
+            for earlier in [
+                c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid
+            ]:
+                self._end(earlier, End.STOPPED)
             _make_scratch(profile)
             group = self._ground.groups.group(profile.host_memory_bytes, profile.processes)
             pid = os.fork()
         except OSError as error:
             if group is not None:
                 group.remove()
-            # No space, no process to be had: the host's trouble. The judge hears of it and nothing was run.
+            # No space, no process, no uid to be had: the host's trouble. The judge hears of it and nothing was run.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
@@ -419,12 +421,18 @@ class ForkServer:
             self._end(process, End.UNSEALED)
 
     def _with_uid(self, profile: seal.Profile) -> seal.Profile:
-        """Give a reference a uid of its own: the judge names the slot's."""
+        """Give a reference a uid of its own: the judge names the slot's.
+
+        Raises:
+            OSError: all of them are taken.
+        """
         if profile.uid is None or profile.role is not Role.REFERENCE:
             return profile
         used = {process.profile.uid for process in self._running.values()}
         free = (uid for offset in uids.REFERENCE_OFFSETS if (uid := profile.uid + offset) not in used)
-        return replace(profile, uid=next(free))
+        if (uid := next(free, None)) is None:
+            raise OSError("more references are at work than there are uids for")
+        return replace(profile, uid=uid)
 
     def _end(self, process: _Sealed, reason: End) -> None:
         """Kill a sealed process and conclude it. If it had ended already, by itself, that is what counts."""
