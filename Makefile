@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown clock integrity http-cost chaos soak clean
+.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown real clock integrity http-cost chaos soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ compose-test: venv ## bring the compose stack up and judge kernels with it (need
 
 gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
 	$(PY) benchmarks/gpu_shown.py $(ARGS)
+
+real: venv ## judge problems against themselves (ARGS='FOLDER... --out DIR', a KernelBench checkout for instance)
+	$(PY) benchmarks/real.py $(ARGS)
 
 clock: venv ## measure the judge's clock beside CUPTI, events, graphs and do_bench on this GPU
 	$(PY) benchmarks/clock.py $(ARGS)

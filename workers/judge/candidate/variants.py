@@ -127,8 +127,8 @@ class _Draws(TorchDispatchMode):
         self.shown: list[torch.Tensor] = []
         self.changed = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator of torch."""
+    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        """Run an operator of torch; it has the signature of ``__torch_dispatch__``."""
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket._qualified_op_name
         if name in _CONTINUOUS and out.is_floating_point():
@@ -138,6 +138,10 @@ class _Draws(TorchDispatchMode):
                 out.copy_(new)
                 self.changed = True
         return out
+
+
+# Given to the class when that is made, it would be wrapped to keep torch's compiler away, whose import takes seconds.
+_Draws.__torch_dispatch__ = _Draws.see
 
 
 # What is made of a draw --------------------------------------------------------------------------------
