@@ -1,11 +1,11 @@
 """Judge each problem of a folder against itself: `python benchmarks/real.py FOLDER... --out DIR [--slots N]`.
 
-A problem's own model is submitted as the kernel, under default settings. So every verdict must be `passed`, at the first
-attempt, and at the reference's own speed: whatever differs is the judge's doing. A folder may be a KernelBench checkout
-or anything else that holds problems of that form.
+A problem's own model is submitted as the kernel, under default settings. So every verdict must be `passed`, at the
+first attempt, and at the reference's own speed: whatever differs is the judge's doing. A folder may be a KernelBench
+checkout or anything else that holds problems of that form.
 
-It starts a fleet of its own. Each verdict is kept in `DIR/real.jsonl` as it comes; run again, it judges only what is not
-there yet, or has changed. In the end it prints a table of all problems that were asked for, and draws speedups over
+It starts a fleet of its own. Each verdict is kept in `DIR/real.jsonl` as it comes; run again, it judges only what is
+not there yet, or has changed. In the end it prints a table of all problems that were asked for, and draws speedups over
 times in `DIR/real.svg`. The exit status is 0 only if all passed at their first attempt, and the median speedup of those
 that take 0.1 ms or more lies within 0.97 and 1.03.
 """
@@ -112,7 +112,7 @@ def is_good(row: Row) -> bool:
 
 def table(rows: list[Row]) -> Table:
     """Return the rows for a reader."""
-    shown = Table("problem", "category", "attempts", "ms", "reference ms", "speedup", "reference stage s", "message")
+    shown = Table("problem", "category", "tries", "ms", "reference ms", "speedup", "prepared in", "message")
     for row in rows:
         figures = [row.get("runtime_ms"), row.get("baseline_ms"), row.get("speedup")]
         figures.append((row.get("durations_s") or {}).get("reference"))
