@@ -48,7 +48,7 @@ def _no_orphan(request: pytest.FixtureRequest) -> Iterator[None]:
             return left
 
         with suppress(AssertionError):
-            services.until(lambda: not strangers(), 15)
+            services.until(lambda: not strangers())
         assert [f"{pid}: {words(pid)}" for pid in strangers()] == []
     finally:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 0)

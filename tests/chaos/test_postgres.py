@@ -43,7 +43,7 @@ def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: 
     os.kill(services.postgres.pid, signal.SIGKILL)
     services.until(lambda: not services.postgres.alive(), what="its end")
     time.sleep(seconds)
-    services.until(lambda: _starts(services.postgres), 30, "Postgres")
+    services.until(lambda: _starts(services.postgres), what="Postgres")
     categories = [attempt.category for attempt in whole(running)]
     assert categories == (["passed"] if seconds < 30 else ["worker_lost", "passed"])
     whole(waiting, attempts=1)
@@ -91,7 +91,7 @@ def test_postgres_may_be_read_only(services: Any, fleet: Any, whole: Any) -> Non
     _execute(url, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     try:
         with Client(services.config()) as client:
-            services.until(lambda: _refused(client, "read-only"), 10, "the refusal")
+            services.until(lambda: _refused(client, "read-only"), what="the refusal")
         time.sleep(3)
         assert evaluations.verdict(services.engine, running) is None
     finally:
@@ -237,7 +237,7 @@ def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
                 accepted = _submit_much(services)
                 filler.unlink()
                 if not postgres.alive():
-                    services.until(lambda: _starts(postgres), 30, "Postgres")
+                    services.until(lambda: _starts(postgres), what="Postgres")
                 assert evaluations.existing(services.engine, accepted) == set(accepted)
                 Whole(services)(running, waiting, *accepted)
                 assert fleet.process.poll() is None

@@ -249,7 +249,7 @@ def test_a_kernel_is_judged_by_another_worker(services: Any, start_fleet: Any, t
     worker = worker_of(mine, attempt)
     candidates = services.until(lambda: _candidates(worker), PATIENCE_S, "the candidate")
     os.kill(worker, signal.SIGKILL)
-    services.until(lambda: not any(services.alive(pid) for pid in candidates), 10, "the candidate's end")
+    services.until(lambda: not any(services.alive(pid) for pid in candidates), what="the candidate's end")
     assert services.verdict(identity, PATIENCE_S).passed
     assert [a.category for a in services.attempts(identity)] == ["worker_lost", "passed"]
     assert services.verdict(_submit_true(services, "pass"), PATIENCE_S).passed

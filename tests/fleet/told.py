@@ -94,7 +94,7 @@ class Services:
                 )
             )
 
-    def verdict(self, evaluation_id: UUID, timeout_s: float = 20.0) -> Verdict:
+    def verdict(self, evaluation_id: UUID, timeout_s: float = 90.0) -> Verdict:
         return until(lambda: evaluations.verdict(self.engine, evaluation_id), timeout_s, "the verdict")
 
     def rows(self, sql: str, **values: Any) -> list[Any]:
@@ -123,7 +123,7 @@ class Fleet:
         mine = linux.children(self.process.pid)
         return [worker for worker in registry.live(self.services.engine, within_s=5) if worker.pid in mine]
 
-    def stop(self, number: int = signal.SIGINT, timeout_s: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGINT, timeout_s: float = 90.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)

@@ -51,10 +51,10 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet:
     drained = _gpu(fleet, "drain", "0", "--reason", "a new fan", "--wait")
     assert "1 evaluations run on it" in drained
     assert "nothing runs on it" in drained
-    assert all(services.verdict(identity, 60).passed for identity in running)
+    assert all(services.verdict(identity).passed for identity in running)
     assert watcher.paused(fleet) == "GPU 0 is drained: a new fan"
     after = [services.submit("ok", lane="gpu") for _ in range(4)]
-    assert all(services.verdict(identity, 40).passed for identity in after)
+    assert all(services.verdict(identity).passed for identity in after)
     slots = {services.attempts(identity)[0].worker_id for identity in after}
     assert slots == {worker.id for worker in fleet.live() if worker.device == fake.uuids[1]}
     assert "drained: a new fan" in _gpu(fleet, "list")
@@ -65,7 +65,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet:
     assert _queued(services, waiting)
     assert fake.tests() == []
     assert "serves again" in _gpu(fleet, "resume", "0")
-    assert services.verdict(waiting, 60).passed
+    assert services.verdict(waiting).passed
     _gpu(fleet, "resume", "1")
 
 
@@ -74,9 +74,9 @@ def test_a_failed_evaluation_has_its_gpu_tested_and_a_good_one_goes_on(
 ) -> None:
     """One test in a fresh process; the evaluation is tried again."""
     before = len(fake.tests())
-    verdict = services.verdict(services.submit("unhealthy-once", lane="gpu", attempts=3), 60)
+    verdict = services.verdict(services.submit("unhealthy-once", lane="gpu", attempts=3))
     assert (verdict.passed, verdict.attempts) == (True, 2)
-    services.until(lambda: len(fake.tests()) == before + 1, 30, "a test")
+    services.until(lambda: len(fake.tests()) == before + 1, what="a test")
     for number in (0, 1):
         assert watcher.until_state("serving", number).failures == 0
     assert len(fake.tests()) == before + 1
@@ -88,18 +88,18 @@ def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
     """Its worker pauses, the row says why, the other GPU does the work; it is tested again without being asked."""
     fake.ends("fail")
     first = services.submit("unhealthy-once", lane="gpu", attempts=3)
-    [sick] = services.until(lambda: [n for n in (0, 1) if watcher.gpu(n).state == "quarantined"], 60, "a quarantine")
-    assert services.verdict(first, 60).passed
+    [sick] = services.until(lambda: [n for n in (0, 1) if watcher.gpu(n).state == "quarantined"], what="a quarantine")
+    assert services.verdict(first).passed
     assert services.attempts(first)[-1].worker_id == next(
         worker.id for worker in fleet.live() if worker.device == fake.uuids[1 - sick]
     )
     assert (watcher.gpu(sick).reason, watcher.gpu(sick).failures) == ("computed 7", 2)
     assert watcher.paused(fleet, sick) == f"GPU {sick} is quarantined: computed 7"
-    services.until(lambda: watcher.gpu(sick).failures == 3, 40, "the test that heals, or does not")
+    services.until(lambda: watcher.gpu(sick).failures == 3, what="the test that heals, or does not")
     fake.ends("pass")
     assert "is tested now" in _gpu(fleet, "resume", str(sick))
     watcher.until_state("serving", sick, 30)
-    assert services.verdict(services.submit("ok", lane="gpu"), 30).passed
+    assert services.verdict(services.submit("ok", lane="gpu")).passed
 
 
 def test_errors_of_applications_are_noted_and_those_of_the_gpu_have_it_tested(
@@ -108,19 +108,19 @@ def test_errors_of_applications_are_noted_and_those_of_the_gpu_have_it_tested(
     """Xid 13 is a kernel out of range, 79 a GPU that fell off its bus. What ECC cannot correct is tested as well."""
     before = len(fake.tests())
     fake.xid(13)
-    services.until(lambda: [x["xid"] for x in watcher.gpu().facts.get("xids", [])] == [13], 30, "the fact")
+    services.until(lambda: [x["xid"] for x in watcher.gpu().facts.get("xids", [])] == [13], what="the fact")
     assert len(fake.tests()) == before
     fake.xid(79)
-    services.until(lambda: fake.tests()[before:] == [fake.uuids[0]], 30, "a test")
+    services.until(lambda: fake.tests()[before:] == [fake.uuids[0]], what="a test")
     assert [x["xid"] for x in watcher.until_state("serving").facts["xids"]] == [13, 79]
     fake.say(1, ecc=[3, 5])
-    services.until(lambda: fake.tests()[before + 1 :] == [fake.uuids[1]], 30, "another test")
+    services.until(lambda: fake.tests()[before + 1 :] == [fake.uuids[1]], what="another test")
 
 
 def test_facts_are_in_the_row_and_those_that_there_are_not_are_left_out(fleet: Any, fake: Any, watcher: Any) -> None:
     """The fake GPU knows no retired pages."""
     fake.say(0, temperature=77, throttle=0x8 | 0x40, processes=[[1, 5 << 30]])
-    fleet.services.until(lambda: watcher.gpu().facts.get("temperature_c") == 77, 30, "the fact")
+    fleet.services.until(lambda: watcher.gpu().facts.get("temperature_c") == 77, what="the fact")
     facts = watcher.gpu().facts
     assert facts["throttle"] == ["HwSlowdown", "HwThermalSlowdown"]
     assert facts["remapped_rows"] == {"corrected": 0, "uncorrected": 0, "pending": False, "failed": False}
@@ -136,7 +136,7 @@ def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fak
     """No memory was free: that is no failure, and meanwhile the GPU is given nothing."""
     fake.ends("unknown")
     gpus.ask_for_test(services.engine, fake.uuids[0], reason="a sign")
-    services.until(lambda: "no memory is free" in (watcher.paused(fleet) or ""), 30, "a worker that pauses")
+    services.until(lambda: "no memory is free" in (watcher.paused(fleet) or ""), what="a worker that pauses")
     assert (watcher.gpu().state, watcher.gpu().failures) == ("serving", 0)
     fake.ends("pass")
     watcher.until_state("serving", 0, 30)
@@ -147,11 +147,11 @@ def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
 ) -> None:
     """The judge is ended and the worker records what it was."""
     hanging = services.submit("hang-in-canary", lane="gpu", attempts=1)
-    verdict = services.verdict(hanging, 30)
+    verdict = services.verdict(hanging)
     assert (verdict.category, verdict.written_by) == ("gpu_unhealthy", "worker")
     for number in (0, 1):
         watcher.until_state("serving", number)
-    assert services.verdict(services.submit("ok", lane="gpu"), 30).passed
+    assert services.verdict(services.submit("ok", lane="gpu")).passed
 
 
 def test_drained_stays_drained_over_a_new_start(
@@ -162,6 +162,6 @@ def test_drained_stays_drained_over_a_new_start(
     assert fleet.stop(signal.SIGTERM) == 0
     other = start_gpu_fleet()
     assert watcher.paused(other, 1) == "GPU 1 is drained"
-    assert services.verdict(services.submit("ok", lane="gpu"), 30).passed
+    assert services.verdict(services.submit("ok", lane="gpu")).passed
     other.stop()
     gpus.resume(services.engine, watcher.gpu(1).uuid)

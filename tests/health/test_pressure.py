@@ -41,18 +41,18 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
     def reasons() -> list[str | None]:
         return [worker.paused for worker in fleet.live()]
 
-    services.until(lambda: "less than 40.0%" in (reasons()[0] or ""), 30, "a worker that pauses")
+    services.until(lambda: "less than 40.0%" in (reasons()[0] or ""), what="a worker that pauses")
     waiting = services.submit("ok")
-    assert services.verdict(running, 60).passed
+    assert services.verdict(running).passed
     os.truncate(filler, 32 << 20)  # written anew it would be empty for a moment
     with pytest.raises(AssertionError):
         services.until(lambda: reasons() == [None], 4)
     assert services.rows("SELECT state FROM evaluations WHERE id = :id", id=waiting)[0].state == "queued"
     filler.unlink()
-    services.until(lambda: reasons() == [None], 30, "a worker that goes on")
-    assert services.verdict(waiting, 90).passed
+    services.until(lambda: reasons() == [None], what="a worker that goes on")
+    assert services.verdict(waiting).passed
     assert "no evaluations are taken" in fleet.log.read_text()
-    fleet.stop(timeout_s=60)
+    fleet.stop()
 
 
 @pytest.mark.parametrize(("setting", "what"), [("min_free_memory", "memory"), ("min_free_disk", "disk")])

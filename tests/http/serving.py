@@ -61,7 +61,7 @@ class Served:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
-        return self._process.wait(30)
+        return self._process.wait(90)
 
     def _answers(self) -> bool:
         assert self._process is not None

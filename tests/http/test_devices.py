@@ -52,12 +52,12 @@ def evaluate(http: httpx.Client, what: str, **changes: Any) -> httpx.Response:
 
 def test_devices_have_numbers(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """By host and index; idle ones are available, one that is out of service says why."""
-    found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h, 30)
+    found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
     assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
     assert http.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
     gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
-    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h, 30)
+    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h)
     assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
     assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
     assert "a new fan" in found["devices"][1]["error"]
@@ -67,7 +67,7 @@ def test_devices_have_numbers(http: httpx.Client, services: Services, fake: Gpus
 def test_facts_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """What the supervisor saw last is there."""
     fake.say(1, temperature=66)
-    services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, 60, "the fact")
+    services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, what="the fact")
     shown = services.until(
         lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
     )
@@ -83,7 +83,7 @@ def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services,
     assert result["metadata"]["device_id"] in (0, 1)
     assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
     gpus.drain(services.engine, fake.uuids[1], reason=None)
-    services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1, 30)
+    services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1)
     result = evaluate(http, "ok", preferred_device=1).json()
     assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
     refused = evaluate(http, "ok", preferred_device=2)
@@ -118,7 +118,7 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(
     after = {worker.device: worker.pid for worker in fleet.live()}
     assert after[device] != before[device]
     assert after[fake.uuids[1 - number]] == before[fake.uuids[1 - number]]
-    assert services.verdict(running[0], 90).passed
+    assert services.verdict(running[0]).passed
     assert services.attempts(running[0])[0].handed_back
     assert not services.attempts(running[1])[0].handed_back
     httpx.post(f"{http.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()

@@ -378,7 +378,7 @@ def test_health_while_many_wait(client: SimpleEvalClient, services: Services, ke
             found = httpx.get(f"{client.url}/health").raise_for_status().json()
             return found if found["queued"] >= 40 and found["running"] == 2 else None
 
-        health = until(busy, 60, "that all wait")
+        health = until(busy, what="that all wait")
         assert health["queue"]["cpu"]["queued"] == health["queued"]
         assert [worker["state"] for worker in health["workers"]] == ["busy", "busy"]
         assert {one.result(120).status_code for one in waiting} == {200}
@@ -404,7 +404,7 @@ def test_without_the_database(services: Services, served: Served, client: Simple
     """Everything is a 503 that says when to ask again, and is well by itself when the database is back."""
     services.postgres.stop()
     try:
-        failing = until(lambda: (a := httpx.get(f"{served.url}/health", timeout=30)).status_code == 503 and a, 60)
+        failing = until(lambda: (a := httpx.get(f"{served.url}/health", timeout=30)).status_code == 503 and a)
         assert int(failing.headers["Retry-After"]) > 0
         refused = client.evaluate(kernel("ok"))
         assert refused.status_code == 503
@@ -412,4 +412,4 @@ def test_without_the_database(services: Services, served: Served, client: Simple
     finally:
         services.postgres.start()
     assert client.evaluate(kernel("ok"), tries=100).status_code == 200
-    until(lambda: httpx.get(f"{served.url}/health", timeout=30).status_code == 200, 60, "health")
+    until(lambda: httpx.get(f"{served.url}/health", timeout=30).status_code == 200, what="health")

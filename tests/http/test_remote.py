@@ -162,7 +162,7 @@ class TestTheSameInterface:
             time.sleep(0.5)
             client.close()
             with pytest.raises(KqueueError, match="closed"):
-                waiting.result(timeout=30)
+                waiting.result(timeout=60)
         client.close()
         with pytest.raises(KqueueError, match="closed"):
             client.submit(**fields())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -206,10 +205,9 @@ class TestWait:
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
         later = threading.Timer(0.5, judge, [identity])
         later.start()
-        began = time.monotonic()
-        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 60})
+        # Longer than the client waits for an answer.
+        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 300})
         assert answer.json()["verdict"]["category"] == "passed"
-        assert time.monotonic() - began < 30
         later.join()
 
     def test_in_vain(self, http: httpx.Client, judge, fields) -> None:
@@ -251,10 +249,7 @@ class TestWait:
             identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
             with pytest.raises(httpx.ReadTimeout):
                 http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 300}, timeout=0.5)
-            deadline = time.monotonic() + 20
-            while listener():
-                assert time.monotonic() < deadline, "the server still waits for nobody"
-                time.sleep(0.02)
+            until(lambda: not listener(), what="an end of waiting for nobody")
             judge(identity)
             assert http.get(f"/v1/evaluations/{identity}/wait").json()["verdict"]["category"] == "passed"
 

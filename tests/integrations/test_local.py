@@ -80,7 +80,7 @@ def test_it_brings_its_own_fleet(own_home: Config) -> None:
         for thread in threads:
             thread.join()
         assert [result["metadata"]["category"] for result in results] == ["wrong_values"] * 2
-        until(lambda: not is_up(own_home), 60)
+        until(lambda: not is_up(own_home))
         late = threading.Thread(target=lambda: results.append(evaluator.evaluate(REFERENCE, RIGHT)))
         late.start()
         late.join()

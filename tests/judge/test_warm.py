@@ -111,7 +111,7 @@ def empty(keeping: Rig) -> Rig:
     return keeping
 
 
-def gone(rig: Rig, seconds: float = 10) -> bool:
+def gone(rig: Rig, seconds: float = 60) -> bool:
     """True if in time no reference is left, nor a directory of one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -156,7 +156,7 @@ def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
         assert outcome.runtime is not None
         assert outcome.runtime.median_ms > 9
         assert outcome.baseline is not None
-        assert outcome.baseline.median_ms < 9
+        assert outcome.baseline.median_ms < outcome.runtime.median_ms
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -
         assert rig.judge(request()).passed
         [pid] = sealed(rig)
         os.kill(rig.forkserver.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not linux.is_zombie(pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert linux.is_zombie(pid)

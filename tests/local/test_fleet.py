@@ -51,8 +51,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def eventually_gone(pids: list[int]) -> list[str]:
-    """The command lines of those of ``pids`` that still run after at most 20 seconds."""
-    deadline = time.monotonic() + 20
+    """The command lines of those of ``pids`` that still run after a minute at most."""
+    deadline = time.monotonic() + 60
     while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}" for pid in left]

@@ -61,5 +61,5 @@ def started(user: int, candidates: int) -> Iterator[Fleet]:
         yield Fleet("root" if user == 0 else "ordinary", process, json.loads(first))
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(90)
         shutil.rmtree(place, ignore_errors=True)

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.sandbox.fleets import Fleet
+from tests.waiting import until
 from workers.judge.keeper import handle as launch
 from workers.judge.place import Place
 from workers.judge.sandbox import cgroups, reach, view
@@ -118,10 +118,7 @@ def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) 
         cgroups.clean()
         assert not any(Path(directory).exists() for directory in directories)
         assert all(Path(directory).is_dir() for directory in root_fleet.isolation["groups"])
-        deadline = time.monotonic() + 5
-        while Path(f"/proc/{child}/exe").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not Path(f"/proc/{child}/exe").exists()
+        until(lambda: not Path(f"/proc/{child}/exe").exists(), what="the end of what it held")
     finally:
         holder.kill()
         holder.wait()

@@ -107,7 +107,7 @@ def running_flower(config: Config, log: Path) -> Iterator[Flower]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -132,7 +132,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         queued = _sent(client, "ok # queued")
         assert queued.cancel()
         assert running.cancel()
-        until(lambda: not [w for w in fleet.live() if w.busy_with], 20, "the worker's freedom")
+        until(lambda: not [w for w in fleet.live() if w.busy_with], what="the worker's freedom")
         assert _sent(client, "ok # after").wait(60).category == "passed"
         for command in (["status"], ["doctor", "--json"], ["show", str(running.evaluation_id)], ["results"]):
             done = subprocess.run(
@@ -152,7 +152,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         assert [v.category for v in client.wait_all([waiting, lost], 90)] == ["passed", "passed"]
 
         # Flower shows, counts and cancels.
-        until(lambda: flower.get("/api/tasks"), 30, "a task in Flower")
+        until(lambda: flower.get("/api/tasks"), what="a task in Flower")
         assert flower.get("/api/workers?refresh=true")
         assert {queue["name"] for queue in flower.get("/api/queues/length")["active_queues"]} == {LANE}
         for page in ("/", "/tasks", "/broker", f"/task/{lost.evaluation_id}", f"/worker/{fleet.live()[0].name}"):
@@ -181,7 +181,7 @@ def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
         )
         assert ticket.wait(60).category == "passed"
     identity = ticket.evaluation_id
-    until(lambda: str(identity) in flower.text("/api/tasks"), 30, "the task in Flower")
+    until(lambda: str(identity) in flower.text("/api/tasks"), what="the task in Flower")
     pages = {page: flower.text(page) for page in (f"/task/{identity}", "/tasks", "/workers")}
     assert "&lt;script&gt;alert(1)" in pages[f"/task/{identity}"]
     known = json.dumps(flower.get(f"/api/task/info/{identity}"), ensure_ascii=False)

@@ -119,7 +119,7 @@ def raw(item: Any) -> bytes:
 
 def settled(services: Any, writer: Any) -> None:
     """Nothing is left in the queue or under way."""
-    services.until(lambda: not writer.llen(QUEUE) and not writer.hlen("unacked"), 10, "an empty Redis")
+    services.until(lambda: not writer.llen(QUEUE) and not writer.hlen("unacked"), what="an empty Redis")
 
 
 def judges(services: Any, worker: Any, pid: int) -> None:
@@ -140,7 +140,7 @@ def dropped(services: Any, worker: Any, send: Any, kinds: dict[str, Any]) -> Non
     for kind, item in kinds.items():
         before = lines()
         send(raw(item))
-        services.until(lambda before=before: lines() > before, 10, f"the line about {kind!r}")
+        services.until(lambda before=before: lines() > before, what=f"the line about {kind!r}")
         assert lines() == before + 1, kind
     judges(services, worker, live.pid)
     assert "Traceback" not in worker.log.read_text()[start:]
@@ -249,7 +249,7 @@ def test_a_message_among_the_unacknowledged_cannot_stop_a_worker(services: Any, 
     ):
         writer.hset("unacked", f"planted-{i}", item)
         writer.zadd("unacked_index", {f"planted-{i}": 1})
-    services.until(lambda: not writer.hexists("unacked", "planted-2"), 30, "the restoring")
+    services.until(lambda: not writer.hexists("unacked", "planted-2"), what="the restoring")
     judges(services, worker, live.pid)
     writer.delete("unacked", "unacked_index")
 
@@ -289,7 +289,7 @@ def test_orders_that_workers_do_not_obey(services: Any, worker: Any) -> None:
     for method, arguments in REFUSED.items():
         before = refused()
         assert services.app.control.broadcast(method, arguments=arguments, reply=True, timeout=0.3) == [], method
-        services.until(lambda before=before: refused() > before, 10, f"the line about {method}")
+        services.until(lambda before=before: refused() > before, what=f"the line about {method}")
     judges(services, worker, live.pid)
 
 

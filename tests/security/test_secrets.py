@@ -140,8 +140,8 @@ def said(house: House) -> Said:
                 said.add("processes", _processes())
                 for kind in ("status", "doctor", "results"):
                     command(house, said, "-m", "kqueue", kind, **house.settings("producer"))
-                until(lambda: flower.get("/api/tasks"), 60, "a task in Flower")
-                until(lambda: flower.get("/api/workers?refresh=true"), 60, "a worker in Flower")
+                until(lambda: flower.get("/api/tasks"), what="a task in Flower")
+                until(lambda: flower.get("/api/workers?refresh=true"), what="a worker in Flower")
                 worker = fleet.live()[0].name
                 pages = ["/", "/tasks", "/workers", "/broker", "/metrics", f"/worker/{worker}", f"/task/{looked}"]
                 for page in [*pages, "/api/tasks", "/api/workers", f"/api/task/info/{raised.evaluation_id}"]:
@@ -152,7 +152,7 @@ def said(house: House) -> Said:
                 listener.join()
                 services.postgres.stop()
                 house.guarded.stop()
-                until(lambda: "Postgres is away" in fleet.log.read_text(), 60, "the outage")
+                until(lambda: "Postgres is away" in fleet.log.read_text(), what="the outage")
                 command(house, said, "-m", "kqueue", "status", **house.settings("producer"))
                 services.postgres.start()
                 house.guarded.start()

@@ -127,7 +127,7 @@ def test_everything_takes_it(place: Place) -> None:
         running = client.submit(problem="p", kernel="sleep 60", backend="torch", lane="cpu")
         house.services.started(running.evaluation_id)
         assert running.cancel()
-        until(lambda: not [w for w in fleet.live() if w.busy_with], 20, "the worker's freedom")
+        until(lambda: not [w for w in fleet.live() if w.busy_with], what="the worker's freedom")
         assert flower.get("/api/workers?refresh=true")
         assert flower.get("/api/queues/length")
     assert doors.postgres.passed > before[0]

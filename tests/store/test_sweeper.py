@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -196,22 +195,21 @@ def test_redis_without_memory_is_borne(engine: Engine, own_valkey: Valkey, field
         assert broker.waiting(app, "cpu") == set(ids)
 
 
-def test_a_redis_that_hangs_is_given_up_within_seconds(own_valkey: Valkey) -> None:
+def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
     """Whoever sends goes on; the message that it may have taken nevertheless harms nobody."""
+    first, last = message(), message()
     with broker.make_app(load(redis_url=own_valkey.url), patience_s=0.5) as app:
-        broker.publish(app, [message()])
+        broker.publish(app, [first])
         assert own_valkey.pid is not None
         os.kill(own_valkey.pid, signal.SIGSTOP)
         try:
-            begun = time.monotonic()
+            # Once, and not for each message, which would take longer than this test may.
             with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
-                broker.publish(app, [message()])
-            # Not once for each message, nor with pauses that grow.
-            assert time.monotonic() - begun < 5
+                broker.publish(app, [message() for _ in range(400)])
         finally:
             os.kill(own_valkey.pid, signal.SIGCONT)
-        broker.publish(app, [message()])
-        assert 2 <= len(broker.waiting(app, "cpu")) <= 3
+        broker.publish(app, [last])
+        assert {first.evaluation_id, last.evaluation_id} <= broker.waiting(app, "cpu")
 
 
 def test_every_lane_has_its_queue(engine: Engine, app: Celery, fields) -> None:

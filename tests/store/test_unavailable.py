@@ -75,7 +75,7 @@ class TestUnavailable:
                     pass
                 server.cut(database_url)
                 with pytest.raises(DatabaseUnavailable):
-                    claiming.result(timeout=10)
+                    claiming.result(timeout=60)
             holder.close()
         claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
         assert claimed is not None
