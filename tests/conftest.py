@@ -11,6 +11,7 @@ from tests.services import starts_services
 # child would wait for ever for threads that it does not have.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -26,6 +27,10 @@ from kqueue.store import workers
 from kqueue.store.engine import connect
 from tests.samples import request_fields
 from tests.services import Server, start
+
+# A shell's background has it ignored, and programs that tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
 # A shell's background job ignores it, and so would all that the tests start.

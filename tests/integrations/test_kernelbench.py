@@ -158,8 +158,6 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Jobs in the background of a shell have it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 300
     while not any(results(run).values() if (run / "eval_results.json").exists() else ()):

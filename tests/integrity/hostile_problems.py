@@ -4,7 +4,7 @@ Each is a problem's file under ``hostile/``. Its docstring says what it tries an
 attempt succeeds raises an exception that says so, and ends otherwise than expected::
 
     for problem in problems():
-        outcome = rig.judge(problem.request())
+        outcome = rig.judge(problem.request(outside))
         assert outcome.category in problem.expected
 """
 
@@ -22,9 +22,6 @@ from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timin
 HERE: Final = Path(__file__).resolve().parent / "hostile"
 #: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
 SECRET: Final = "secret-of-the-fleet"
-#: A directory of the host's that everybody may read and write, with a file and a socket; a port on loopback.
-OUTSIDE: Final = Path("/tmp/kqueue-hostile")
-PORT: Final = 28188
 #: What programs say of themselves that got what they wanted.
 SUCCEEDED: Final = "ATTACK SUCCEEDED"
 
@@ -51,6 +48,23 @@ _PASSED: Final = Category.PASSED
 _INVALID: Final = Category.INVALID_PROBLEM
 _ERROR: Final = Category.REFERENCE_ERROR
 _LATE: Final = Category.REFERENCE_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What programs look for on the host, of each run of tests its own.
+
+    Attributes:
+        directory: everybody may read and write it. It holds a file and a socket, and its name is an abstract socket's.
+        port: a listener's on loopback.
+    """
+
+    directory: Path
+    port: int
+
+    def named_in(self, program: str) -> str:
+        """Return a program with these in place of the names that its file has for them."""
+        return program.replace("/tmp/kqueue-outside", str(self.directory)).replace("28188", str(self.port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +97,10 @@ class Hostile:
         """What it tries and what becomes of it."""
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
 
-    def request(self) -> Request:
+    def request(self, outside: Outside) -> Request:
         """What to judge: a right kernel, under limits that are soon reached."""
-        return request(self.path.read_text(encoding="utf-8"), timed=self.timed, reference_s=self.reference_s)
+        program = outside.named_in(self.path.read_text(encoding="utf-8"))
+        return request(program, timed=self.timed, reference_s=self.reference_s)
 
 
 def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> Request:

@@ -313,36 +313,37 @@ def test_the_policy_in_one_place() -> None:
         assert kept == (category is Category.PASSED or category.blame == "candidate")
 
 
-def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
-    """A minute after it was left, as the fork server's clock says; before that it can be taken."""
-    keeping = empty
-    keeping.judge(request())
-    [pid] = sealed(keeping)
-    time.sleep(55)
-    assert sealed(keeping) == [pid]
-    assert gone(keeping, 10)
-
-
-def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
-    """By its key alone, and a second asking finds none."""
-    keeping, place = empty, empty.place
+def reference(rig: Rig) -> SealedProcess:
+    """A new sealed process."""
     profile = Profile(
         role=Role.REFERENCE,
-        uid=place.uid,
-        scratch=str(place.scratch / "left"),
+        uid=rig.place.uid,
+        scratch=str(rig.place.scratch / "left"),
         processes=16,
         file_bytes=1 << 20,
         host_memory_bytes=1 << 30,
         output_bytes=1 << 20,
         scratch_bytes=1 << 20,
     )
-    process = SealedProcess(keeping.forkserver, profile, 60.0)
-    process.keep("mine", {"a": 1})
+    return SealedProcess(rig.forkserver, profile, 60.0)
+
+
+def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
+    """After the time for which it was left, by the fork server's clock."""
+    reference(empty).keep("mine", {}, seconds=0.5)
+    assert gone(empty)
+    assert empty.forkserver.take("mine") is None
+
+
+def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
+    """By its key alone, and a second asking finds none."""
+    keeping = empty
+    reference(keeping).keep("mine", {"a": 1})
     assert keeping.forkserver.take("other") is None
     found = keeping.forkserver.take("mine")
     assert found is not None
     word, descriptors = found
-    assert word == Keep(profile.scratch, "mine", {"a": 1})
+    assert word == Keep(str(keeping.place.scratch / "left"), "mine", {"a": 1}, 60.0)
     assert keeping.forkserver.take("mine") is None
     again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
     assert again.stop().reason is End.STOPPED

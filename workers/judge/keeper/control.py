@@ -56,11 +56,13 @@ class Keep:
         scratch: its private directory, which tells it from others.
         key: the problem and the settings that it serves.
         memo: what the next judge must know (:mod:`workers.judge.trial.warm`).
+        seconds: how long it is kept where nobody takes it.
     """
 
     scratch: str
     key: str
     memo: dict[str, Any]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

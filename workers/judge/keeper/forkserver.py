@@ -53,8 +53,7 @@ _WATCH_FILES_SHARE: Final = 20
 _FILES: Final = 20_000
 #: References that are kept at once. One more than that may be at work: each has a uid of its own.
 _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
-#: How long a reference is kept that nobody takes, and between looks at it, in seconds.
-_KEEP: Final = 60.0
+#: The time between looks at a reference that is kept, in seconds.
 _IDLE: Final = 0.5
 #: The most that a reference may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
 #: meanwhile. Libraries' threads spin for a moment before they sleep.
@@ -276,7 +275,7 @@ class ForkServer:
             self._looked = now
         if look_at_kept:
             self._looked_at_kept = now
-            for kept in [k for k in self._kept if now > k.since + _KEEP or self._is_restless(k, orphans)]:
+            for kept in [k for k in self._kept if now > k.since + k.word.seconds or self._is_restless(k, orphans)]:
                 self._end_kept(kept)
 
     def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:

@@ -119,15 +119,20 @@ class SealedProcess:
             process.flags[flag] = 0  # numbers of calls begin anew
         return process
 
-    def keep(self, key: str, memo: dict[str, Any]) -> None:
+    def keep(self, key: str, memo: dict[str, Any], *, seconds: float = 60.0) -> None:
         """Leave the process to a later judge. Nothing may be under way.
+
+        Args:
+            key: what it serves.
+            memo: what that judge must know.
+            seconds: how long it is kept where nobody takes it.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
         self.imports.close()
         descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
-        self._forkserver.keep(Keep(self._scratch, key, memo), descriptors)
+        self._forkserver.keep(Keep(self._scratch, key, memo, seconds), descriptors)
         self.close()
 
     def close(self) -> None:

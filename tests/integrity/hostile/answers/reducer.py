@@ -10,7 +10,7 @@ import torch
 
 class Bomb:
     def __reduce__(self):
-        return os.system, ("touch /tmp/kqueue-hostile/unpickled",)
+        return os.system, ("touch /tmp/kqueue-outside/unpickled",)
 
 
 class Model(torch.nn.Module):

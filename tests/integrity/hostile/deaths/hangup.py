@@ -11,6 +11,7 @@ import torch
 
 class Model(torch.nn.Module):
     def forward(self, x):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the fleet may have it ignored
         os.kill(os.getpid(), signal.SIGHUP)
         return x * 2 + 1
 

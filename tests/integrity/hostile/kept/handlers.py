@@ -10,7 +10,7 @@ import sys
 import torch
 
 
-atexit.register(lambda: open("/tmp/kqueue-hostile/atexit", "w"))
+atexit.register(lambda: open("/tmp/kqueue-outside/atexit", "w"))
 sys.excepthook = sys.unraisablehook = lambda *a: None
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1):
     signal.signal(number, signal.SIG_IGN)

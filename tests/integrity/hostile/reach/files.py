@@ -19,12 +19,12 @@ def refused(what, attempt):
 
 
 def attack():
-    for path in ("/etc/shadow", "/root/.ssh/id_rsa", "/root/.bash_history", "/tmp/kqueue-hostile/secret"):
+    for path in ("/etc/shadow", "/root/.ssh/id_rsa", "/root/.bash_history", "/tmp/kqueue-outside/secret"):
         refused(path, lambda: open(path).read())
         link = f"link-{os.urandom(4).hex()}"
         os.symlink(path, link)
         refused(f"{path} by a link", lambda: open(link).read())
-    for folder in ("/root", "/tmp", "/tmp/kqueue-hostile", "/home", "/var/lib"):
+    for folder in ("/root", "/tmp", "/tmp/kqueue-outside", "/home", "/var/lib"):
         refused(f"the folder {folder}", lambda: os.listdir(folder))
         refused(f"a file in {folder}", lambda: open(f"{folder}/kqueue-planted", "w"))
 

@@ -33,7 +33,7 @@ def attack():
     for port in (28188, 5432, 6379, 18188):
         refused(f"port {port}", lambda: connect(socket.AF_INET, ("127.0.0.1", port)))
         refused(f"port {port} by datagram", lambda: send(socket.AF_INET, ("127.0.0.1", port)))
-    for path in ("/tmp/kqueue-hostile/socket", "\0kqueue-hostile"):
+    for path in ("/tmp/kqueue-outside/socket", "\0/tmp/kqueue-outside"):
         refused(path, lambda: connect(socket.AF_UNIX, path))
         refused(f"{path} by datagram", lambda: send(socket.AF_UNIX, path))
 

@@ -20,7 +20,7 @@ def caller(name):
 
 class Bomb:
     def __reduce__(self):
-        return os.system, ("touch /tmp/kqueue-hostile/unpickled",)
+        return os.system, ("touch /tmp/kqueue-outside/unpickled",)
 
 
 def get_inputs():
