@@ -20,7 +20,7 @@ quick: venv ## run the tests that need no service, in about a minute
 	$(PY) -m pytest -n auto --dist worksteal -m quick $(ARGS)
 
 test: venv ## run the tests (ARGS='tests/store -k claim')
-	$(PY) -m pytest -n auto --dist loadfile -m 'not compose and not chaos' $(ARGS)
+	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not compose and not chaos' $(ARGS)
 
 adapters: venv ## test the adapters with the packages that they are for, which it fetches
 	@$(PY) scripts/bootstrap.py adapters

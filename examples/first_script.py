@@ -13,7 +13,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(64, 1000)]
+    return [torch.randn(8, 1000)]
 
 
 def get_init_inputs():

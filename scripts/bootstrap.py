@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ class Failure(Exception):
     """A problem for the user to fix; the message says how."""
 
 
-def main() -> int:
-    if sys.version_info < OLDEST:
-        found = ".".join(map(str, sys.version_info[:3]))
+def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
+    """Do what the command line says under a version of Python. Return the exit status."""
+    if running < OLDEST:
+        found = ".".join(map(str, running[:3]))
         print(
             f"kqueue needs Python 3.11 or newer; {sys.executable} is {found}.\n"
             "Use a newer one: make BOOTSTRAP_PYTHON=python3.12 ...",
@@ -73,8 +75,12 @@ def main() -> int:
     return 0
 
 
-def environment() -> None:
-    """Create or update `.venv`."""
+def environment(installer_of: Callable[[Path | None], Installer] | None = None) -> None:
+    """Create or update `.venv`.
+
+    Args:
+        installer_of: makes what installs into it, given the wheelhouse; None for :class:`Installer`.
+    """
     policy = os.environ.get("KQUEUE_TORCH") or "auto"
     if policy not in {"auto", "cpu", "cuda", "skip"}:
         raise Failure(f"KQUEUE_TORCH is {policy}: use auto, cpu, cuda or skip")
@@ -91,7 +97,7 @@ def environment() -> None:
     make_venv(system_packages=keeps and not is_venv())
     if keeps and is_venv():
         link_packages()
-    installer = Installer(Path(house).resolve() if house else None)
+    installer = (installer_of or Installer)(Path(house).resolve() if house else None)
     if keeps:
         print(f"bootstrap: keeping torch {own['torch']} of {sys.executable}", flush=True)
     elif policy != "skip":

@@ -37,9 +37,15 @@ pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.heal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Run two workers, because long tests mostly wait. On a GPU run one, because they would share it."""
-    return 1 if Path("/dev/nvidiactl").exists() else 2
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run two workers a core, because long tests mostly wait; quick ones do not. On a GPU run one: they would share it.
+
+    A worker takes up to 2 GiB with its fleets.
+    """
+    if Path("/dev/nvidiactl").exists():
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    return min(8, cores if config.option.markexpr == "quick" else 2 * cores)
 
 
 @pytest.fixture(autouse=True)

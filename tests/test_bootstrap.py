@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -18,18 +20,50 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "bootstrap.py"
 
 @pytest.fixture
 def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, with its `.venv` somewhere else and none of the caller's choices."""
-    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
+    """The script as a module of a tree of its own, where its `.venv` will lie, and none of the caller's choices."""
+    script = tmp_path / "scripts" / "bootstrap.py"
+    script.parent.mkdir()
+    for file in (SCRIPT, SCRIPT.parents[1] / "pyproject.toml"):
+        shutil.copy(file, tmp_path / file.relative_to(SCRIPT.parents[1]))
+    spec = importlib.util.spec_from_file_location("bootstrap", script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(module, "PYTHON", tmp_path / ".venv" / "bin" / "python")
-    monkeypatch.setattr(module, "KEY", tmp_path / ".venv" / "kqueue-bootstrap")
     for variable in ("KQUEUE_TORCH", "KQUEUE_WHEELHOUSE", "UV_FIND_LINKS", "UV_DEFAULT_INDEX"):
         monkeypatch.delenv(variable, raising=False)
     return module
+
+
+class Recorder:
+    """Notes what would be fetched and installed: a test may not depend on a registry."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    def install(self, *what: str) -> None:
+        self.asked.append(what)
+
+
+#: Makes the environment under the interpreter that runs it, with a recorder.
+BY_ITSELF = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("bootstrap", sys.argv[1])
+bootstrap = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bootstrap)
+class Recorder:
+    def install(self, *what):
+        print("ASKED", json.dumps(what))
+bootstrap.environment(lambda house: Recorder())
+"""
+
+
+def by_base_interpreter(bootstrap: ModuleType) -> tuple[str, list[list[str]]]:
+    """What the script says, and what it asks to be installed, outside of any virtual environment."""
+    command = [bootstrap.base_interpreter(), "-c", BY_ITSELF, bootstrap.__file__]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    lines = [line.removeprefix("ASKED ") for line in said.splitlines() if line.startswith("ASKED ")]
+    return said, [json.loads(line) for line in lines]
 
 
 def run(**settings: str) -> subprocess.CompletedProcess[str]:
@@ -54,12 +88,9 @@ def test_choices_that_cannot_work(settings: dict[str, str], message: str) -> Non
     assert "Traceback" not in ended.stderr
 
 
-def test_old_python_is_refused(
-    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_python_is_refused(bootstrap: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Below 3.11 the script says which Python it needs and how to name one."""
-    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
-    assert bootstrap.main() == 1
+    assert bootstrap.main((3, 10, 13, "final", 0)) == 1
     assert "BOOTSTRAP_PYTHON" in capsys.readouterr().err
 
 
@@ -97,7 +128,7 @@ def test_uv_gets_what_pip_is_configured_to(bootstrap: ModuleType, monkeypatch: p
 
 @pytest.mark.slow("makes a virtual environment")
 def test_an_interpreters_own_torch_is_kept(
-    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the interpreter has a torch that serves, the environment sees it and nothing of its stack is installed."""
     site = subprocess.run(
@@ -113,43 +144,30 @@ def test_an_interpreters_own_torch_is_kept(
         name, version = stem.split("-")
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "base"))
-    asked: list[tuple[str, ...]] = []
-
-    def install(self: object, *what: str) -> None:
-        asked.append(what)
-
-    # What would be fetched is recorded: a test may not depend on a registry.
-    monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
-    monkeypatch.setattr(bootstrap, "is_venv", lambda: False)
-    monkeypatch.setattr(bootstrap.Installer, "install", install)
-    bootstrap.environment()
-    assert "torch 2.11.0" in capfd.readouterr().out
+    said, asked = by_base_interpreter(bootstrap)
+    assert "torch 2.11.0" in said
     names = {bootstrap.name(word) for word in asked[0]}
     assert "celery" in names
     assert not names & {"torch", "triton", "numpy"}
     assert "include-system-site-packages = true" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
     # The second run finds nothing to do, and a changed choice does.
-    bootstrap.environment()
-    assert len(asked) == 2
+    assert by_base_interpreter(bootstrap)[1] == []
     monkeypatch.setenv("KQUEUE_TORCH", "skip")
-    bootstrap.environment()
-    assert len(asked) == 4
+    assert len(by_base_interpreter(bootstrap)[1]) == 2
     assert "include-system-site-packages = false" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
 
 
 @pytest.mark.slow("makes virtual environments")
 def test_the_torch_of_a_virtual_environment_is_kept(
-    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bootstrap: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Started by the interpreter of another virtual environment with torch, `.venv` sees that one's packages."""
     if not bootstrap.is_venv():
         pytest.skip("these tests run outside of a virtual environment")
-    monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(bootstrap.Installer, "install", lambda _, *what: asked.append(what))
-    bootstrap.environment()
+    recorder = Recorder()
+    bootstrap.environment(lambda _house: recorder)
     assert f"of {sys.executable}\n" in capfd.readouterr().out
-    assert "torch" not in {bootstrap.name(word) for word in asked[0]}
+    assert "torch" not in {bootstrap.name(word) for word in recorder.asked[0]}
     found = subprocess.run(
         [str(tmp_path / ".venv" / "bin" / "python"), "-c", "import importlib.metadata as m; print(m.version('torch'))"],
         capture_output=True,
@@ -166,10 +184,13 @@ def test_a_failed_installation_is_done_again(
     """An environment counts as made only when everything is in it."""
     venv.create(tmp_path / ".venv", with_pip=False)
     monkeypatch.setenv("KQUEUE_TORCH", "skip")
-    monkeypatch.setattr(bootstrap, "find_uv", lambda: None)
-    monkeypatch.setattr(bootstrap, "pip_command", lambda: ["false"])
+
+    class Fails:
+        def install(self, *what: str) -> None:
+            raise bootstrap.Failure("the registry is away")
+
     with pytest.raises(bootstrap.Failure):
-        bootstrap.environment()
+        bootstrap.environment(lambda _house: Fails())
     assert not bootstrap.KEY.exists()
 
 

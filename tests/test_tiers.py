@@ -67,6 +67,7 @@ def kinds(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.slow("runs pytest")
 def test_a_fixture_that_starts_services_puts_a_test_out_of_the_quick_tier(kinds: pytest.Pytester) -> None:
     """Also through another fixture; a marker for services and one for slow tests do too."""
     listed = kinds.runpytest_subprocess("--collect-only", "-q", "-m", "not quick").outlines
@@ -74,6 +75,7 @@ def test_a_fixture_that_starts_services_puts_a_test_out_of_the_quick_tier(kinds:
     assert found == {"test_with_a_table", "test_slow", "test_a_server"}
 
 
+@pytest.mark.slow("runs pytest")
 def test_a_quick_test_cannot_start_a_service(kinds: pytest.Pytester) -> None:
     """In every tier it fails if it starts one, whether through a fixture or not, and whatever it catches."""
     ran = kinds.runpytest_subprocess("-q")
@@ -82,6 +84,7 @@ def test_a_quick_test_cannot_start_a_service(kinds: pytest.Pytester) -> None:
         ran.stdout.fnmatch_lines_random([f"*test_{name} is a quick test and starts {what}:*"])
 
 
+@pytest.mark.slow("runs pytest")
 def test_a_slow_test_says_why(pytester: pytest.Pytester) -> None:
     """A marker without a reason is refused before anything runs."""
     pytester.makepyfile("import pytest\n@pytest.mark.slow\ndef test_it(): pass")

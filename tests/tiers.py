@@ -46,7 +46,10 @@ class NotQuick(RuntimeError):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need services, and those that are quick."""
+    """Mark the tests that need services, and those that are quick; put files without any that is not to the end.
+
+    Some tests take a minute or more. Were one the last to begin, all workers but its own would have nothing to do.
+    """
     for item in items:
         fixtures: dict[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
         if any(starts_some(definition.func) for found in fixtures.values() for definition in found[-1:]):
@@ -56,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: give a reason, as in pytest.mark.slow('compiles C++')")
         if not any(item.get_closest_marker(name) for name in _NOT_QUICK):
             item.add_marker("quick")
+    long = {item.path for item in items if not item.get_closest_marker("quick")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(wrapper=True)

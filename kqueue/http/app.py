@@ -23,8 +23,13 @@ _TWO_LENGTHS: Final = "the body's length is told in two ways: send either Conten
 _CLOSE: Final = {"Connection": "close"}
 
 
-def create_app(config: Config) -> FastAPI:
+def create_app(config: Config, *, streams: int = 100, stream_s: float = 3600.0) -> FastAPI:
     """Return the application for a fleet. Nothing is connected before it is started.
+
+    Args:
+        config: the fleet's settings.
+        streams: the most streams of events that a caller may have open: each asks the database every second.
+        stream_s: how long one may last. Then its client must ask again, with a token that is still valid.
 
     Raises:
         ConfigError: no database is known; or requests without a token would be let in from other machines.
@@ -33,7 +38,7 @@ def create_app(config: Config) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        gateway = Gateway(config)
+        gateway = Gateway(config, streams=streams, stream_s=stream_s)
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         try:

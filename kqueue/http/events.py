@@ -30,8 +30,6 @@ router: Final = APIRouter()
 #: Seconds between two looks at a batch, and between two signs of life where nothing happens.
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 15.0
-#: After so long a client must ask again, with a token that is still valid.
-_LONGEST_S: Final = 3600.0
 #: A verdict carries the time at which its transaction began: one that finished before another may be seen
 #: after it, by as long as a transaction may take.
 _OVERLAP: Final = timedelta(seconds=60)
@@ -95,11 +93,11 @@ def unknown_batch(batch: str) -> HttpError:
 
 
 async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
-    """Yield the events after ``since``, until all have their verdicts, an hour is over, or the server is stopped."""
+    """Yield the events after ``since``, until all have their verdicts, its time is over, or the server is stopped."""
     sent: set[UUID] = set()
     told: reports.BatchState | None = None
     spoke_at = time.monotonic()
-    ends_at = spoke_at + _LONGEST_S
+    ends_at = spoke_at + gateway.stream_s
     yield format_sse_event(retry=1000)
     while not gateway.stopping.is_set() and time.monotonic() < ends_at:
         try:

@@ -34,8 +34,6 @@ _PORTERS: Final = 2
 _SUBMITTERS: Final = 7
 #: The time that a look at the fleet's health may take.
 _LOOK_S: Final = 2.0
-#: Streams of events that a caller may have open at once: each asks the database every second.
-_STREAMS: Final = 100
 #: Verdicts that come together are told together.
 _GATHER_S: Final = 0.02
 _SOON: Final = {"Retry-After": "1"}
@@ -88,10 +86,13 @@ class Gateway:
         config: the fleet's settings.
         client: submits and cancels.
         stopping: set when the server was told to stop. Waiting requests then answer at once.
+        stream_s: how long a stream of events may last.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, streams: int, stream_s: float) -> None:
         self.config = config
+        self.stream_s = stream_s
+        self._most_streams = streams
         self.client = AsyncClient(config)
         self.stopping = asyncio.Event()
         url = config.require_database()
@@ -232,9 +233,11 @@ class Gateway:
         Raises:
             HttpError: 429 if the caller has too many streams open.
         """
-        if self._streams[caller.token_id] >= _STREAMS:
+        if self._streams[caller.token_id] >= self._most_streams:
             raise HttpError(
-                429, f"{_STREAMS} streams of events are open, the most that may be: close one", code="too_many_streams"
+                429,
+                f"{self._most_streams} streams of events are open, the most that may be: close one",
+                code="too_many_streams",
             )
 
         async def counted() -> AsyncGenerator[bytes]:

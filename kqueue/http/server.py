@@ -10,9 +10,10 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 import uvicorn
@@ -30,8 +31,6 @@ from kqueue.store.engine import connect
 
 #: How long requests in progress may take to end when the server is stopped, in seconds.
 _GRACE_S: Final = 10
-#: How long a request may take to come in, from the connection or the end of the one before, in seconds.
-RECEIVE_S: Final = 60.0
 #: The most connections at once, where the process may have so many files, and the files that it needs beside them.
 _CONNECTIONS: Final = 16_384
 _OWN_FILES: Final = 100
@@ -165,6 +164,10 @@ class _Protocol(H11Protocol):
 
     _late: asyncio.TimerHandle | None = None
 
+    def __init__(self, *arguments: Any, receive_s: float, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._receive_s = receive_s
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         connection: socket.socket = transport.get_extra_info("socket")
@@ -184,7 +187,7 @@ class _Protocol(H11Protocol):
         if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
             self._watched()
         elif self._late is None:
-            self._late = self.loop.call_later(RECEIVE_S, self.transport.abort)
+            self._late = self.loop.call_later(self._receive_s, self.transport.abort)
 
     def _watched(self) -> None:
         if self._late is not None:
@@ -211,16 +214,23 @@ def _from_peer(app: Any, uid: int) -> ASGIApp:
 class Server(uvicorn.Server):
     """uvicorn, with an end of waiting requests when it is told to stop: they answer at once."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, *, receive_s: float = 60.0, room: int | None = None) -> None:
+        """Make a server.
+
+        Args:
+            app: the application.
+            receive_s: how long a request may take to come in, from the connection or the end of the one before.
+            room: the most connections at once; None for as many as this process may have.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=cast("type[asyncio.Protocol]", partial(_Protocol, receive_s=receive_s)),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
                 access_log=False,
-                limit_concurrency=_room(),
+                limit_concurrency=_room() if room is None else room,
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
                 proxy_headers=False,

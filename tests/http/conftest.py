@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -27,8 +28,8 @@ def serve() -> Iterator[Callable[..., Served]]:
     """Serve a fleet; as often as the test likes."""
     running: list[Served] = []
 
-    def start(config: Config, path: Path | None = None) -> Served:
-        running.append(Served(config, path))
+    def start(config: Config, path: Path | None = None, **limits: Any) -> Served:
+        running.append(Served(config, path, **limits))
         return running[-1]
 
     yield start

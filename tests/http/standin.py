@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -26,13 +28,20 @@ from tests.waiting import until
 class Served:
     """The application on uvicorn in a thread of this process, until closed."""
 
-    def __init__(self, config: Config, path: Path | None = None) -> None:
-        """Serve on loopback, and on a unix socket at ``path`` too."""
+    def __init__(
+        self,
+        config: Config,
+        path: Path | None = None,
+        *,
+        server: Mapping[str, Any] = MappingProxyType({}),
+        app: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application."""
         self._config = config
-        self.app = create_app(config)
+        self.app = create_app(config, **app)
         self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
         self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
-        self._server = Server(self.app)
+        self._server = Server(self.app, **server)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
         self._thread.start()
         until(lambda: self._server.started or not self._thread.is_alive(), what="the server")

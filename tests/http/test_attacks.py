@@ -20,9 +20,8 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue import contract, kernelbench
+from kqueue import kernelbench
 from kqueue.config import MAX_BATCH, Config
-from kqueue.http import gateway as gateways
 from kqueue.http import server as servers
 from kqueue.store import tokens
 from tests.http.serving import problem_of
@@ -241,45 +240,44 @@ class TestConnections:
     """Those who connect and do not go on."""
 
     def test_requests_that_do_not_come_in(
-        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, serve: Callable[..., Served], config: Config, worker_id: UUID, fields: Callable[..., dict[str, Any]]
     ) -> None:
         """They are hung up on, also while they drip; who waits for a verdict is not."""
-        monkeypatch.setattr(servers, "RECEIVE_S", 1.0)
-        identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
-        whole = b"GET /v1/categories HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        starts = {
-            b"": b"",
-            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX": b"x",
-            b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n{": b" ",
-            whole + whole[:-2]: b"X: x\r\n",
-        }
-        with ExitStack() as stack:
-            slow = {stack.enter_context(connected(str(http.base_url))): drip for drip in starts.values() for _ in [0]}
-            for connection, start in zip(slow, starts, strict=True):
-                connection.sendall(start)
-                connection.settimeout(0.1)
-            open_still = dict(slow)
-            deadline = time.monotonic() + 60
-            while open_still:
-                assert time.monotonic() < deadline, "a connection is kept"
-                for connection, drip in list(open_still.items()):
-                    try:
-                        connection.sendall(drip)
-                        if not connection.recv(65536):
+        with serve(config, server={"receive_s": 1.0}).client() as http:
+            identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
+            whole = b"GET /v1/categories HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            starts = {
+                b"": b"",
+                b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX": b"x",
+                b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n{": b" ",
+                whole + whole[:-2]: b"X: x\r\n",
+            }
+            with ExitStack() as stack:
+                slow = {
+                    stack.enter_context(connected(str(http.base_url))): drip for drip in starts.values() for _ in [0]
+                }
+                for connection, start in zip(slow, starts, strict=True):
+                    connection.sendall(start)
+                    connection.settimeout(0.1)
+                open_still = dict(slow)
+                deadline = time.monotonic() + 60
+                while open_still:
+                    assert time.monotonic() < deadline, "a connection is kept"
+                    for connection, drip in list(open_still.items()):
+                        try:
+                            connection.sendall(drip)
+                            if not connection.recv(65536):
+                                del open_still[connection]
+                        except TimeoutError:
+                            pass
+                        except OSError:
                             del open_still[connection]
-                    except TimeoutError:
-                        pass
-                    except OSError:
-                        del open_still[connection]
-        answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 3})
-        assert answer.json() == {"evaluation_id": identity, "verdict": None}
+            answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 3})
+            assert answer.json() == {"evaluation_id": identity, "verdict": None}
 
-    def test_more_than_there_is_room_for(
-        self, serve: Callable[[Config], Served], config: Config, worker_id: UUID, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_more_than_there_is_room_for(self, serve: Callable[..., Served], config: Config, worker_id: UUID) -> None:
         """Others are told to come again, and are answered when there is room."""
-        monkeypatch.setattr(servers, "_room", lambda: 5)
-        served = serve(config)
+        served = serve(config, server={"room": 5})
         with ExitStack() as stack:
             for _ in range(5):
                 stack.enter_context(connected(served.url))
@@ -295,6 +293,7 @@ class TestConnections:
                 assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
+    @pytest.mark.slow("starts a Python for an import")
     def test_room_is_made(self) -> None:
         """The soft limit on files is raised to the hard one, and some files are left for the server itself."""
         program = (
@@ -377,9 +376,7 @@ class TestBodies:
         assert error["field"] == "body"
         assert "many more were given" in error["message"]
 
-    def test_more_entries_than_anybody_means(
-        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_more_entries_than_anybody_means(self, http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
         """They are counted before they are looked at, and the first wrong one is told alone."""
         flood = {"entries": [0] * (MAX_BATCH + 1), "evaluation_ids": [0] * 1001}
         for way, name in (("batch", "entries"), ("each", "entries"), ("wait", "evaluation_ids")):
@@ -389,11 +386,6 @@ class TestBodies:
         wrong = [fields(), {"kernel": 1}, {"kernel": 2}]
         answer = http.post("/v1/evaluations/batch", json={"entries": wrong})
         assert {error["field"].split(".")[2] for error in answer.json()["errors"]} == {"1"}
-
-        def looked_at(_: Any) -> None:
-            raise AssertionError("an entry was looked at")
-
-        monkeypatch.setattr(contract, "parse_request", looked_at)
         problem_of(http.post("/v1/evaluations/each", json={"entries": [{}] * 1001}), 413, "too_large")
 
     def test_a_name_twice(self, http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
@@ -433,26 +425,26 @@ class TestStreams:
     """Events that are asked for too often."""
 
     def test_how_many_may_be_open(
-        self, http: httpx.Client, fields: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, serve: Callable[..., Served], config: Config, worker_id: UUID, fields: Callable[..., dict[str, Any]]
     ) -> None:
         """429 with Retry-After beyond that, until one is closed."""
-        monkeypatch.setattr(gateways, "_STREAMS", 2)
-        http.post("/v1/evaluations", json=fields(batch="b"))
-        with http.stream("GET", "/v1/batches/b/events") as first:
-            lines = first.iter_lines()
-            assert next(lines) == "retry: 1000"
-            with http.stream("GET", "/v1/batches/b/events") as second:
-                others = second.iter_lines()
-                assert next(others) == "retry: 1000"
-                answer = http.get("/v1/batches/b/events")
-                problem_of(answer, 429, "too_many_streams")
-                assert int(answer.headers["retry-after"]) > 0
+        with serve(config, app={"streams": 2}).client() as http:
+            http.post("/v1/evaluations", json=fields(batch="b"))
+            with http.stream("GET", "/v1/batches/b/events") as first:
+                lines = first.iter_lines()
+                assert next(lines) == "retry: 1000"
+                with http.stream("GET", "/v1/batches/b/events") as second:
+                    others = second.iter_lines()
+                    assert next(others) == "retry: 1000"
+                    answer = http.get("/v1/batches/b/events")
+                    problem_of(answer, 429, "too_many_streams")
+                    assert int(answer.headers["retry-after"]) > 0
 
-            def another() -> bool:
-                with http.stream("GET", "/v1/batches/b/events") as third:
-                    return third.status_code == 200
+                def another() -> bool:
+                    with http.stream("GET", "/v1/batches/b/events") as third:
+                        return third.status_code == 200
 
-            until(another, what="room for a stream")
+                until(another, what="room for a stream")
 
 
 class TestOthers:

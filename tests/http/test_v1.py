@@ -17,8 +17,8 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.http import events as streams
 from tests.http.serving import problem_of
+from tests.http.standin import Served
 from tests.samples import ended
 from tests.waiting import until
 
@@ -425,12 +425,12 @@ class TestEvents:
         assert ids[2] in sent
         assert ids[0] not in sent
 
-    def test_an_endless_one(self, http: httpx.Client, fields, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_endless_one(self, serve: Callable[..., Served], config: Config, worker_id: UUID, fields) -> None:
         """It breaks off after a while, so that a revoked token does not follow for ever; `end` it does not say."""
-        monkeypatch.setattr(streams, "_LONGEST_S", 0.5)
-        http.post("/v1/evaluations", json=fields(batch="b"))
-        with http.stream("GET", "/v1/batches/b/events") as stream:
-            seen = [event["event"] for event in events_of(stream.iter_lines()) if "event" in event]
+        with serve(config, app={"stream_s": 0.5}).client() as http:
+            http.post("/v1/evaluations", json=fields(batch="b"))
+            with http.stream("GET", "/v1/batches/b/events") as stream:
+                seen = [event["event"] for event in events_of(stream.iter_lines()) if "event" in event]
         assert seen == ["progress"]
 
     def test_ids_of_other_streams(self, http: httpx.Client, fields) -> None:

@@ -19,6 +19,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Precision, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.waiting import until
 from workers.judge.host import linux
 from workers.judge.keeper.control import End, Keep, Report
 from workers.judge.keeper.process import SealedProcess
@@ -330,7 +331,9 @@ def reference(rig: Rig) -> SealedProcess:
 
 def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
     """After the time for which it was left, by the fork server's clock."""
-    reference(empty).keep("mine", {}, seconds=0.5)
+    process = reference(empty)
+    until(lambda: sealed(empty), what="the reference")
+    process.keep("mine", {}, seconds=0.5)
     assert gone(empty)
     assert empty.forkserver.take("mine") is None
 

@@ -55,6 +55,7 @@ def test_either_a_uid_or_scopes_keep_a_candidate_from_its_judge(measures: dict[s
     assert reached(neither | {"own_uid": True}) is Level.STRONG
 
 
+@pytest.mark.slow("starts fork servers of its own")
 def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
     assert set(MEASURES) <= set(fleet.isolation)
     assert all(value is True or isinstance(value, str) for name, value in fleet.isolation.items() if name in MEASURES)
@@ -101,6 +102,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow("starts fork servers of its own")
 def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) -> None:
     """And what a living one has is left alone."""
     root_fleet.require("cgroup_kill")
