@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.evidence import Facts
 from tests.health.gpus import GIB, Gpus
+from tests.waiting import until
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import canary, facts
 from workers.judge.trial import health
@@ -34,9 +36,12 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     for module in (facts, health):
         monkeypatch.setattr(module, "_nvml", double)
     monkeypatch.setattr(facts, "sees_all", lambda: True)
-    # As if a child of this process judged: what is above the tests may be the first process, which is to be a stranger.
-    monkeypatch.setattr(os, "getppid", os.getpid)
     return gpus
+
+
+def look(gpu: str, policy: Any, *, wait_s: float = 60.0) -> health.Sharing:
+    """The detection of strangers, as if this process were the supervisor."""
+    return health.Sharing(gpu, policy, fleet=os.getpid(), wait_s=wait_s, look_s=0.05)
 
 
 @pytest.fixture
@@ -90,16 +95,15 @@ def test_a_container_is_told_nothing_of_memory(nvml: Gpus, monkeypatch: pytest.M
     monkeypatch.setattr(facts, "sees_all", lambda: False)
     assert facts.unaccounted_bytes(nvml.uuids[0]) is None
     assert health.Memory(nvml.uuids[0]).leak() is None
-    sharing = health.Sharing(nvml.uuids[0], "refuse")
+    sharing = look(nvml.uuids[0], "refuse")
     nvml.say(processes=[[1, GIB]], working=[1])
     sharing.before_timing()
     assert sharing.strangers is None
 
 
-def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int) -> None:
     """Beyond what came and went, and after a while."""
-    monkeypatch.setattr(canary, "_LEAK_S", 0.2)
-    memory = health.Memory(nvml.uuids[0])
+    memory = health.Memory(nvml.uuids[0], stays_s=0.2)
     nvml.say(memory=[GIB + GIB // 2, 140 * GIB])
     assert memory.leak() == 0
     nvml.say(memory=[9 * GIB, 140 * GIB], processes=[[dead, 8 * GIB]])
@@ -143,49 +147,39 @@ def test_what_is_new_and_bad_calls_for_a_test(before: dict[str, Any], now: dict[
     assert (found is None) if what is None else (what in (found or ""))
 
 
-def test_strangers_at_work_keep_a_kernel_from_being_timed(
-    nvml: Gpus, mine: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_at_work_keep_a_kernel_from_being_timed(nvml: Gpus, mine: int) -> None:
     """As the policy says; the fleet's own do not, and idle ones are only told. Who it was is told in every case."""
     gpu, stranger = nvml.uuids[0], 1
-    monkeypatch.setattr(health, "_WAIT_S", 0.3)
-    monkeypatch.setattr(health, "_LOOK_S", 0.05)
     nvml.say(processes=[[stranger, 3 * GIB], [mine, GIB]], working=[mine])
     for policy in ("wait", "refuse", "label"):
-        sharing = health.Sharing(gpu, policy)
+        sharing = look(gpu, policy, wait_s=0.3)
         sharing.before_timing()
         sharing.after_timing()
         assert sharing.strangers is not None
         assert [(s["pid"], s["memory_bytes"], s["active"]) for s in sharing.strangers] == [(1, 3 * GIB, False)]
     nvml.say(working=[mine, stranger])
     for policy in ("wait", "refuse"):
-        sharing = health.Sharing(gpu, policy)
+        sharing = look(gpu, policy, wait_s=0.3)
         with pytest.raises(EvaluationEnded) as ended:
             sharing.before_timing()
         assert ended.value.outcome.category is Category.TIMING_UNSTABLE
         assert ended.value.outcome.facts.strangers == Facts(strangers=sharing.strangers).strangers
-    sharing = health.Sharing(gpu, "label")
+    sharing = look(gpu, "label")
     sharing.before_timing()
     sharing.after_timing()
     assert [s["active"] for s in sharing.strangers or ()] == [True]
 
 
-def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(
-    nvml: Gpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stranger_that_stops_is_waited_for_and_one_that_begins_is_seen(nvml: Gpus) -> None:
     """The verdict tells of it either way."""
-    looks = 0
-
-    def pause(_seconds: float) -> None:
-        nonlocal looks
-        looks += 1
-        nvml.say(working=[])
-
-    monkeypatch.setattr(health.time, "sleep", pause)
     nvml.say(processes=[[1, GIB]], working=[1])
-    sharing = health.Sharing(nvml.uuids[0], "wait")
-    sharing.before_timing()
-    assert (looks, [s["active"] for s in sharing.strangers or ()]) == (1, [True])
+    sharing = look(nvml.uuids[0], "wait")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(sharing.before_timing)
+        until(lambda: sharing.strangers, what="the stranger")
+        nvml.say(working=[])
+        waiting.result()
+    assert [s["active"] for s in sharing.strangers or ()] == [True]
     nvml.say(working=[1])
     with pytest.raises(EvaluationEnded, match="while the kernel was timed"):
         sharing.after_timing()
@@ -196,6 +190,6 @@ def test_where_activity_is_not_told_a_stranger_is_only_told(nvml: Gpus) -> None:
     nvml.say(processes=[[1, GIB]])
     del nvml.state["gpus"][0]["working"]
     nvml.write()
-    sharing = health.Sharing(nvml.uuids[0], "refuse")
+    sharing = look(nvml.uuids[0], "refuse")
     sharing.before_timing()
     assert [s["active"] for s in sharing.strangers or ()] == [None]

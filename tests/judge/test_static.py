@@ -20,15 +20,15 @@ GOOD = Path(__file__).parents[2] / "examples" / "kernels" / "good"
 CONTROLS = Path(__file__).parents[1] / "integrity" / "programs" / "controls"
 
 
-def find(source: str, backend: str = "torch") -> list[dict[str, Any]]:
-    found = static.findings(source, Backend(backend))
+def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
+    found = static.findings(source, Backend(backend), own_s=own_s)
     assert json.loads(json.dumps(found)) == found
     return found
 
 
-def ours(source: str, backend: str = "torch") -> dict[str, tuple[str, int]]:
+def ours(source: str, backend: str = "torch", own_s: float = 10.0) -> dict[str, tuple[str, int]]:
     """Our findings: severity and first line by rule."""
-    found = [finding for finding in find(source, backend) if finding["by"] == "kqueue"]
+    found = [finding for finding in find(source, backend, own_s) if finding["by"] == "kqueue"]
     return {finding["rule"]: (finding["severity"], finding["line"]) for finding in reversed(found)}
 
 
@@ -291,10 +291,9 @@ def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
     assert signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL
 
 
-def test_our_own_rules_are_broken_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_rules_are_broken_off_too() -> None:
     """What was found until then is kept, and that they were stopped is said."""
-    monkeypatch.setattr(static, "_OWN_S", 0.2)
-    found = ours("import torch\ntorch.cuda.Event = 1\n" + "x.y.z = a.b.c(d)\n" * 50_000)
+    found = ours("import torch\ntorch.cuda.Event = 1\n" + "x.y.z = a.b.c(d)\n" * 50_000, own_s=0.2)
     assert found["rules_stopped"][0] == "suspicious"
     assert "guard_skipped" in found
 

@@ -23,10 +23,20 @@ pytest.importorskip("pip_audit")
 pytest.importorskip("cyclonedx_py")
 
 
-class Advisories(BaseHTTPRequestHandler):
-    """Knows one hole, in Celery."""
+class Database(ThreadingHTTPServer):
+    """An advisory database that knows one hole, in the package ``bad``."""
 
-    bad: str | None = "celery"
+    bad = "celery"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/query"
+
+
+class Advisories(BaseHTTPRequestHandler):
+    """Its answers."""
+
+    server: Database
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -42,7 +52,7 @@ class Advisories(BaseHTTPRequestHandler):
                 }
             ],
         }
-        answer = json.dumps({"vulns": [hole]} if name == self.bad else {}).encode()
+        answer = json.dumps({"vulns": [hole]} if name == self.server.bad else {}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -53,11 +63,11 @@ class Advisories(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def database() -> Iterator[str]:
+def database() -> Iterator[Database]:
     """An advisory database on loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Advisories) as server:
+    with Database(("127.0.0.1", 0), Advisories) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        yield server
         server.shutdown()
 
 
@@ -70,13 +80,13 @@ def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_known_hole_fails_the_audit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_hole_fails_the_audit(database: Database) -> None:
     """It names package, version, advisory and the version that mends it; without the hole all is well."""
-    done = audit(database, "--if-reachable")
+    done = audit(database.url, "--if-reachable")
     assert f"celery {metadata.version('celery')}: MADE-UP-1, fixed in 99.1" in done.stdout, done.stderr
     assert done.returncode == 1
-    monkeypatch.setattr(Advisories, "bad", None)
-    done = audit(database)
+    database.bad = "nothing"
+    done = audit(database.url)
     assert (done.returncode, "0 advisories" in done.stdout) == (0, True), done.stderr
 
 

@@ -37,7 +37,7 @@ _PRODUCTS: Final = (2159774709.0, 552763805.0)
 #: Seconds to wait for the device's lock before testing without it.
 _LOCK_S: Final = 30.0
 #: Seconds that the driver may take to free the memory of ended processes.
-_LEAK_S: Final = 5.0
+LEAK_S: Final = 5.0
 #: CUDA's error code for "out of memory".
 _NO_MEMORY: Final = 2
 
@@ -129,12 +129,12 @@ def main() -> int:
     return _say(0, f"right in {1000 * took:.0f} ms")
 
 
-def leak(uuid: str, before: int) -> int:
+def leak(uuid: str, before: int, *, stays_s: float = LEAK_S) -> int:
     """Return how many bytes of a GPU's memory have leaked; 0 for none.
 
-    Leaked memory belongs to no living process, exceeds ``before`` bytes, and stays for seconds.
+    Leaked memory belongs to no living process, exceeds ``before`` bytes, and stays for ``stays_s`` seconds.
     """
-    deadline = time.monotonic() + _LEAK_S
+    deadline = time.monotonic() + stays_s
     with opened(uuid) as handle:
         while True:
             now = facts.unaccounted_bytes(handle)

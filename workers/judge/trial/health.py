@@ -25,9 +25,6 @@ _nvml: Any = _pynvml
 
 #: Deadline of a test. The worker's parent ends a judge that overruns it.
 CANARY_S: Final = 20.0
-#: Seconds to wait for other processes to leave the GPU, and between two looks.
-_WAIT_S: Final = 60.0
-_LOOK_S: Final = 1.0
 #: The first question to NVML about other processes' activity covers this time.
 _SAMPLES_S: Final = 2.0
 
@@ -54,8 +51,10 @@ def test() -> str:
 class Memory:
     """Detects GPU memory that has leaked since this object was created."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, *, stays_s: float = canary.LEAK_S) -> None:
+        """Look at a GPU's memory. Leaked is what stays for ``stays_s`` seconds."""
         self._uuid = uuid
+        self._stays_s = stays_s
         self.before: int | None = None
         with _asking(), opened(uuid) as handle:
             self.before = facts.unaccounted_bytes(handle)
@@ -65,27 +64,38 @@ class Memory:
         if self.before is None:
             return None
         with _asking():
-            return canary.leak(self._uuid, self.before)
+            return canary.leak(self._uuid, self.before, stays_s=self._stays_s)
         return None
 
 
 class Sharing:
     """Detects strangers on the GPU: processes that do not descend from this host's supervisor."""
 
-    def __init__(self, uuid: str | None, policy: Literal["wait", "refuse", "label"]) -> None:
+    def __init__(
+        self,
+        uuid: str | None,
+        policy: Literal["wait", "refuse", "label"],
+        *,
+        fleet: int | None = None,
+        wait_s: float = 60.0,
+        look_s: float = 1.0,
+    ) -> None:
         """Configure the detection.
 
         Args:
             uuid: the GPU; None on a CPU slot.
             policy: what to do about strangers at work; see ``Config.gpu_shared``.
+            fleet: the supervisor's process; None for this judge's grandparent.
+            wait_s: how long to wait for strangers to leave the GPU.
+            look_s: the time between two looks.
         """
         self._uuid = uuid
         self._policy = policy
+        self._wait_s, self._look_s = wait_s, look_s
         self._seen: dict[int, dict[str, Any]] = {}
         self._known = True
         self._looked_at = time.time() - _SAMPLES_S
-        # This judge's grandparent is the supervisor.
-        self._fleet = linux.parent(os.getppid())
+        self._fleet = linux.parent(os.getppid()) if fleet is None else fleet
 
     @property
     def strangers(self) -> list[dict[str, Any]] | None:
@@ -102,11 +112,11 @@ class Sharing:
         Raises:
             EvaluationEnded: ``timing_unstable``: a stranger still computes.
         """
-        deadline = time.monotonic() + (_WAIT_S if self._policy == "wait" else 0)
+        deadline = time.monotonic() + (self._wait_s if self._policy == "wait" else 0)
         while self._look() and self._policy != "label":
             if time.monotonic() >= deadline:
                 raise self._shared("before the kernel could be timed")
-            time.sleep(_LOOK_S)
+            time.sleep(self._look_s)
 
     def after_timing(self) -> None:
         """Check that no stranger has computed meanwhile. Raises as :meth:`before_timing`."""
