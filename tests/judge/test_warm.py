@@ -122,6 +122,21 @@ def gone(rig: Rig, seconds: float = 60) -> bool:
     return False
 
 
+def reference(rig: Rig, name: str = "left") -> SealedProcess:
+    """A new sealed process with a directory of this name."""
+    profile = Profile(
+        role=Role.REFERENCE,
+        uid=rig.place.uid,
+        scratch=str(rig.place.scratch / name),
+        processes=16,
+        file_bytes=1 << 20,
+        host_memory_bytes=1 << 30,
+        output_bytes=1 << 20,
+        scratch_bytes=1 << 20,
+    )
+    return SealedProcess(rig.forkserver, profile, 60.0)
+
+
 @pytest.fixture(scope="module")
 def fresh_verdicts(judge_environment: None) -> dict[str, Outcome]:
     """What comes of the kernels where no reference is kept."""
@@ -180,18 +195,20 @@ def test_other_settings_have_another_reference(empty: Rig, changed: Settings) ->
 
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
-    problems = [f"{PROBLEM}\n# {number}" for number in range(9)]
-    first, *others = problems
-    for problem in problems[:8]:
-        assert uses(empty.judge(request(problem=problem))) == 1
-    kept = sealed(empty)
-    assert len(kept) == 8
+    for number in range(8):
+        reference(empty, str(number)).keep(str(number), {}, seconds=600)
+    until(lambda: len(sealed(empty)) == 8, what="eight references")
     if empty.place.uid is not None:
-        assert len({linux.owner(pid) for pid in kept}) == 8
-    assert uses(empty.judge(request(problem=problems[8]))) == 1
-    assert len(sealed(empty)) == 8
-    assert all(uses(empty.judge(request(problem=problem))) == 2 for problem in others)
-    assert uses(empty.judge(request(problem=first))) == 1
+        until(lambda: len({linux.owner(pid) for pid in sealed(empty)}) == 8, what="eight uids")
+    reference(empty, "8").keep("8", {}, seconds=600)
+    assert empty.forkserver.take("0") is None
+    for number in range(1, 9):
+        found = empty.forkserver.take(str(number))
+        assert found is not None
+        word, descriptors = found
+        again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, compile_s=60.0)
+        assert again.stop().reason is End.STOPPED
+    assert gone(empty)
 
 
 @pytest.mark.parametrize(
@@ -312,21 +329,6 @@ def test_the_policy_in_one_place() -> None:
     for category in Category:
         kept = memo_of(outcome_of(category)) is not None
         assert kept == (category is Category.PASSED or category.blame == "candidate")
-
-
-def reference(rig: Rig) -> SealedProcess:
-    """A new sealed process."""
-    profile = Profile(
-        role=Role.REFERENCE,
-        uid=rig.place.uid,
-        scratch=str(rig.place.scratch / "left"),
-        processes=16,
-        file_bytes=1 << 20,
-        host_memory_bytes=1 << 30,
-        output_bytes=1 << 20,
-        scratch_bytes=1 << 20,
-    )
-    return SealedProcess(rig.forkserver, profile, 60.0)
 
 
 def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
