@@ -11,7 +11,6 @@ from tests.services import starts_services
 # child would wait for ever for threads that it does not have.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -28,24 +27,20 @@ from kqueue.store.engine import connect
 from tests.samples import request_fields
 from tests.services import Server, start
 
-# A shell's background has it ignored, and programs that tests start and interrupt would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
 # A shell's background job ignores it, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run two workers a core, because long tests mostly wait; quick ones do not. On a GPU run one: they would share it.
+    """Run three workers on two cores, as long tests wait half of their time; quick ones do not wait.
 
-    A worker takes up to 2 GiB with its fleets.
+    On a GPU run one, because they would share it. A worker takes up to 2 GiB with its fleets.
     """
     if Path("/dev/nvidiactl").exists():
         return 1
     cores = len(os.sched_getaffinity(0))
-    return min(8, cores if config.option.markexpr == "quick" else 2 * cores)
+    return min(8, cores if config.option.markexpr == "quick" else cores + cores // 2)
 
 
 @pytest.fixture(autouse=True)
