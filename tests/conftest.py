@@ -40,7 +40,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if Path("/dev/nvidiactl").exists():
         return 1
     cores = len(os.sched_getaffinity(0))
-    return min(8, cores if config.option.markexpr == "quick" else cores + cores // 2)
+    return min(8, cores if config.option.markexpr == "quick" else (3 * cores + 1) // 2)
 
 
 @pytest.fixture(autouse=True)
