@@ -164,7 +164,7 @@ def _rows() -> list[CategoryInfo]:
         None,
         {
             c.GPU_UNHEALTHY: "The GPU failed its health check or could not be used.",
-            c.WORKER_LOST: "The worker, its host or its connection was lost while the evaluation ran.",
+            c.WORKER_LOST: "The worker, its host, its connection or a process of the evaluation was lost while it ran.",
             c.JUDGE_ERROR: "The judge itself failed.",
             c.TIMING_UNSTABLE: "No timing of the asked precision could be taken on this device now.",
         },

@@ -385,7 +385,7 @@ class Facts(Part):
     """The end of the traceback of an exception that the reference raised."""
     reason: str | None = _ABSENT
     """Why the candidate's process ended: ``deadline``, ``memory``, ``output``, ``scratch``, ``closed`` (it closed its
-    channel) or ``exited`` (by itself)."""
+    channel), ``exited`` (by itself) or ``killed`` (by an operator, or by Linux where the host ran out of memory)."""
     status: int | None = _ABSENT
     """Wait status of the candidate's process, as ``waitpid`` gives it."""
     signal: str | None = _ABSENT

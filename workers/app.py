@@ -103,7 +103,7 @@ def run_evaluation(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: For
     """Judge."""
     from workers.judge.trial.run import evaluate
 
-    place = replace(slot, gpu_shared=load().gpu_shared)
+    place = replace(slot, gpu_shared=load().gpu_shared, alone=claim.alone)
     return evaluate(claim.request, place, StoredRecords(engine, claim.attempt_id), blackbox, forkserver)
 
 

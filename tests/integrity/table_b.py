@@ -290,7 +290,7 @@ def _processes() -> Iterator[Program]:
     yield _process("exit_system_exit", exits, _C.CRASHED)
     yield _process("exit_interrupt", exits, {_C.RUNTIME_ERROR, _C.CRASHED})
     yield _process("exit_replaced", exits, BROKEN)
-    yield _process("exit_killed", exits, _C.CRASHED)
+    yield _process("exit_killed", exits, _C.RUNTIME_ERROR)
     yield _process("exit_wrong_thread", exits, {_C.TIMEOUT, _C.CRASHED, _C.SANDBOX_VIOLATION}, deadlines=short)
     yield _process("exit_when_timed", exits, _C.CRASHED, timing=Timing(calls=20, warmup=3))
 

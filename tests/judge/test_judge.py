@@ -270,7 +270,6 @@ def test_the_time_phase_has_its_own_deadline(rig: Rig) -> None:
     [
         ("os._exit(0)", {"exit_status": 0}),
         ("os._exit(3)", {"exit_status": 3}),
-        ("os.kill(os.getpid(), 9)", {"signal": "SIGKILL"}),
         ("os.abort()", {"signal": "SIGABRT"}),
         ("import ctypes; ctypes.string_at(0)", {"signal": "SIGSEGV"}),
     ],

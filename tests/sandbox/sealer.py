@@ -22,6 +22,7 @@ from tests.sandbox import attacks, triton_kernel  # noqa: F401  # imported befor
 from workers.judge.candidate import harness
 from workers.judge.host import linux
 from workers.judge.sandbox import ground, seal, view
+from workers.judge.sandbox.cgroups import Lack
 
 
 def _scratch(root: Path, uid: int) -> str:
@@ -95,7 +96,7 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
     answer = json.loads(data) if data.strip() else {}
     answer["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if group is not None:
-        answer["out_of_memory"] = group.out_of_memory()
+        answer["out_of_memory"] = group.out_of_memory() is Lack.OWN
         group.kill()
         group.remove()
     if sibling:

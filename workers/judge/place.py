@@ -28,6 +28,7 @@ class Place:
             (:mod:`workers.judge.host.uids`).
         gpu_shared: what is done about strangers at work on the GPU.
         keeps_references: True to keep the reference of an evaluation for the next one of the same problem.
+        alone: True while nothing else uses the device, as earlier tries of the evaluation took their workers with them.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Place:
     uid: int | None
     gpu_shared: Sharing = "wait"
     keeps_references: bool = True
+    alone: bool = False
 
     @property
     def on_gpu(self) -> bool:

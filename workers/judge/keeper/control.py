@@ -32,7 +32,9 @@ class End(StrEnum):
     CLOSED = "closed"
     """It closed its channel and lived on."""
     EXITED = "exited"
-    """It ended by itself, or somebody else ended it; the wait status tells."""
+    """It ended by itself; the wait status tells how. An end by SIGKILL may also be somebody else's doing."""
+    KILLED = "killed"
+    """Somebody else ended it, or a part of it: Linux, as the host had no memory left, or an operator."""
     STUCK = "stuck"
     """It could not be ended."""
     UNSEALED = "unsealed"
@@ -120,6 +122,7 @@ class Report:
         output_bytes: all that it wrote to stdout and stderr.
         log: the last of that; the reason why its seal failed, where it did.
         scratch_bytes: what its files took in the end.
+        robbed: True if Linux has ended a process of it for want of memory although it had not reached its own limit.
     """
 
     reason: End
@@ -130,6 +133,7 @@ class Report:
     output_bytes: int
     log: str
     scratch_bytes: int = 0
+    robbed: bool = False
 
 
 Request = Spawn | Keep | Take

@@ -35,11 +35,11 @@ import torch
 from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
-from workers.judge.host import linux, uids
+from workers.judge.host import linux, pauses, uids
 from workers.judge.keeper import control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
 from workers.judge.sandbox import ground, seal, shelf
-from workers.judge.sandbox.cgroups import Group
+from workers.judge.sandbox.cgroups import Group, Lack
 from workers.judge.sandbox.seal import Role
 
 #: What is kept of a process's output, in bytes.
@@ -75,12 +75,11 @@ class _Budget:
     phase: float = 0.0
     compile: float = 0.0
     running: bool = False
-    since: float = field(default_factory=time.monotonic)
+    meter: pauses.Meter = field(default_factory=pauses.Meter)
 
     def spend(self, compiling: bool) -> str | None:
-        """Take the time since the last call from the budget; what ran out, if anything did."""
-        now = time.monotonic()
-        passed, self.since = now - self.since, now
+        """Take the time since the last call, pauses left out, from the budget; what ran out, if anything did."""
+        passed = self.meter.look()
         if not self.running:
             return None
         if compiling:
@@ -192,9 +191,9 @@ class _Sealed:
         uid = self.profile.uid
         return orphans if uid is None else [pid for pid in orphans if linux.owner(pid) == uid]
 
-    def out_of_memory(self) -> bool:
-        """Return whether the kernel has ended something of it for want of memory."""
-        return self.group is not None and self.group.out_of_memory()
+    def out_of_memory(self) -> Lack | None:
+        """Return for whose want of memory Linux has ended something of it; None if it has not, or does not tell."""
+        return None if self.group is None else self.group.out_of_memory()
 
 
 @dataclass(slots=True)
@@ -267,8 +266,10 @@ class ForkServer:
             if (phase := process.overdue()) is not None:
                 process.phase = phase
                 self._end(process, End.DEADLINE)
-            elif look and (process.memory(orphans) > process.profile.host_memory_bytes or process.out_of_memory()):
+            elif look and process.memory(orphans) > process.profile.host_memory_bytes:
                 self._end(process, End.MEMORY)
+            elif look and (lack := process.out_of_memory()) is not None:
+                self._end(process, End.MEMORY if lack is Lack.OWN else End.KILLED)
             elif look and process.overfull():
                 self._end(process, End.SCRATCH)
         if look:
@@ -457,8 +458,12 @@ class ForkServer:
         status = None if reason is End.STUCK else os.waitpid(process.pid, 0)[1]
         if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
             reason = End.EXITED  # it was on its way out, by itself, before it was killed
-        if reason is End.EXITED and process.out_of_memory():
-            reason = End.MEMORY
+        lack = process.out_of_memory()
+        if reason is End.EXITED:
+            if lack is Lack.OWN:
+                reason = End.MEMORY
+            elif lack is Lack.OTHERS or (status is not None and self._was_killed(status)):
+                reason = End.KILLED
         del self._running[process.pid]
         self._sweep(process)
         # What a survivor might still write is not waited for.
@@ -484,11 +489,17 @@ class ForkServer:
             output_bytes=process.written,
             log=process.unsealed or process.tail.decode("utf-8", "replace"),
             scratch_bytes=process.scratch,
+            robbed=lack is Lack.OTHERS,
         )
         _send(process.control, report)
         for directory in _directories(profile):
             with contextlib.suppress(OSError):
                 self._removals.append(linux.start_removal(directory))
+
+    def _was_killed(self, status: int) -> bool:
+        """Return whether a process that nobody here has killed was ended by SIGKILL, and cannot have sent it itself."""
+        by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        return by_kill and self._ground.measures["seccomp"] is True
 
     def _orphans(self) -> list[int]:
         """Return living children that are neither sealed processes nor ours: sealed processes have left them behind."""

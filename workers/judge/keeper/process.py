@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import socket
-import time
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -28,6 +27,7 @@ from workers.judge.channel.protocol import (
 )
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
+from workers.judge.host import pauses
 from workers.judge.keeper import control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Stop, Turn
 from workers.judge.keeper.handle import ForkServer, ForkServerError
@@ -35,6 +35,8 @@ from workers.judge.sandbox.seal import Profile
 
 #: Seconds beyond a deadline after which the fork server itself is taken to have failed.
 _GRACE_S: Final = 30.0
+#: Seconds between two looks at the clock while a process is waited for.
+_LOOK_S: Final = 0.25
 #: CUDA's codes that say a launch asked for too much: invalid value (too much dynamic shared memory),
 #: invalid configuration (too many threads), launch out of resources (registers).
 _TOO_MUCH: Final = frozenset({1, 9, 701})
@@ -55,6 +57,7 @@ class SealedProcess:
         ended: the fork server's report, once the process is gone.
         flags: the page of flags.
         imports: what the process has shared of its own memory.
+        waited_s: seconds that its replies were waited for, pauses of the fleet left out.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
@@ -89,6 +92,7 @@ class SealedProcess:
     ) -> None:
         self.ended: Report | None = None
         self.imports = Imports()
+        self.waited_s = 0.0
         self.flags = flags.attach(page)
         self._forkserver = forkserver
         self._scratch = scratch
@@ -203,7 +207,8 @@ class SealedProcess:
             ForkServerError: nobody ended it although its time was up.
         """
         allowed = self._seconds + self._compile_s + _GRACE_S
-        ready = _readable(allowed, self._channel, self._control)
+        ready, waited = _await(allowed, self._channel, self._control)
+        self.waited_s += waited
         if not ready:
             self._forkserver.kill()
             raise ForkServerError("the fork server did not end a candidate that was beyond its deadline")
@@ -251,13 +256,15 @@ class SealedProcess:
 
     def _await_report(self) -> None:
         data = b""
-        deadline = time.monotonic() + _GRACE_S
-        while not data and _readable(max(0.0, deadline - time.monotonic()), self._control):
-            try:
-                data = self._control.recv(1 << 20)
-                break
-            except ConnectionResetError:
-                continue  # said once where a message of ours was not read; the report comes after it
+        patience = _GRACE_S
+        while not data and patience > 0:
+            ready, waited = _await(patience, self._control)
+            patience -= waited
+            if ready:
+                # Said once where a message of ours was not read; the report comes after it.
+                with contextlib.suppress(ConnectionResetError):
+                    data = self._control.recv(1 << 20)
+                    break
         if not data:
             self._forkserver.kill()
             raise ForkServerError("the fork server did not report how a candidate ended")
@@ -299,14 +306,26 @@ class SealedProcess:
             raise ForkServerError("a candidate's process could not be ended: it hangs in the kernel or a driver")
         if os.WIFSIGNALED(ended.status):
             number = os.WTERMSIG(ended.status)
-            name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-            return EvaluationEnded(
-                Category.CRASHED, f"the process was ended by {name}", self._phase, signal=name, **facts
-            )
-        code = os.WEXITSTATUS(ended.status)
-        return EvaluationEnded(
-            Category.CRASHED, f"the process exited with status {code}", self._phase, exit_status=code, **facts
-        )
+            facts["signal"] = name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
+            how = f"the process was ended by {name}"
+        else:
+            facts["exit_status"] = code = os.WEXITSTATUS(ended.status)
+            how = f"the process exited with status {code}"
+        if ended.robbed:
+            how, facts["out_of_memory"] = "the host had no memory left for the process, or for a part of it", True
+        elif facts.get("signal") == signal.SIGKILL.name:
+            how += ", from outside"
+        else:
+            return EvaluationEnded(Category.CRASHED, how, self._phase, **facts)
+        return EvaluationEnded(Category.WORKER_LOST, how, self._phase, **facts)
+
+
+def _await(seconds: float, *sockets: socket.socket) -> tuple[list[socket.socket], float]:
+    """Wait until sockets can be read, for seconds without pauses; return those, and the seconds that it took."""
+    meter, waited = pauses.Meter(), 0.0
+    while not (ready := _readable(min(seconds - waited, _LOOK_S), *sockets)) and waited < seconds:
+        waited += meter.look()
+    return ready, waited + meter.look()
 
 
 def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ _V1: Final = ("memory", "pids")
 #: Seconds to wait for a group to empty once its processes were killed.
 _EMPTY_S: Final = 1.0
 _UNLIMITED: Final = 1 << 60
+#: The most that Linux charges to a group at once, in bytes: a group that reached its limit had less than this left.
+_HUGE_PAGE: Final = 2 << 20
 MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
 
 
@@ -37,6 +40,15 @@ class _Hierarchy:
     kind: str
     directory: Path
     top: Path
+
+
+class Lack(Enum):
+    """Who ran out of memory when the out-of-memory killer struck a group."""
+
+    OWN = auto()
+    """The group reached its own limit."""
+    OTHERS = auto()
+    """The group was below its limit: the host ran out, or a group around this one."""
 
 
 class Group:
@@ -68,17 +80,27 @@ class Group:
         for place in self._places:
             (place.directory / "cgroup.procs").write_text("0")
 
-    def out_of_memory(self) -> bool:
-        """True if the out-of-memory killer has killed a process of the group."""
+    def out_of_memory(self) -> Lack | None:
+        """Return for whose want of memory the out-of-memory killer has killed a process of the group; None if it has
+        not.
+
+        Linux counts every such kill, also where the host or an outer group ran out. So the group's own limit must have
+        been reached too.
+        """
         for place in self._places:
-            name = {"v2": "memory.events", "memory": "memory.oom_control"}.get(place.kind)
-            if name is None:
+            if place.kind == "pids":
                 continue
-            with contextlib.suppress(OSError):
-                for line in (place.directory / name).read_text().splitlines():
-                    if line.startswith("oom_kill ") and int(line.split()[1]):
-                        return True
-        return False
+            events = _numbers(place.directory / ("memory.events" if place.kind == "v2" else "memory.oom_control"))
+            if not events.get("oom_kill"):
+                continue
+            if place.kind == "v2":
+                reached = events.get("oom", 0) > 0
+            else:
+                # Version 1 has no such counter. Files that were read and dropped from memory count as usage too.
+                most = int((place.directory / "memory.max_usage_in_bytes").read_text())
+                reached = most + _HUGE_PAGE >= int((place.directory / "memory.limit_in_bytes").read_text())
+            return Lack.OWN if reached else Lack.OTHERS
+        return None
 
     def kill(self) -> None:
         """Kill every process in the group."""
@@ -280,6 +302,14 @@ def _bound(place: _Hierarchy, memory_bytes: int, processes: int) -> None:
     for name, value in limits.items():
         if (place.directory / name).exists():
             (place.directory / name).write_text(str(value))
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the numbers of a file by their names; none where there is no such file."""
+    try:
+        return {name: int(number) for name, number in map(str.split, file.read_text().splitlines())}
+    except OSError:
+        return {}
 
 
 def _kill(directory: Path) -> None:

@@ -124,8 +124,7 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     if means.landlock:
         restrict_files(means, profile.scratch, more)
     if means.filter:
-        if profile.role in (Role.REFERENCE, Role.COMPILED):
-            seccomp.enforce(seccomp.no_signals_as_from_outside(platform.machine()))
+        seccomp.enforce(seccomp.no_signals_as_from_outside(platform.machine()))
         seccomp.enforce(means.filter)
 
 

@@ -242,7 +242,7 @@ def no_signals_as_from_outside(machine: str) -> bytes:
     """Return the filter that keeps a process from looking as if somebody else had killed it, beside :func:`program`.
 
     It cannot have SIGKILL sent to itself or its children: not by a call, a timer, a descriptor, a limit on the CPU's
-    time, or the end of a child. A kernel's end by SIGKILL counts as its own, a reference's as the fleet's.
+    time, or the end of a child. So its end by SIGKILL is somebody else's doing, and the fleet's failure.
 
     Args:
         machine: a processor as ``uname -m`` names it.

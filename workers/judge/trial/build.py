@@ -9,7 +9,6 @@ as a module that asks torch for a GPU at import, the candidate compiles what is 
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +76,6 @@ class Build:
             EvaluationEnded: the build failed, and its failure is final.
             ForkServerError: the builder could not be prepared or ended.
         """
-        begun = time.monotonic()
         self.process.enter(Phase.PREPARE, _PREPARE_S)
         self.process.start_clock()
         try:
@@ -109,7 +107,7 @@ class Build:
         found: dict[str, Any] = {
             "where": "builder" if libraries else "candidate",
             "libraries": libraries,
-            "seconds": round(time.monotonic() - begun, 6),
+            "seconds": round(self.process.waited_s, 6),
             "peak_bytes": report.peak_bytes,
         }
         return found | {"skipped": skipped} if skipped else found

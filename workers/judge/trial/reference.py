@@ -80,9 +80,6 @@ _HOST_SHARE: Final = 1 / 8
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: How long a process may take to give memory back before it is kept, in seconds.
 _REST_S: Final = 5.0
-#: The signal that an operator sends, or the kernel when the host is out of memory. A reference cannot send it to itself
-#: (:mod:`workers.judge.sandbox.seccomp`).
-_FROM_OUTSIDE: Final = "SIGKILL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,12 +565,12 @@ class Reference:
         """Give an order within the reference's deadline."""
         if self.process.phase is not Phase.REFERENCE:
             self.process.enter(Phase.REFERENCE, self.left_s)
-        begun = time.monotonic()
+        waited_s = self.process.waited_s
         try:
             with self._blaming(what, optional=optional):
                 return self.process.order(order, **arguments)
         finally:
-            self.left_s = max(self.left_s - (time.monotonic() - begun), 0.001)
+            self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.001)
 
     def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
         return blaming_the_problem(what, self.process, self.memory_fraction, optional=optional)
@@ -624,7 +621,9 @@ def blaming_the_problem(
     try:
         yield
     except EvaluationEnded as ended:
-        if ended.outcome.blame in (Blame.FLEET, Blame.PROBLEM):
+        if ended.outcome.blame is Blame.PROBLEM:
+            raise
+        if ended.outcome.blame is Blame.FLEET and ended.outcome.category is not Category.WORKER_LOST:
             raise
         if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
             raise _out_of_gpu_memory(what, process, memory_fraction, dict(ended.outcome.facts)) from None
@@ -648,9 +647,8 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
         message = "the reference did not end within its deadline"
         return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
-    if facts.get("signal") == _FROM_OUTSIDE:
-        message = f"the reference's process was killed by {facts['signal']}"
-        return EvaluationEnded(Category.WORKER_LOST, message, phase, **facts)
+    if outcome.category is Category.WORKER_LOST:
+        return EvaluationEnded(Category.WORKER_LOST, f"{what}: {outcome.message}", phase, **facts)
     return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
 
 

@@ -39,6 +39,7 @@ from workers.judge.trial import (
     clocks,
     compare,
     health,
+    killed,
     physics,
     provenance,
     static,
@@ -433,6 +434,7 @@ class _Evaluation:
         with self._steps.backstop(Phase.CLEANUP):
             if why := processes.end(outcome, reports):
                 evidence["cleanup"] = why
+        outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_disk(outcome, list(reports.values())))
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation

@@ -277,7 +277,8 @@ class Stopwatch:
         if slow:
             self._exchange.process.stop_clock()
         begun = time.monotonic()
-        self._left_s -= begun - self._since
+        if (passed := begun - self._since) < self._left_s:  # else the process would have been ended: it was a pause
+            self._left_s -= passed
         case = self._reference.fresh()
         self._since = time.monotonic()
         self._draw_s = self._since - begun

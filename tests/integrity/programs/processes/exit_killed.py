@@ -1,7 +1,7 @@
 """Kills itself with the signal that the operating system uses when memory runs out.
 
-An evaluator that takes SIGKILL for the host's memory killer blames the host and tries again. Here who sent it is
-known: nobody of the fleet's did.
+An evaluator that takes SIGKILL for the host's memory killer blames the host and tries again. Here a filter refuses it:
+the call raises PermissionError.
 """
 
 import os

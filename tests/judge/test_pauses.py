@@ -1,0 +1,104 @@
+"""What comes from outside, a pause of the fleet or a signal, is no kernel's and no problem's fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Deadlines, Outcome, Phase
+from kqueue.evidence import Facts
+from tests.judge.rig import Rig
+from tests.judge.test_judge import PROBLEM, QUICK, judge, right
+from tests.waiting import until
+from workers.judge.host import linux
+from workers.judge.keeper.control import End, Report
+from workers.judge.trial import killed
+
+#: Says that foreign code runs, and sleeps.
+ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"
+DEADLINE_S = 2.0
+
+
+def test_a_pause_of_all_is_charged_to_nobody(rig: Rig) -> None:
+    """All of the fleet stands still for longer than a deadline while a problem sleeps, and while a kernel does."""
+    nap = ASLEEP.format(seconds=0.4)
+    problem = PROBLEM.replace("return self.layer", f"{nap}; return self.layer")
+    deadlines = Deadlines(reference_s=DEADLINE_S, check_s=DEADLINE_S)
+    settings = QUICK.model_copy(update={"deadlines": deadlines})
+    others = set(linux.children(os.getpid()))
+    with ThreadPoolExecutor(1) as thread:
+        outcome = thread.submit(judge, rig, right(nap), settings, problem)
+        for number in (1, 2):
+            until(lambda number=number: len(asleep(rig)) == number or outcome.done())
+            own = set(linux.children(os.getpid())) - others
+            fleet = [*linux.children(rig.forkserver.pid), *own, rig.forkserver.pid]
+            for pid in fleet:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(DEADLINE_S + 0.2)
+            for pid in reversed(fleet):
+                os.kill(pid, signal.SIGCONT)
+        assert outcome.result(60).category is Category.PASSED, outcome.result()
+
+
+def test_a_kernel_that_is_killed_from_outside_has_not_crashed(rig: Rig) -> None:
+    """An operator's SIGKILL ends the evaluation as the fleet's failure, which is tried again."""
+    with ThreadPoolExecutor(1) as thread:
+        outcome = thread.submit(judge, rig, right(ASLEEP.format(seconds=60)))
+        until(lambda: asleep(rig))
+        for pid in linux.children(rig.forkserver.pid):
+            if Path(f"/proc/{pid}/comm").read_text() == "kq-candidate\n":
+                os.kill(pid, signal.SIGKILL)
+        assert outcome.result(60).category is Category.WORKER_LOST
+        assert outcome.result().facts.signal == "SIGKILL"
+
+
+@pytest.mark.parametrize("where", ["top", "body"])
+def test_a_kernel_cannot_kill_itself_as_others_would(rig: Rig, where: str) -> None:
+    """It may not send SIGKILL to itself, so nobody takes its end for the fleet's failure."""
+    if rig.forkserver.isolation["seccomp"] is not True:
+        pytest.skip("system calls are not filtered here")
+    statement = "import os; os.kill(os.getpid(), 9)"
+    outcome = judge(rig, right(statement) if where == "body" else right(top=statement + "\n"))
+    assert outcome.category is (Category.RUNTIME_ERROR if where == "body" else Category.IMPORT_ERROR)
+    assert outcome.facts.exception == "builtins.PermissionError"
+
+
+def asleep(rig: Rig) -> list[Path]:
+    """The marks of foreign code that has begun to sleep."""
+    return list(rig.place.scratch.glob("*/asleep"))
+
+
+def test_who_ends_by_sigkill_alone_has_crashed_unless_it_was_others() -> None:
+    """Where nothing keeps a process from killing itself, the try that has the device alone decides."""
+    assert category(End.EXITED, alone=False) is Category.WORKER_LOST
+    assert category(End.EXITED, alone=True) is Category.CRASHED
+    assert category(End.EXITED, alone=True, phase=Phase.REFERENCE) is Category.REFERENCE_ERROR
+    assert category(End.KILLED, alone=True) is Category.WORKER_LOST
+
+
+def category(reason: End, *, alone: bool, phase: Phase = Phase.CHECK) -> Category:
+    """The category of an evaluation whose sealed process ended by SIGKILL."""
+    facts = Facts(reason=reason, signal="SIGKILL")
+    outcome = Outcome(category=Category.WORKER_LOST, message="killed", phase=phase, facts=facts)
+    return killed.settle(outcome, [report()], alone=alone).category
+
+
+def test_what_fails_for_want_of_the_host_s_memory_is_the_fleet_s_failure() -> None:
+    """A compiler that Linux ended is no kernel that cannot be compiled; a right answer stays right."""
+    refused = Outcome(category=Category.COMPILE_ERROR, message="no", phase=Phase.LOAD, facts=Facts(exception="E"))
+    settled = killed.settle(refused, [report(), report(robbed=True)], alone=False)
+    assert (settled.category, settled.facts.instead_of) == (Category.WORKER_LOST, Category.COMPILE_ERROR)
+    assert killed.settle(refused, [report()], alone=False) is refused
+    passed = Outcome(category=Category.PASSED, message="right")
+    assert killed.settle(passed, [report(robbed=True)], alone=False) is passed
+
+
+def report(*, robbed: bool = False) -> Report:
+    """The end of a sealed process."""
+    return Report(End.STOPPED, "check", 9, 0, 0, 0, "", robbed=robbed)
