@@ -22,9 +22,16 @@ class Rig:
     """Judges requests one after the other."""
 
     def __init__(
-        self, device: str = "cpu", siblings: int = 1, number: int = 0, lock: Path | None = None, *, keeps: bool = False
+        self,
+        device: str = "cpu",
+        siblings: int = 1,
+        number: int = 0,
+        lock: Path | None = None,
+        *,
+        keeps: bool = False,
+        disk: Path | None = None,
     ) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-")
+        self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-", dir=disk)
         root = Path(self._directory.name)
         root.chmod(0o711)
         self._uid = uids.hold(load().candidate_uid) if os.getuid() == 0 else None

@@ -48,10 +48,8 @@ def disk() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
     """A slot whose scratch is on it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(disk))
-        with Rig() as rig:
-            yield rig
+    with Rig(disk=disk) as rig:
+        yield rig
 
 
 def judge(rig: Rig, kernel: str) -> Outcome:
