@@ -199,7 +199,10 @@ class Settings(_Model):
     """The settings of an evaluation."""
 
     precision: Precision = Precision.FP32
-    """The floating dtype of the weights and inputs."""
+    """The floating dtype of the weights and inputs. What the problem makes in float32 or float64 is cast to it; what
+    it makes in other dtypes stays."""
+    keeps_float64: bool = False
+    """Leave float64 weights and inputs as the problem makes them."""
     checks: Annotated[int, Field(ge=1, le=100)] = 5
     """Number of input sets, each from a seed of its own, on which the kernel must agree with the reference."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42

@@ -63,6 +63,26 @@ def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, ri
     assert outcome.evidence.checks > QUICK.checks
 
 
+def test_arguments_may_be_nested(rig: Rig) -> None:
+    """Lists and dicts of tensors arrive as they are, integers, booleans and other floating dtypes as well."""
+    source = problem(
+        "pair, state, k: (pair[0] * k + state['mask'] + pair[1].sum(), state['w'][0] * 2)",
+        "return [[torch.randn(4, 8), torch.randint(0, 9, (4,))],"
+        " {'w': (torch.randn(8).half(), None), 'mask': torch.rand(4, 8) > 0.5}, 3]",
+    )
+    # What one call does to a list, the next does not see.
+    right = "pair, state, k: (pair[0] * k + state['mask'] + pair.pop().sum(), state['w'][0].half() * 2)"
+    outcome = judge(rig, source, right)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
+    """As ``model(**get_inputs())``; a kernel that mixes them up is wrong."""
+    source = problem("*, a, b: a - b", "return {'b': torch.randn(4, 8), 'a': torch.randn(4, 8)}")
+    assert judge(rig, source, "a, b: a - b").category is Category.PASSED
+    assert judge(rig, source, "b, a: b - a").category is Category.WRONG_VALUES
+
+
 def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
     """Inputs with structure are varied too."""
     outcome = judge(rig, ROPE, f"{ROTATED}.clamp(-10, 10)")

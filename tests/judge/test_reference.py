@@ -159,6 +159,30 @@ def test_inputs_beside_a_varied_one_stay_true_to_it(
         assert not torch.equal(case.inputs[0], given.inputs[0])
 
 
+def test_other_dtypes_than_the_declared_stay() -> None:
+    """float32 and float64 become the precision; float64 stays where the settings say so, half and integers always."""
+    source = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size, scale):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.register_buffer("light", torch.ones(size).half())
+        self.register_buffer("phase", torch.ones(size, dtype=torch.complex64))
+    def forward(self, x, y, z, i):
+        return self.weight, self.light, self.phase, x + 0, y + 0, z + 0, i + 0
+def get_inputs():
+    return [torch.ones(2), torch.ones(2).half(), torch.ones(2).double(), torch.ones(2).int()]
+def get_init_inputs():
+    return {"scale": [torch.ones(2)], "size": 2}
+"""
+    bf16, half, phase, double = torch.bfloat16, torch.float16, torch.complex64, torch.float64
+    for keeps, last in ((False, bf16), (True, double)):
+        made = reference(source, precision=Precision.BF16, keeps_float64=keeps, checks=1)
+        made.answer(made.make_cases()[0])
+        assert [spec.dtype for spec in made.output_specs] == [bf16, half, phase, bf16, half, last, torch.int32]
+
+
 def drawn(inputs: str, kind: str) -> torch.Tensor:
     """The first input of a variant."""
     [found] = [case.inputs[0] for case in loaded("return x", inputs).make_cases() if case.kind == kind]

@@ -18,12 +18,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from workers.judge.candidate import libraries, profile
 from workers.judge.channel import activities, flags
+from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart
 from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
 from workers.judge.channel.packets import send_with_fds
@@ -121,7 +122,7 @@ class Instance:
 
     Attributes:
         model: the module that is called.
-        arguments: of ``forward``, the shared inputs among them.
+        arrangement: of ``forward``'s arguments.
         inputs: the shared inputs that calls use.
         more: further sets of shared inputs.
         input_memory: beginning and size, in bytes, of each.
@@ -132,7 +133,7 @@ class Instance:
     """
 
     model: Any = None
-    arguments: list[Any] = field(default_factory=list[Any])
+    arrangement: Any = None
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     more: list[list[OpenedBuffer]] = field(default_factory=list[list[OpenedBuffer]])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -140,6 +141,10 @@ class Instance:
     structure: str = ""
     last: Any = None
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and keyword arguments of one call. What it does to lists and dicts, no other sees."""
+        return put_together(self.arrangement, [opened.tensor for opened in self.inputs])
 
 
 class Harness:
@@ -249,33 +254,52 @@ class Harness:
         return module
 
     def _construct(self, command: Command) -> Reply:
-        arguments = [self.place(value) for value in command.payload]
+        arguments, keywords = put_together(self.place(command.payload), [])
         with torch.no_grad(), self._compiler_watched():
             torch.manual_seed(self._job.seed)
-            model = self._class(*arguments)
+            model = self._class(*arguments, **keywords)
             torch.manual_seed(self._job.seed)
-            model = model.to(device=self._job.device, dtype=self._job.dtype)
+            model = self._placed(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
             self.settle()
         return self.done(command)
 
     def place(self, value: Any) -> Any:
-        """Return an argument on the device, floating tensors in the evaluation's precision."""
+        """Return an argument with its tensors on the device, those of the declared dtype in the precision asked for."""
         if isinstance(value, torch.Tensor):
-            dtype = self._job.dtype if value.is_floating_point() else None
-            return value.detach().to(device=self._job.device, dtype=dtype)
+            return value.detach().to(device=self._job.device, dtype=self._dtype(value))
+        if type(value) in (list, tuple):
+            return type(value)(self.place(item) for item in value)
+        if type(value) is dict:
+            return {key: self.place(item) for key, item in cast("dict[Any, Any]", value).items()}
         return value
+
+    def _dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        """Return the dtype of a weight or input: a source that names another than float32 means it.
+
+        Not so float64, which is what Python's and numpy's numbers are.
+        """
+        declared = tensor.dtype is torch.float32 or (tensor.dtype is torch.float64 and not self._job.keeps_float64)
+        return self._job.dtype if declared else tensor.dtype
+
+    def _placed(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model on the device, its weights as :meth:`place` makes arguments."""
+        weights = [*model.parameters(), *model.buffers()]
+        if all(self._dtype(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
+            return model.to(device=self._job.device, dtype=self._job.dtype)
+        model = model.to(device=self._job.device)
+        for weight in (*model.parameters(), *model.buffers()):
+            weight.data = weight.data.to(self._dtype(weight))
+        return model
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.instance(command)
         self.unbind([*own.inputs, *chain.from_iterable(own.more)])
-        opened, count = self._opened(command), len(binding.tensors)
+        opened, count = self._opened(command), check(binding.arguments)
         own.inputs = opened[:count]
-        own.more = [opened[i : i + count] for i in range(count, len(opened), count)]
-        own.arguments = list(binding.arguments)
-        for place, opened in zip(binding.tensors, own.inputs, strict=True):
-            own.arguments[place] = opened.tensor
+        own.more = [opened[i : i + count] for i in range(count, len(opened), max(count, 1))]
+        own.arrangement = binding.arguments
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=False)
         ]
@@ -310,7 +334,8 @@ class Harness:
         compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing()
         try:
             with compiling, torch.no_grad():
-                self.own.model(*self.own.arguments)
+                positional, keywords = self.own.arguments()
+                self.own.model(*positional, **keywords)
                 self.settle()
         except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised; the real call will tell
             if _tag(error) is Tag.COMPILE:
@@ -322,9 +347,10 @@ class Harness:
 
     def _run(self, command: Command) -> Reply:
         own = self.instance(command)
+        positional, keywords = own.arguments()
         set_seed(command.seed)
         with torch.no_grad(), self._compiler_watched():
-            output = own.model(*own.arguments)
+            output = own.model(*positional, **keywords)
             self.settle()
             reply = self.deliver(command, output)
             self.settle()
@@ -356,9 +382,10 @@ class Harness:
     def _profile(self, command: Command) -> Reply:
         """Have CUPTI record a few calls. What comes of it is evidence and no more: a failure is written down too."""
         [memory] = command.descriptors
+        positional, keywords = self.own.arguments()
         try:
             with torch.no_grad():
-                page = activities.encode(profile.kernels(lambda: self.own.model(*self.own.arguments)))
+                page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
             page = activities.encode_failure(f"{_qualified(type(error))}: {error}")
         os.pwrite(memory, page, 0)
@@ -370,9 +397,9 @@ class Harness:
         Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
         turn. So a null launches an empty kernel, and where it is asked for a call does so too.
         """
-        model, arguments, last = self.own.model, self.own.arguments, self.own.last
+        model, last, (positional, keywords) = self.own.model, self.own.last, self.own.arguments()
         null = command.order in (Order.TIME_NULL, Order.AHEAD_NULL)
-        forward = (lambda: last) if null else (lambda: model(*arguments))
+        forward = (lambda: last) if null else (lambda: model(*positional, **keywords))
         if command.order is Order.AHEAD or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]

@@ -20,6 +20,7 @@ import torch
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
+from workers.judge.channel.arguments import FORM, ArgumentsError, take_apart
 from workers.judge.channel.buffers import OpenedBuffer
 from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Draw, Order, Reply, TensorSpec
 from workers.judge.channel.randomness import set_seed
@@ -69,16 +70,20 @@ class ReferenceHarness(Harness):
         self._sheet = mmap.mmap(descriptor, sheet.SIZE)
         torch.manual_seed(self._job.seed)
         arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
-        if not isinstance(arguments, (list, tuple)):
-            raise ProblemError("get_init_inputs() must return a list")
-        self._tell(list(cast("list[Any]", arguments)), "get_init_inputs()")
+        if isinstance(arguments, dict):
+            arguments = dict(cast("dict[str, Any]", arguments))
+        elif isinstance(arguments, (list, tuple)):
+            arguments = list(cast("list[Any]", arguments))
+        else:
+            raise ProblemError("get_init_inputs() must return a list, or a dict of keyword arguments")
+        self._tell(arguments, "get_init_inputs()")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
         """Draw input sets. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
         order: Draw = command.payload
         sets = [self.own.inputs, *self.own.more]
-        form: dict[str, Any] | None = None
+        form: Any = None
         varied: list[bool] = []
         specs: tuple[TensorSpec, ...] = ()
         for seed, kind, shared in zip_longest(order.seeds, order.kinds, sets[: len(order.seeds)]):
@@ -118,23 +123,21 @@ class ReferenceHarness(Harness):
             return False
         return True
 
-    def _inputs(self, seed: int, *, on_device: bool) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """Return the form of a call's arguments, and the tensors among them, as calls get them."""
+    def _inputs(self, seed: int, *, on_device: bool) -> tuple[Any, list[torch.Tensor]]:
+        """Return the arrangement of a call's arguments, and the tensors among them as calls get them."""
         set_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
         with torch.device(self._job.device) if on_device else contextlib.nullcontext():
             values = self._get_inputs()
-        if not isinstance(values, (list, tuple)):
-            raise ProblemError("get_inputs() must return a list")
-        values = list(cast("list[Any]", values))
-        places = [i for i, value in enumerate(values) if type(value) is torch.Tensor]
-        tensors = [values[i] for i in places]
+        try:
+            arrangement, tensors = take_apart(values)
+        except ArgumentsError as error:
+            raise ProblemError(f"{FORM}; it returned {error}") from None
         if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
             raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        others = [None if i in places else value for i, value in enumerate(values)]
-        return {"places": places, "others": others}, [self.place(tensor) for tensor in tensors]
+        return arrangement, [self.place(tensor) for tensor in tensors]
 
     def _take(self, command: Command) -> Reply:
         for opened, drawn in zip(self.own.inputs, self._drawn, strict=True):
@@ -146,10 +149,11 @@ class ReferenceHarness(Harness):
     def _answer(self, command: Command) -> Reply:
         """One call, on the shared inputs; tells whether it drew random numbers."""
         own = self.instance(command)
+        positional, keywords = own.arguments()
         with _default_dtype(torch.float64) if command.wide else contextlib.nullcontext(), torch.no_grad():
             set_seed(command.seed)
             before = self._random_state()
-            output = own.model(*own.arguments)
+            output = own.model(*positional, **keywords)
             self.settle()
             drew = not torch.equal(before, self._random_state())
         reply = self._told(command, output, drew=drew)

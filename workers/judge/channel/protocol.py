@@ -107,7 +107,7 @@ class Order(IntEnum):
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
     DRAW = 16
     """In a reference: call ``get_inputs()`` once under each seed of the payload (:class:`Draw`). The reply describes
-    the tensors; the other arguments stand on the sheet. The tensors are copied to the sets of shared inputs, if they
+    the tensors; their arrangement stands on the sheet. The tensors are copied to the sets of shared inputs, if they
     fit. Sets of other kinds are made where they can be; the sheet tells which were."""
     TAKE = 17
     """In a reference: copy the tensors that were drawn last to the first set of shared inputs."""
@@ -389,10 +389,11 @@ class Job:
         source: the module's source.
         entry: the class to construct: ``ModelNew``, or ``Model`` in a reference.
         device: ``cpu`` or ``cuda``.
-        dtype: the floating dtype of weights and inputs.
+        dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
         one_queue: open the device with one hardware queue, which is enough for one stream and opens sooner.
         memory_fraction: the share of the GPU's memory that torch may take.
+        keeps_float64: leave what is float64 as it is.
         compiled: run the model under ``torch.compile``.
         built: where libraries lie that were compiled before; empty where none were.
     """
@@ -403,6 +404,7 @@ class Job:
     dtype: torch.dtype
     seed: int
     memory_fraction: float
+    keeps_float64: bool = False
     compiled: bool = False
     built: str = ""
     one_queue: bool = False
@@ -433,14 +435,12 @@ class Binding:
 
     Attributes:
         buffers: one for each tensor; of several sets of inputs one set behind the other.
-        arguments: for inputs: ``forward``'s arguments, with ``None`` in a tensor's place.
-        tensors: for inputs: the places of the tensors in ``arguments``.
+        arguments: for inputs: the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
         structure: for outputs: the arrangement that the reference returns.
     """
 
     buffers: tuple[BufferSpec, ...]
-    arguments: tuple[Any, ...] = ()
-    tensors: tuple[int, ...] = ()
+    arguments: Any = None
     structure: str = ""
 
 

@@ -1,8 +1,8 @@
 """The sheet: a page of shared memory on which a reference tells values that are no tensors of a call.
 
-A problem's ``get_init_inputs()`` and the scalars of its ``get_inputs()`` are Python values. The reference writes them
-in a small JSON form, the judge copies the page and decodes it. Whatever stands there, the decoder makes plain values of
-it or raises one error; it never calls anything that the writer names.
+A problem's ``get_init_inputs()`` and the arrangement of its ``get_inputs()`` are Python values. The reference writes
+them in a small JSON form, the judge copies the page and decodes it. Whatever stands there, the decoder makes plain
+values of it or raises one error; it never calls anything that the writer names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from workers.judge.channel.arguments import LEAF
 from workers.judge.channel.protocol import DTYPES
 
 #: Bytes of a sheet. Only what is written takes memory.
@@ -38,7 +39,7 @@ def encode(value: Any) -> bytes:
 
     Args:
         value: None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
-            :class:`torch.Size`, slice, range and dense tensors, in lists, tuples, sets and dicts.
+            :class:`torch.Size`, slice, range, :data:`LEAF` and dense tensors, in lists, tuples, sets and dicts.
 
     Raises:
         SheetError: it holds something else, or too much.
@@ -94,6 +95,8 @@ def _encode(value: Any, tensors: io.BytesIO, depth: int) -> Any:
         return {"is": "bytes", "of": list(value)}
     if kind in (torch.dtype, torch.device):
         return {"is": kind.__name__, "of": str(value)}
+    if value is LEAF:
+        return {"is": "leaf"}
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return _encode_tensor(value, tensors)
     raise SheetError(f"a value of the type {kind.__module__}.{kind.__qualname__}")
@@ -145,8 +148,8 @@ class _Decoder:
             return _DTYPES[of]
         if kind == "device":
             return torch.device(str(of)[:16])
-        if kind == "tensor":
-            return self._tensor(told)
+        if kind in ("leaf", "tensor"):
+            return LEAF if kind == "leaf" else self._tensor(told)
         raise SheetError("a value of an unknown kind")
 
     def _items(self, told: Any, depth: int) -> list[Any]:

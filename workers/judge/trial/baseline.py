@@ -118,8 +118,9 @@ class Baseline:
         settings = self._settings
         cold = "cold" if settings.timing.cold_l2 else "warm"
         how = "compiled" if compiled else "eager"
+        precision = f"{settings.precision}+float64" if settings.keeps_float64 else settings.precision
         return (
-            f"{timing.METHOD} {basis} {how} {settings.precision} seed={settings.seed} {cold}"
+            f"{timing.METHOD} {basis} {how} {precision} seed={settings.seed} {cold}"
             f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
         )
 

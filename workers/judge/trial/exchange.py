@@ -32,15 +32,13 @@ class Form:
     """The form of a problem's calls, as its reference makes them.
 
     Attributes:
-        arguments: of ``forward``, None in the tensors' places; known from the first case on, as are
-        places: the positions of the tensors among them.
+        arguments: the arrangement of ``forward``'s arguments; None until the first case is known.
         structure: the outputs' arrangement; known from the first answer on, as is
         output_aliases: for each output, the number of the input whose memory it shares, else None.
         mutates_inputs: True if the reference has changed an input.
     """
 
-    arguments: tuple[Any, ...] = ()
-    places: tuple[int, ...] = ()
+    arguments: Any = None
     structure: str = ""
     output_aliases: tuple[int | None, ...] = ()
     mutates_inputs: bool = False
@@ -89,7 +87,7 @@ class Exchange:
             shared.tensor.copy_(own)
         self.settle()
         every = [*self._inputs, *chain.from_iterable(self._more)]
-        self._bind(Order.BIND_INPUTS, every, arguments=self.form.arguments, tensors=self.form.places)
+        self._bind(Order.BIND_INPUTS, every, arguments=self.form.arguments)
 
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
         """Tell the outputs' form; on a CPU, share memory for them."""
@@ -207,7 +205,7 @@ class Candidate(Exchange):
         """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
         self._opening = self.process.send(Order.OPEN, payload=job)
 
-    def construct(self, init_inputs: list[Any], case: Case, *, rehearse: bool) -> None:
+    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, *, rehearse: bool) -> None:
         """Import the source, construct the model, share inputs of the case's form, filled.
 
         Args:

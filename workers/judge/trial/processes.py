@@ -219,6 +219,7 @@ class Processes:
             entry=entry,
             device=self._device,
             dtype=DTYPES[self._settings.precision],
+            keeps_float64=self._settings.keeps_float64,
             seed=self._settings.seed,
             memory_fraction=self.memory_fraction,
             compiled=compiled,

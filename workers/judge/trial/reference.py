@@ -17,13 +17,14 @@ import secrets
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
+from workers.judge.channel.arguments import FORM, ArgumentsError, check
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import (
@@ -57,8 +58,6 @@ _AHEAD_BYTES: Final = 64 << 20
 _VARIED_SHARE: Final = 1 / 100
 #: Inputs whose variants are drawn on a CPU in a few milliseconds, in bytes: a GPU need not be asked.
 _QUICK_BYTES: Final = 8 << 20
-#: Types of arguments that may stand beside tensors in ``get_inputs()``.
-_SCALARS: Final = (int, float, bool, str, type(None))
 #: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
 #: unlike its own could end in an assertion there, which nothing survives that uses the device.
 _BOUND_TO_ITS_INPUTS: Final = re.compile(
@@ -151,7 +150,7 @@ class Reference:
         self.dtype = DTYPES[settings.precision]
         self.form = Form()
         self.exchange = _Exchange(process, self.form, device)
-        self.init_inputs: list[Any] = []
+        self.init_inputs: list[Any] | dict[str, Any] = []
         self.written_bytes = 0
         self.forward_s = math.inf
         self.left_s = settings.deadlines.reference_s
@@ -186,6 +185,7 @@ class Reference:
             entry="Model",
             device=self.device,
             dtype=self.dtype,
+            keeps_float64=self.settings.keeps_float64,
             seed=self.settings.seed,
             memory_fraction=self.memory_fraction,
             # Streams of its own would wait for one another.
@@ -215,7 +215,7 @@ class Reference:
         finally:
             os.close(self._sheet)
             self._sheet = None
-        self.init_inputs = self._read("get_init_inputs()", list)
+        self.init_inputs = self._read("get_init_inputs()", (list, dict))
         self._order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 
     def widen(self) -> None:
@@ -300,19 +300,22 @@ class Reference:
         begun = time.monotonic()
         reply = self._order(Order.DRAW, what="get_inputs()", payload=Draw(seeds, on_device))
         self._draw_s = (time.monotonic() - begun) / len(seeds)
-        told = self._read("get_inputs()", dict)
-        places, others = _arguments(told, len(reply.tensors))
+        arguments = self._read("get_inputs()", (list, dict))
+        try:
+            if check(arguments) != len(reply.tensors):
+                raise ArgumentsError("another number of tensors than it told of")
+        except ArgumentsError as error:
+            raise _invalid(f"{FORM}; it returned {error}") from None
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in reply.tensors):
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         self._check_size(reply.tensors, "get_inputs()")
-        if not self._specs and not self.form.arguments:
-            self.form.arguments, self.form.places, self._specs = others, places, reply.tensors
+        if self.form.arguments is None:
+            self.form.arguments, self._specs = arguments, reply.tensors
             self._bind()
             self._order(Order.TAKE, what="get_inputs()")
         elif (
             reply.answer is Answer.MISMATCH
-            or repr(others) != repr(self.form.arguments)
-            or places != self.form.places
+            or repr(arguments) != repr(self.form.arguments)
             or reply.tensors != self._specs
         ):
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
@@ -552,7 +555,7 @@ class Reference:
             message = f"{what} makes tensors of {nbytes} bytes; at most {most} are possible here"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
 
-    def _read(self, what: str, kind: type) -> Any:
+    def _read(self, what: str, kind: type | tuple[type, ...]) -> Any:
         try:
             told = sheet.decode(self._page)
         except sheet.SheetError as error:
@@ -665,31 +668,6 @@ def _out_of_gpu_memory(
             return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
     message = f"{what} needs more memory than it may have on the GPU"
     return EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
-
-
-def _arguments(told: dict[Any, Any], tensors: int) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Return where tensors stand among the arguments of a call, and the other arguments, None in the tensors' places.
-
-    Args:
-        told: what the sheet says.
-        tensors: how many tensors the reply tells of.
-
-    Raises:
-        EvaluationEnded: ``invalid_problem``.
-    """
-    places, others = told.get("places"), told.get("others")
-    malformed = _invalid("get_inputs() must return a list of tensors and scalars")
-    if not isinstance(places, list) or not isinstance(others, list):
-        raise malformed
-    places, others = cast("list[Any]", places), cast("list[Any]", others)
-    if len(places) != tensors or any(type(place) is not int or not 0 <= place < len(others) for place in places):
-        raise malformed
-    if sorted(set(places)) != places or any(others[place] is not None for place in places):
-        raise malformed
-    for value in others:
-        if not isinstance(value, _SCALARS):
-            raise _invalid(f"get_inputs() may hold tensors, numbers, strings and None, not {type(value).__name__}")
-    return tuple(places), tuple(others)
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

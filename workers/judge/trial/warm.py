@@ -43,7 +43,14 @@ class Memo(BaseModel):
 def key(request: Request, device: str) -> str:
     """Return what a reference is kept under: all that its process depends on."""
     settings = request.settings
-    parts = (request.problem_hash, settings.precision, settings.seed, device, settings.limits.model_dump_json())
+    parts = (
+        request.problem_hash,
+        settings.precision,
+        settings.keeps_float64,
+        settings.seed,
+        device,
+        settings.limits.model_dump_json(),
+    )
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 

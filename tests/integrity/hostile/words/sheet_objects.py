@@ -35,12 +35,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    write(
-        {
-            "is": "dict",
-            "of": [["places", [0]], ["others", [None, {"is": "range", "of": [0, 10**9, 1]}]]],
-        }
-    )
+    write([{"is": "leaf"}, {"is": "range", "of": [0, 10**9, 1]}])
     return [torch.randn(16, 8)]
 
 

@@ -1,4 +1,4 @@
-"""Writes places of tensors on the sheet that are none: ``invalid_problem``."""
+"""Writes arguments without a place for the tensor on the sheet: ``invalid_problem``."""
 
 import json
 import struct
@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    write({"is": "dict", "of": [["places", 5], ["others", None]]})
+    write({"is": "dict", "of": [["x", 5], ["y", {"is": "tuple", "of": []}]]})
     return [torch.randn(16, 8)]
 
 

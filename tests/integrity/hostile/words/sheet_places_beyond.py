@@ -1,4 +1,4 @@
-"""Writes places of tensors on the sheet beyond the arguments, which would fail in the candidate: ``invalid_problem``."""
+"""Writes more places of tensors on the sheet than there are, which would fail in the candidate: ``invalid_problem``."""
 
 import json
 import struct
@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    write({"is": "dict", "of": [["places", [99]], ["others", [None]]]})
+    write([{"is": "leaf"}] * 99)
     return [torch.randn(16, 8)]
 
 
