@@ -221,6 +221,8 @@ class Settings(_Model):
 
 
 def _source(value: str, what: str) -> str:
+    """Return a source as Python reads it: without a byte-order mark, and with ``\\n`` at the end of each line."""
+    value = value.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not value.strip():
         raise ValueError(f"the {what}'s source is empty")
     try:
@@ -243,7 +245,8 @@ class Request(_Model):
 
     problem: str
     """Source of the reference, with ``class Model``, ``get_inputs()`` and ``get_init_inputs()``. Or the name of a
-    stored problem: ``sha256:`` and the hash of its source."""
+    stored problem: ``sha256:`` and the hash of its source. Sources are kept as Python reads them: without a byte-order
+    mark, and with ``\\n`` at the end of each line."""
     kernel: str
     """Source of the candidate, with ``class ModelNew``."""
     backend: Backend

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy
+from kqueue.contract import Backend, Phase, Policy, Request
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules, static
 
@@ -265,6 +265,21 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
     assert len(finding["evidence"]) <= 160
     in_string = ours('import torch\nS = """\nint a;\n// a comment\nvoid f() { ptrace(0); }\n"""')
     assert in_string["process_memory"] == ("cheat", 5)
+
+
+def test_a_source_is_what_python_takes_it_for() -> None:
+    """A byte-order mark and the ends of lines mean nothing; a declared encoding that there is not is an error."""
+    text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
+    plain, marked = (
+        Request(problem=source, kernel=source, backend=Backend.TORCH)
+        for source in (text, "\ufeff" + text.replace("\n", "\r\n"))
+    )
+    assert (marked.problem_hash, marked.kernel_hash) == (plain.problem_hash, plain.kernel_hash)
+    static.check_problem(marked.problem)
+    static.check(marked.kernel)
+    for check, category in ((static.check, "syntax_error"), (static.check_problem, "invalid_problem")):
+        with pytest.raises(EvaluationEnded, match=category):
+            check(f"# coding: nothing\n{text}")
 
 
 def test_findings_are_few_and_the_worst_come_first() -> None:

@@ -90,7 +90,7 @@ def check_problem(source: str) -> None:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        ast.parse(source)
+        ast.parse(source.encode())  # as it is imported: a declared encoding counts
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
@@ -104,7 +104,7 @@ def check(source: str) -> None:
         EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
     """
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source.encode())  # as it is imported: a declared encoding counts
         compile(tree, "kernel.py", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise EvaluationEnded(
@@ -143,7 +143,7 @@ def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, An
         hits.add(("rules_stopped", 1))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    lines = source.splitlines()
+    lines = source.split("\n")  # what Python counts: splitlines() knows other ends too
     for rule, line in hits:
         severity, meaning = rules.RULES[rule]
         yield _finding(rule, severity, line, lines[line - 1] if line <= len(lines) else "", "kqueue", meaning)
