@@ -152,7 +152,7 @@ class ErrorFigures(Part):
     precision_downgrade: bool
     """True if the error is that of a lower precision than the reference's."""
     strict_correct: bool
-    """The verdict of the ``strict`` comparison."""
+    """The verdict of the ``strict`` comparison: whether it holds for all of them."""
     kernelbench_correct: bool | None
     """The verdict of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
 
@@ -484,7 +484,8 @@ class Evidence(Part):
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
     comparison: ErrorFigures | None = _ABSENT
-    """Error of the outputs over all these input sets, and both verdicts on it."""
+    """Error of the outputs over all input sets that were compared, and both verdicts on it. A wrong kernel has both
+    too. None where no output was compared."""
     reference_is_constant: bool | None = _ABSENT
     """True if the reference gives the same answer to all inputs."""
     verified_calls: int | None = _ABSENT

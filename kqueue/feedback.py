@@ -8,7 +8,7 @@ from typing import Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
-from kqueue.evidence import Facts, Finding, json_number
+from kqueue.evidence import Finding, json_number
 
 _FENCE: Final = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE
@@ -60,7 +60,7 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
     elif verdict.passed:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
-        lines = [*_failure(verdict), *_where(verdict, kernel), *_differences(verdict.facts)]
+        lines = [*_failure(verdict), *_where(verdict, kernel), *_differences(verdict)]
     if verdict.blame is not Blame.FLEET:
         lines += [f"Noticed: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
     text = "\n".join(lines)
@@ -106,7 +106,8 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
         yield f"{'>' if at == number else ' '} {at:4d} | {lines[at - 1]}"
 
 
-def _differences(facts: Facts) -> Iterator[str]:
+def _differences(verdict: Verdict) -> Iterator[str]:
+    facts, comparison = verdict.facts, verdict.evidence.comparison
     if not facts.first:
         return
     given = facts.kind == "given"
@@ -116,7 +117,7 @@ def _differences(facts: Facts) -> Iterator[str]:
         yield f"  index {list(place.index)}: expected {json_number(place.expected)}, got {json_number(place.got)}"
     if facts.precision_downgrade:
         yield "The error is that of a lower precision than the reference's."
-    if facts.kernelbench_correct:
+    if comparison is not None and comparison.kernelbench_correct:
         yield "torch.allclose on the problem's own inputs would have let it pass."
 
 

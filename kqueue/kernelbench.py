@@ -169,8 +169,8 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
         traceback = {"runtime_error_traceback": verdict.log} if verdict.log else {}
         return {"runtime_error": verdict.message, "runtime_error_name": name, **traceback}
     issue: dict[str, Any] = {"correctness_issue": verdict.message, "correctness_issue_name": name}
-    if facts.strict_correct is not None:
-        issue |= {"kernelbench_correct": facts.kernelbench_correct, "strict_correct": facts.strict_correct}
+    if (comparison := verdict.evidence.comparison) is not None:
+        issue |= {"kernelbench_correct": comparison.kernelbench_correct, "strict_correct": comparison.strict_correct}
     if facts.max_abs_error is not None:
         # KernelBench lists one difference per trial. The judge stops at the first wrong one.
         issue["max_difference"] = [str(json_number(facts.max_abs_error))]

@@ -88,3 +88,21 @@ def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
     outcome = judge(rig, ROPE, f"{ROTATED}.clamp(-10, 10)")
     assert outcome.category is Category.WRONG_VALUES
     assert outcome.facts.kind != "given"
+
+
+@pytest.mark.parametrize(
+    ("forward", "close"),
+    [
+        ("x: x * 1.2e-6", True),
+        ("x: (setattr(self, 'n', getattr(self, 'n', 0) + 1), x * 1.2e-6 + (self.n > 2))[1]", False),
+    ],
+    ids=["close", "close-at-first"],
+)
+def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close: bool) -> None:
+    """The first input, which is asked for twice, fails one verdict; the next may fail the other."""
+    outcome = judge(rig, problem("x: x * 1e-6", "return [torch.randn(8, 8)]"), forward)
+    assert outcome.category is Category.WRONG_VALUES
+    assert outcome.facts.kernelbench_correct is True
+    told = outcome.evidence.comparison
+    assert told is not None
+    assert (told.strict_correct, told.kernelbench_correct) == (False, close)

@@ -13,15 +13,16 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Policy, Request
-from kqueue.evidence import Facts
+from kqueue.evidence import ErrorFigures, Facts
 from workers.judge.channel.activities import Activity, NotRecorded
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
@@ -46,7 +47,7 @@ from workers.judge.trial import (
     timing,
     tools,
 )
-from workers.judge.trial.cases import Case
+from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.exchange import Candidate, Exchange
 from workers.judge.trial.processes import Processes
 from workers.judge.trial.reference import Reference
@@ -115,6 +116,8 @@ class _Evaluation:
         timed_on_gpu = place.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
         self._tested = False
+        #: The figures of all calls that were compared.
+        self._compared: list[dict[str, Any]] = []
 
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
@@ -123,6 +126,7 @@ class _Evaluation:
                 outcome = self._judge()
         except EvaluationEnded as ended:
             outcome = ended.outcome
+            self._note(ended)
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
             with self._steps.backstop(Phase.CLEANUP):
@@ -132,7 +136,15 @@ class _Evaluation:
                 message=f"the judge's own work on the GPU failed: {type(error).__name__}: {error}",
                 facts=Facts(cuda_code=getattr(error, "error_code", None)),
             )
+        if self._compared:
+            self._evidence["comparison"] = compare.merge_errors(self._compared)
         return self._clean_up(outcome)
+
+    def _note(self, ended: EvaluationEnded) -> None:
+        """Keep the figures of a wrong answer."""
+        facts = ended.outcome.facts
+        if facts.strict_correct is not None:
+            self._compared.append({name: getattr(facts, name) for name in ErrorFigures.model_fields})
 
     def _memory_hog(self) -> Outcome | None:
         """Return the outcome of a kernel that holds more of the GPU's memory than it was given; None if none does."""
@@ -307,9 +319,15 @@ class _Evaluation:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
             candidate.prepare_calls(cases[0])
-            figures = [self._check_case(candidate, case) for case in cases]
-            for _ in range(later):
-                figures.append(self._check_case(candidate, self._answered()))
+            every = chain(cases, (self._answered() for _ in range(later)))
+            try:
+                for case in every:
+                    self._compared.append(self._check_case(candidate, case))
+            except EvaluationEnded as ended:
+                if ended.outcome.category in _ABOUT_VALUES:
+                    self._note(ended)
+                    self._compare_rest(candidate, every)
+                raise
             try:
                 with self._confirming(cases[0]):
                     candidate.run(cases[0])
@@ -317,9 +335,27 @@ class _Evaluation:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
             "checks": len(cases) + later,
-            "comparison": compare.merge_errors(figures),
             "reference_is_constant": self._reference.is_constant,
         }
+
+    def _compare_rest(self, candidate: Candidate, cases: Iterable[Case]) -> None:
+        """Go on with the problem's own inputs until a kernel that has failed one verdict has failed both."""
+        with contextlib.suppress(EvaluationEnded):  # the reference's failure changes nothing any more
+            for case in cases:
+                known = compare.merge_errors(self._compared)
+                if not (known["strict_correct"] or known["kernelbench_correct"]):
+                    return
+                if case.kind == GIVEN:
+                    self._compare_one(candidate, case)
+
+    def _compare_one(self, candidate: Candidate, case: Case) -> None:
+        """Compare one more answer of a wrong kernel. If there is none it is right by neither verdict."""
+        try:
+            self._compared.append(candidate.run(case))
+        except EvaluationEnded as ended:
+            self._note(ended)
+            if ended.outcome.category not in _ABOUT_VALUES:
+                self._compared.append({"strict_correct": False, "kernelbench_correct": False})
 
     def _answered(self) -> Case:
         """One more case with its answer."""
