@@ -208,8 +208,8 @@ class Settings(_Model):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Seed that is set before both constructors, so that the weights agree. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
-    """None takes the tolerance of the output's dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for
-    the two fp8, equality for the rest."""
+    """None takes the problem's own. Where it gives none, that of the output's dtype: 1e-4 for fp32 and wider, 1e-2 for
+    fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """The comparison that decides if values are right."""
     policies: Policies = Policies()

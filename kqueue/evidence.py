@@ -157,6 +157,17 @@ class ErrorFigures(Part):
     """The verdict of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
 
 
+class GivenTolerance(Part):
+    """A tolerance in the place of the dtype's: ``|out - ref| <= atol + rtol * |ref|`` for every value."""
+
+    atol: float
+    """Absolute part."""
+    rtol: float
+    """Relative part."""
+    by: Literal["settings", "problem"]
+    """Who gave it: the evaluation's settings, or the problem."""
+
+
 class WrongPlace(Part):
     """One wrong value of an output."""
 
@@ -486,6 +497,8 @@ class Evidence(Part):
     comparison: ErrorFigures | None = _ABSENT
     """Error of the outputs over all input sets that were compared, and both verdicts on it. A wrong kernel has both
     too. None where no output was compared."""
+    tolerance: GivenTolerance | None = _ABSENT
+    """The tolerance that the settings or the problem gave. None where the dtype's counts."""
     reference_is_constant: bool | None = _ABSENT
     """True if the reference gives the same answer to all inputs."""
     verified_calls: int | None = _ABSENT

@@ -17,6 +17,8 @@ from workers.judge.trial import compare
 from workers.judge.trial.cases import Case
 from workers.judge.trial.compare import check_form, check_values, merge_errors, tolerance_for
 
+TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
+
 
 def verdict(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance | None = None) -> EvaluationEnded | None:
     """What comparing one output raises, if anything."""
@@ -42,6 +44,17 @@ def test_an_evaluation_s_own_tolerance_holds_for_floats_only() -> None:
     ended = verdict(torch.tensor([9]), torch.tensor([8]), wide)
     assert ended is not None
     assert ended.outcome.category is Category.WRONG_VALUES
+
+
+def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
+    """It counts where the settings give none, beside the comparison of all values together."""
+    wide = Tolerance(atol=1.0, rtol=0.1)
+    ref = torch.linspace(-0.5, 0.5, 100)
+    case = Case(0, [], [ref], tolerance=wide)
+    assert check_values([ref * 1.09], case, Settings())["kernelbench_correct"] is False
+    for out, settings in ((ref * 1.2, Settings()), (ref * 0, Settings()), (ref * 1.09, Settings(tolerance=TIGHT))):
+        with pytest.raises(EvaluationEnded, match="wrong_values"):
+            check_values([out], case, settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])

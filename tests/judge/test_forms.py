@@ -106,3 +106,12 @@ def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close:
     told = outcome.evidence.comparison
     assert told is not None
     assert (told.strict_correct, told.kernelbench_correct) == (False, close)
+
+
+def test_a_problem_s_own_tolerance_is_heeded_and_told(rig: Rig) -> None:
+    """Where the settings give none."""
+    source = problem("x: x + 0", "return [torch.randn(8, 8)]") + "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0.1}"
+    outcome = judge(rig, source, "x: x * 1.05")
+    assert outcome.category is Category.PASSED, outcome.message
+    assert outcome.evidence.tolerance is not None
+    assert (outcome.evidence.tolerance.rtol, outcome.evidence.tolerance.by) == (0.1, "problem")

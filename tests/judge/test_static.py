@@ -282,6 +282,41 @@ def test_a_source_is_what_python_takes_it_for() -> None:
             check(f"# coding: nothing\n{text}")
 
 
+@pytest.mark.parametrize(
+    ("lines", "read"),
+    [
+        ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
+        ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
+        ("tolerance = 1  # not OUTPUT_TOLERANCE", None),
+        ("def f():\n    OUTPUT_TOLERANCE = 1", None),
+    ],
+)
+def test_a_problem_may_give_its_tolerance(lines: str, read: tuple[float, float] | None) -> None:
+    """It is read and not run."""
+    found = static.tolerance(lines)
+    assert (found and (found.atol, found.rtol)) == read
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "OUTPUT_TOLERANCE = {'atol': 2, 'rtol': 0}",
+        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0.5}",
+        "OUTPUT_TOLERANCE = {'atol': -1, 'rtol': 0}",
+        "OUTPUT_TOLERANCE = {'atol': 1e-3}",
+        "OUTPUT_TOLERANCE = 1e-3",
+        "OUTPUT_TOLERANCE = dict(atol=0, rtol=0)",
+        "OUTPUT_TOLERANCE: dict",
+        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE = {'atol': 1, 'rtol': 0}",
+        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE |= {'atol': 1}",
+    ],
+)
+def test_a_tolerance_that_cannot_be_read_is_the_problem_s_fault(lines: str) -> None:
+    """Nor may it make everything right."""
+    with pytest.raises(EvaluationEnded, match="invalid_problem"):
+        static.tolerance(lines)
+
+
 def test_findings_are_few_and_the_worst_come_first() -> None:
     """A thousand hits of one rule are three, and a cheat is not crowded out."""
     found = find("import torch, sys\n" + "sys._getframe()\n" * 500 + "torch.cuda.Event = 1\n" * 500)

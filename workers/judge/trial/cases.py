@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from kqueue.contract import Precision
+from kqueue.contract import Precision, Tolerance
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -32,6 +32,7 @@ class Case:
         exact: the same from the reference in float64, where that could be had.
         kind: ``given``, from the problem's own ``get_inputs()``, or the name of a variant of such inputs.
         drawn: the seed that the inputs were drawn under; 0 for variants.
+        tolerance: the problem's own; None where it gives none.
     """
 
     seed: int
@@ -40,6 +41,7 @@ class Case:
     exact: list[torch.Tensor] | None = None
     kind: str = GIVEN
     drawn: int = 0
+    tolerance: Tolerance | None = None
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ every output tensor:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -75,12 +75,12 @@ _CHUNK: Final = 1 << 24
 _SAMPLE: Final = 1 << 21
 
 
-def tolerance_for(dtype: torch.dtype, settings: Settings) -> Tolerance:
-    """Return the tolerance for each value of an output of ``dtype``."""
+def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> Tolerance:
+    """Return the tolerance for each value of an output of ``dtype``; ``own`` is the problem's."""
     if dtype not in _GRADES:
         return Tolerance(atol=0.0, rtol=0.0)
     tolerance = _grade(dtype, settings).tolerance
-    return settings.tolerance or Tolerance(atol=tolerance, rtol=tolerance)
+    return settings.tolerance or own or Tolerance(atol=tolerance, rtol=tolerance)
 
 
 def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
@@ -88,8 +88,10 @@ def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
     return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
 
 
-def _grade(dtype: torch.dtype, settings: Settings) -> _Grade:
-    return _GRADES[_basis(dtype, settings)]
+def _grade(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> _Grade:
+    """Return the requirements; under a problem's tolerance all values together may be as far off as each may."""
+    grade = _GRADES[_basis(dtype, settings)]
+    return grade if own is None else replace(grade, farthest=max(grade.farthest, own.rtol))
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
@@ -237,9 +239,9 @@ class _Output:
             _flat(ref),
             _flat(case.exact[number]) if case.exact is not None and floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
-            tolerance_for(ref.dtype, settings),
+            tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
-            _grade(ref.dtype, settings) if floating and settings.tolerance is None else None,
+            _grade(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
             torch.finfo(_basis(ref.dtype, settings)).eps if floating else 0.0,
             _Figures(*[0.0] * 12),
         )
@@ -375,7 +377,7 @@ class _Output:
         error = (out - truth).abs()
         allowed = 0.0
         if float(_norm(error[peers])) <= _CANCELLED * float(_norm(size[peers])):
-            allowed = self.tolerance.atol * float(size.mean())
+            allowed = self.grade.tolerance * float(size.mean())
         if self.exact is not None:
             allowed = max(allowed, _LENIENCE * float((ref - truth).abs()[peers].max()))
         return self._all_within(allowed)

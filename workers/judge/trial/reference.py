@@ -45,7 +45,7 @@ from workers.judge.channel.randomness import KINDS, set_seed
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
-from workers.judge.trial import compare
+from workers.judge.trial import compare, static
 from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
 from workers.judge.trial.exchange import Exchange, Form, await_opening
 
@@ -156,6 +156,7 @@ class Reference:
         self.left_s = settings.deadlines.reference_s
         self.case: Case | None = None
         self._source = source
+        self._tolerance = static.tolerance(source)
         self._opening = 0
         self._on_device: bool | None = None
         #: What drawing one input set took, in seconds.
@@ -256,7 +257,7 @@ class Reference:
                 with self._blaming("get_inputs()"):
                     every = self.exchange.inputs(len(kinds))
                 made += [
-                    Case(secrets.randbits(63), inputs, [], kind=kind)
+                    Case(secrets.randbits(63), inputs, [], kind=kind, tolerance=self._tolerance)
                     for kind, inputs, is_there in zip(kinds, every, there, strict=False)
                     if is_there is True
                 ]
@@ -321,7 +322,10 @@ class Reference:
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
         with self._blaming("get_inputs()"):
             every = self.exchange.inputs(len(seeds))
-        return [Case(secrets.randbits(63), inputs, [], drawn=seed) for seed, inputs in zip(seeds, every, strict=True)]
+        return [
+            Case(secrets.randbits(63), inputs, [], drawn=seed, tolerance=self._tolerance)
+            for seed, inputs in zip(seeds, every, strict=True)
+        ]
 
     def _bind(self) -> None:
         """Share inputs of the form that is known now, as many sets as are drawn at once from now on."""

@@ -21,11 +21,16 @@ from typing import Any, Final
 import kernelguard
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy
+from kqueue.contract import Backend, Phase, Policy, Tolerance
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules
 from workers.judge.trial.rules import ENTRY
 
+#: The name under which a problem gives its own tolerance, and the most that it may be. The comparison of all values
+#: together, which the second bounds, still tells an answer from none.
+_TOLERANCE: Final = "OUTPUT_TOLERANCE"
+_MOST_ATOL: Final = 1.0
+_MOST_RTOL: Final = 0.3
 #: Most findings of one rule, and in total.
 _OF_ONE_RULE: Final = 3
 _FINDINGS: Final = 40
@@ -95,6 +100,35 @@ def check_problem(source: str) -> None:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
         ) from None
+
+
+def tolerance(source: str) -> Tolerance | None:
+    """Return the tolerance that a problem gives for its outputs, read from its text; None where it gives none.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``: it is no such literal, or so wide that anything would be right.
+    """
+    if _TOLERANCE not in source:
+        return None
+    given: list[ast.expr | None] = []
+    for node in ast.parse(source.encode()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == _TOLERANCE for target in targets):
+            given.append(getattr(node, "value", None))
+    if not given:
+        return None
+    try:
+        [value] = given
+        read = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
+        if read.atol <= _MOST_ATOL and read.rtol <= _MOST_RTOL:
+            return read
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        pass
+    form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
+    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
+    raise EvaluationEnded(
+        Category.INVALID_PROBLEM, f"a problem gives its tolerance once, as {form}, {most}", Phase.REFERENCE
+    )
 
 
 def check(source: str) -> None:
