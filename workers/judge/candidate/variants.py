@@ -15,25 +15,28 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.randomness import KINDS
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
 
-#: torch's operators that draw from an interval, whose ends are meant; and from any continuous distribution.
-_UNIFORM: Final = frozenset({"aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_"})
-_CONTINUOUS: Final = _UNIFORM | frozenset(
+#: torch's functions that draw from an interval, whose ends are meant; and from any continuous distribution.
+_UNIFORM: Final[frozenset[Any]] = frozenset(
+    {torch.rand, torch.rand_like, torch.Tensor.uniform_, torch.nn.init.uniform_, torch.nn.init.kaiming_uniform_}
+)
+_CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
     {
-        "aten::randn",
-        "aten::randn_like",
-        "aten::normal",
-        "aten::normal_",
-        "aten::normal_functional",
-        "aten::exponential_",
-        "aten::log_normal_",
-        "aten::cauchy_",
+        torch.randn,
+        torch.randn_like,
+        torch.normal,
+        torch.Tensor.normal_,
+        torch.Tensor.exponential_,
+        torch.Tensor.log_normal_,
+        torch.Tensor.cauchy_,
+        torch.nn.init.normal_,
+        torch.nn.init.kaiming_normal_,
     }
 )
 #: The most draws of one call that are looked at one by one.
@@ -112,7 +115,7 @@ class Variants:
         return made if mode.changed else None
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(TorchFunctionMode):
     """Sees each draw of continuous random numbers meanwhile, and may change it.
 
     Attributes:
@@ -127,21 +130,17 @@ class _Draws(TorchDispatchMode):
         self.shown: list[torch.Tensor] = []
         self.changed = False
 
-    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
-        """Run an operator of torch; it has the signature of ``__torch_dispatch__``."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch."""
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket._qualified_op_name
-        if name in _CONTINUOUS and out.is_floating_point():
-            new = self._change(len(self.shown), out, name in _UNIFORM) if self._change is not None else None
-            self.shown.append(out.reshape(-1)[:_SHOWN].clone())
-            if new is not None:
-                out.copy_(new)
-                self.changed = True
+        if func in _CONTINUOUS and out.is_floating_point():
+            new = self._change(len(self.shown), out, func in _UNIFORM) if self._change is not None else None
+            with torch.no_grad():
+                self.shown.append(out.reshape(-1)[:_SHOWN].clone())
+                if new is not None:
+                    out.copy_(new)
+                    self.changed = True
         return out
-
-
-# Given to the class when that is made, it would be wrapped to keep torch's compiler away, whose import takes seconds.
-_Draws.__torch_dispatch__ = _Draws.see
 
 
 # What is made of a draw --------------------------------------------------------------------------------
