@@ -118,6 +118,8 @@ class Variants:
 class _Draws(TorchFunctionMode):
     """Sees each draw of continuous random numbers meanwhile, and may change it.
 
+    A mode below torch's functions would see more, and import torch's compiler, which takes seconds.
+
     Attributes:
         shown: the first values of each draw, as they were drawn.
         changed: True if a draw was changed.
