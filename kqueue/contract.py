@@ -148,7 +148,7 @@ class Limits(_Model):
     """The resources that a candidate may use."""
 
     host_memory_bytes: Annotated[int, Field(ge=256 << 20, le=_MOST_BYTES)] = 16 * GIB
-    """Resident memory of the candidate's whole process tree."""
+    """Resident memory of the candidate's whole process tree. At most half of the host's memory counts."""
     output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES, le=_MOST_BYTES)] = 8 << 20
     """Output to stdout and stderr together. One failed assertion on a GPU writes 1 MiB."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512

@@ -22,10 +22,11 @@ from workers.judge.trial.cases import DTYPES
 from workers.judge.trial.exchange import Candidate, Exchange, await_opening
 from workers.judge.trial.reference import Reference
 
-#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there. And
-#: the most of the host's: it must be ended before the kernel runs out of memory, which would look like others' doing.
+#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there.
 _REFERENCE_HOST: Final = 4
-_REFERENCE_SHARE: Final = 0.5
+#: The most of the host's memory that one process may take. It must be ended before Linux runs out of memory, which
+#: would look like others' doing.
+_HOST_SHARE: Final = 0.5
 #: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
 _KEPT_S: Final = 10.0
 #: The share of a GPU's memory that all its slots' candidates may take together.
@@ -200,14 +201,14 @@ class Processes:
         limits, uid = self._settings.limits, self._place.uid
         host_memory_bytes = limits.host_memory_bytes
         if role in (Role.REFERENCE, Role.COMPILED):
-            host_memory_bytes = min(_REFERENCE_HOST * host_memory_bytes, int(_REFERENCE_SHARE * linux.physical_bytes()))
+            host_memory_bytes *= _REFERENCE_HOST
         return Profile(
             role=role,
             uid=uid + uid_offset if uid is not None else None,
             scratch=str(self._place.scratch / uuid4().hex),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
-            host_memory_bytes=host_memory_bytes,
+            host_memory_bytes=min(host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes())),
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
             built=built,
