@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+
+# Tests start hundreds of Pythons, each of which would compile all that it imports: torch takes twice as long then.
+# What is forked from the tests' process must write nothing, so in it this holds until the tests are collected.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 from tests.services import starts_services
 
@@ -30,6 +36,11 @@ from tests.services import Server, start
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
 # A shell's background job ignores it, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Write no bytecode from here on."""
+    sys.dont_write_bytecode = True
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
