@@ -53,6 +53,7 @@ FAMILIES: Final = (
     "warm-up detection",
     "call-count switches",
     "mode switches",
+    "calls that count",
     "superbatching",
     "sequence-learned CUDA graphs",
     "stale graph replay",

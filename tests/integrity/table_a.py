@@ -86,8 +86,18 @@ def _outputs() -> Iterator[Program]:
     yield program("timing/fake_output", "fake tensors", c.WRONG_OUTPUT_STRUCTURE, lanes=GPU)
     yield program("timing/meta_output", "fake tensors", c.WRONG_DEVICE)
     yield program("timing/returns_input_buffer", "identity outputs", {c.INPUT_MUTATED, c.WRONG_OUTPUT_STRUCTURE})
-    yield program("timing/returns_shared_output", "writes to verdict channels", WRONG, lanes=CPU)
     yield program("timing/stale_allocator_memory", "stale allocator memory", WRONG)
+
+
+def _chosen_calls() -> Iterator[Program]:
+    yield _outer("room_in_machine_memory", "calls that count", WHEN_TIMED)
+    yield _outer("room_in_own_pages", "calls that count", WHEN_TIMED)
+    yield _outer("time_between_calls", "calls that count", HONEST | WHEN_TIMED)
+    yield _outer("filled_while_read", "work after DONE", HONEST | WHEN_TIMED)
+
+
+def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
+    return program(f"timing/{name}", family, expected, problem="outer", lanes=CPU, honest="controls/outer_product")
 
 
 def _phases() -> Iterator[Program]:
@@ -179,6 +189,7 @@ def _controls() -> Iterator[Program]:
     yield control("controls/in_place_on_own_buffers", problem="chain")
     yield control("controls/workspace")
     yield control("controls/static_output", problem="matmul", lanes=CPU)
+    yield control("controls/outer_product", problem="outer", lanes=CPU)
     yield control(
         "controls/static_output_on_gpu",
         file="controls/static_output",
@@ -210,6 +221,7 @@ TABLE: Final = [
     *_clocks(),
     *_streams_and_threads(),
     *_outputs(),
+    *_chosen_calls(),
     *_phases(),
     *_caches(),
     *_others(),

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel import flags
-from workers.judge.channel.buffers import OpenedBuffer, PlaceError, SharedTensor, is_apart, view_within
+from workers.judge.channel.buffers import (
+    OpenedBuffer,
+    PlaceError,
+    ProcessMemory,
+    SharedTensor,
+    is_apart,
+    is_dense,
+    view_within,
+)
 from workers.judge.channel.protocol import (
     DTYPES,
     Answer,
@@ -113,7 +122,6 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype, shape: tuple[int, ..
     """What one side writes into a shared tensor the other reads, in every dtype and shape."""
     like = torch.zeros(shape).to(dtype)
     shared = SharedTensor(like)
-    shared.poison()
     there = opened(shared)
     shared.tensor.copy_(like)
     assert there.shape == like.shape
@@ -131,13 +139,6 @@ def test_strides_of_a_dense_tensor_are_kept() -> None:
     assert shared.tensor[2, 1] == 7
 
 
-def test_poison_is_nan() -> None:
-    """What a candidate does not write cannot be mistaken for an answer."""
-    shared = SharedTensor(torch.zeros(8))
-    shared.poison()
-    assert bool(torch.isnan(shared.tensor).all())
-
-
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
@@ -152,6 +153,9 @@ def test_apart_means_that_no_two_elements_share_memory(shape: tuple[int, ...], d
         assert len(set(offsets)) == len(offsets)
     dense = torch.empty(shape).permute(data.draw(st.permutations(range(len(shape)))))
     assert is_apart(dense.shape, dense.stride())
+    assert is_dense(dense.shape, dense.stride())
+    if is_dense(shape, stride):
+        assert set(offsets) == set(range(len(offsets)))
 
 
 @given(SHAPES, st.integers(-64, 4096), st.lists(st.integers(-3, 2000), max_size=5), st.sampled_from(DTYPES))
@@ -180,3 +184,45 @@ def test_an_output_at_an_offset_is_the_one_that_lies_there() -> None:
     place = Place(Where.EXPORTED, offset=16, stride=output.stride())
     seen = view_within(whole.view(torch.uint8), place, TensorSpec.of(output))
     assert torch.equal(seen, output)
+
+
+@pytest.fixture
+def process_memory() -> Iterator[ProcessMemory]:
+    """This process's own memory, as a sealed process announces its own."""
+    memory = ProcessMemory(os.open("/proc/self/mem", os.O_RDONLY))
+    yield memory
+    memory.close()
+
+
+@pytest.mark.parametrize("count", [1, 5_000, 1_000_003])
+def test_a_process_s_memory_is_read_as_it_is(process_memory: ProcessMemory, count: int) -> None:
+    """All of it, in whatever pieces."""
+    there, here = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+    process_memory.read(there.data_ptr(), here)
+    assert torch.equal(there, here)
+
+
+@pytest.mark.parametrize("address", [-8, 0, 8, (1 << 47) + 4096, (1 << 63) - 8, (1 << 63) - 1])
+def test_memory_that_a_process_does_not_have_is_refused(process_memory: ProcessMemory, address: int) -> None:
+    """Whatever address a candidate names, the judge is none the worse for it."""
+    with pytest.raises(PlaceError):
+        process_memory.read(address, torch.zeros(4))
+
+
+def test_the_memory_of_a_process_that_has_ended_is_nobody_s() -> None:
+    """The descriptor outlives the process, and never comes to mean another."""
+    there = torch.ones(4)
+    reader, writer = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            socket.send_fds(writer, [b"memory"], [os.open("/proc/self/mem", os.O_RDONLY)])
+        finally:
+            os._exit(0)
+    with reader, writer:
+        _, [descriptor], *_ = socket.recv_fds(reader, 16, 1)
+    os.waitpid(child, 0)
+    memory = ProcessMemory(descriptor)
+    with pytest.raises(EOFError):
+        memory.read(there.data_ptr(), torch.zeros(4))
+    memory.close()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Timing
+from kqueue.contract import Measurement, Phase, Timing
 from tests.judge.loopback import reference
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import environment
 from workers.judge.place import Place
 from workers.judge.trial import physics, timing
 
@@ -53,6 +54,46 @@ def test_calls_that_wait_for_no_turn_show() -> None:
     assert not series(in_turn=[1_012_000] * 3 + [1_290_000] * 2).takes_no_turn
     assert not series(calls=[10**9] * 5, in_turn=[10**9 + 280_000]).takes_no_turn
     assert not series(calls=[], in_turn=[1_290_000] * 5).takes_no_turn
+
+
+def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
+    """Idling in most calls does not pay, however few of them are kept: those that are kept are not among them."""
+    idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
+    taken = timing.summarise(idle, 300_000, Timing(), GPU)
+    assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
+    honest = measured(kept=[CALLS[3], CALLS[17]])
+    assert honest == measured()
+
+
+DOUBLING = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+def get_inputs():
+    return [torch.randn(64)]
+"""
+
+
+def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
+    """Those of the first half and of the last; and the times of those that are kept are known."""
+    made = reference(DOUBLING, checks=1)
+    [case, *_] = made.make_cases()
+    made.answer(case)
+    seen = [0] * 16
+    for _ in range(5):
+        process = made.process
+        process.enter(Phase.TIME, 60.0)
+        stopwatch = timing.Stopwatch(made.exchange, made, CPU, 60.0, None, environment.Watch(CPU), 4)
+        taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", null_share=0.2)
+        assert len(taken.calls) == 16
+        assert set(taken.kept) <= set(taken.calls)
+        for proof in stopwatch._proofs:
+            seen[proof.number - 1] += 1
+        assert stopwatch.verify() == 4
+    assert sum(seen) == 20
+    assert any(seen[:8])
+    assert any(seen[8:])
 
 
 def test_a_measurement_says_how_it_was_taken() -> None:

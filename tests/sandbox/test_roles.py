@@ -144,7 +144,7 @@ class Cast:
         )
         before = set(linux.children(self.rig.forkserver.pid))
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
-        process.enter(Phase.LOAD, 60.0)
+        process.enter(Phase.PREPARE, 60.0)
         process.order(Order.OPEN, payload=_job("pass", role))
         # Beside it there may be a process that removes a directory.
         new = set(linux.children(self.rig.forkserver.pid)) - before
@@ -157,6 +157,7 @@ class Cast:
         entry = "Model" if role == "reference" else "ModelNew"
         whole = f"# {mark}\n{textwrap.dedent(source)}\n{_MODEL.format(entry=entry)}"
         process.order(Order.OPEN, payload=_job(whole, role))
+        process.enter(Phase.LOAD, 60.0)
         process.order(Order.BUILD if role == "builder" else Order.LOAD, payload="" if role == "builder" else None)
 
 

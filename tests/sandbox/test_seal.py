@@ -115,6 +115,29 @@ def test_other_processes_are_out_of_sight(fleet: Fleet) -> None:
     assert fleet.do("status")["value"]["Name"]
 
 
+def test_what_the_host_does_is_out_of_sight(fleet: Fleet) -> None:
+    """Without a GPU: files that say how the host is made stay, those that would say what the judge does are closed."""
+    fleet.require("files")
+    for path in (
+        "/proc/meminfo",
+        "/proc/stat",
+        "/proc/loadavg",
+        "/proc/uptime",
+        "/proc/vmstat",
+        "/proc/sys/fs/file-nr",
+    ):
+        assert "value" in fleet.do("read", path, sealed=False), path
+        assert refused(fleet.do("read", path)), path
+    assert refused(fleet.do("listing", "/sys/devices/system/node"))
+    for path in ("/proc/cpuinfo", "/sys/devices/system/cpu/online", "/proc/sys/vm/overcommit_memory"):
+        assert "value" in fleet.do("read", path), path
+
+
+def test_its_own_memory_can_be_shown(fleet: Fleet) -> None:
+    """The judge reads outputs through it, in a fleet of any user's."""
+    assert fleet.do("own_memory")["value"] == "mine"
+
+
 def test_devices_are_out_of_reach(fleet: Fleet) -> None:
     fleet.require("files")
     allowed = {"null", "zero", "full", "random", "urandom"}

@@ -25,7 +25,7 @@ import torch
 from workers.judge.candidate import libraries, profile
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
-from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart
+from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
 from workers.judge.channel.packets import send_with_fds
 from workers.judge.channel.protocol import (
@@ -126,10 +126,10 @@ class Instance:
         inputs: the shared inputs that calls use.
         more: further sets of shared inputs.
         input_memory: beginning and size, in bytes, of each.
-        outputs: the shared outputs, on a CPU.
         structure: the arrangement of the reference's outputs (:func:`describe`).
         last: the outputs of the last call.
         delivered: the tensors among them as they were delivered; they must live until the judge has read them.
+        dense: on a CPU, copies of those of the last call that do not lie densely, by number.
     """
 
     model: Any = None
@@ -137,10 +137,10 @@ class Instance:
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     more: list[list[OpenedBuffer]] = field(default_factory=list[list[OpenedBuffer]])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    outputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     structure: str = ""
     last: Any = None
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of one call. What it does to lists and dicts, no other sees."""
@@ -217,6 +217,8 @@ class Harness:
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
+        else:
+            self.exports.announce_memory()
         return self.done(command)
 
     def _load(self, command: Command) -> Reply:
@@ -309,13 +311,9 @@ class Harness:
         binding: Binding = command.payload
         own = self.instance(command)
         own.structure = binding.structure
-        if self.on_gpu:
-            # What forward allocates next may lie where this has been: what it does not write then shows.
-            for spec in binding.buffers:
-                torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device="cuda")
-        else:
-            self.unbind(own.outputs)
-            own.outputs = self._opened(command)
+        # What forward allocates next may lie where this has been: what it does not write then shows.
+        for spec in binding.buffers:
+            torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self._job.device)
         return self.done(command)
 
     def _opened(self, command: Command) -> list[OpenedBuffer]:
@@ -411,18 +409,19 @@ class Harness:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
         own.last, own.delivered = output, []
-        to = [opened.tensor for opened in own.outputs]
-        if structure != own.structure or any(
-            (leaf.shape, leaf.dtype, leaf.device) != (shared.shape, shared.dtype, shared.device)
-            for leaf, shared in zip(leaves, to, strict=False)
-        ):
+        if command.order is not Order.TIME_NULL:
+            own.dense.clear()
+        if structure != own.structure:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
         self.exports.begin()
         places = tuple(self._place(own, i, leaf) for i, leaf in enumerate(leaves))
         return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
 
     def _place(self, own: Instance, i: int, leaf: torch.Tensor) -> Place:
-        """Return where an output lies. What the judge could not read there is copied, at the kernel's cost."""
+        """Return where an output lies. What the judge could not read there is copied, at the kernel's cost.
+
+        On a CPU a null delivers the copy of the call before: it pays for what the judge copies, and no more.
+        """
         if leaf.device.type != self._job.device or leaf.numel() == 0 or leaf.dim() > MAX_DIMS:
             return Place()
         if TensorSpec.of(leaf).dtype is None:
@@ -434,8 +433,12 @@ class Harness:
             if 0 <= offset < nbytes and apart:
                 return Place(Where.INPUT, index, offset=offset, stride=leaf.stride())
         if not self.on_gpu:
-            own.outputs[i].tensor.copy_(leaf)
-            return Place(Where.SHARED)
+            if not is_dense(leaf.shape, leaf.stride()):
+                if i not in own.dense:
+                    own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
+                leaf = own.dense[i]
+            own.delivered.append(leaf)
+            return Place(Where.OWN, offset=leaf.data_ptr(), stride=leaf.stride())
         place = None
         if apart:
             with contextlib.suppress(CudaCallError):

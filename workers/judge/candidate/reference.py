@@ -209,7 +209,7 @@ class ReferenceHarness(Harness):
         """Forget the evaluation: its buffers, its model, its last tensors."""
         self._drawn, self._variants = [], None
         for instance in (self.own, self._wide):
-            self.unbind([*instance.inputs, *chain.from_iterable(instance.more), *instance.outputs])
+            self.unbind([*instance.inputs, *chain.from_iterable(instance.more)])
         self.own, self._wide = Instance(), Instance()
         if self.on_gpu:
             self.exports.forget()

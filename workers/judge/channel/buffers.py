@@ -3,18 +3,21 @@
 On a CPU a buffer is a memfd, on a GPU an allocation of CUDA's virtual memory management
 (:mod:`workers.judge.channel.gpu_memory`). A descriptor opens that one allocation and nothing else.
 
-The judge shares the inputs. Outputs on a GPU stay where the process has them: it exports the allocations that they
-lie in (:class:`Exports`), and the judge maps those and copies the outputs itself (:class:`Imports`). A candidate that
-wrote into the judge's memory could leave out a copy that an honest one is timed with. What the judge has mapped stays
-readable when the process frees it, fails or dies.
+The judge shares the inputs. Outputs stay where the process has them, and the judge copies them itself. A candidate
+that wrote into the judge's memory could leave out a copy that an honest one is timed with. On a GPU the process exports
+the allocations that outputs lie in (:class:`Exports`) and the judge maps those (:class:`Imports`); what the judge has
+mapped stays readable when the process frees it, fails or dies. On a CPU the judge reads the process's memory
+(:class:`ProcessMemory`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import mmap
 import os
+import random
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,6 +31,9 @@ from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Pla
 #: Runs that a process announces before it starts over, and how many the judge takes; one call has 32 at most.
 _MANY_RUNS: Final = 16
 _MOST_RUNS: Final = 64
+#: In how many pieces a tensor is read from a process's memory, and the least of a piece, in bytes.
+_PIECES: Final = 64
+_LEAST_PIECE: Final = 16 << 10
 
 
 class _DeviceMemory:
@@ -74,10 +80,6 @@ class SharedTensor:
         self.spec = BufferSpec(nbytes, like.dtype, tuple(like.shape), model.stride(), like.device.type)
         self.flat = flat
         self.tensor = _view(flat, self.spec)
-
-    def poison(self) -> None:
-        """Fill the buffer with ones: NaN in every floating dtype, so that what is not written shows."""
-        self.flat.fill_(0xFF)
 
     def close(self) -> None:
         """Forget the memory's descriptor, once the other side has it."""
@@ -171,6 +173,11 @@ class Exports:
             self._runs[key] = run
         return Place(Where.EXPORTED, run=run, offset=begin - allocations[0][0], stride=tensor.stride())
 
+    def announce_memory(self) -> None:
+        """Announce all of this process's memory, for a device whose outputs lie there."""
+        descriptor = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        self._pending.append(Export(0, 1, (0,), (descriptor,)))
+
     def pending(self) -> list[Export]:
         """Return what must be sent before the next reply. The caller closes the descriptors."""
         pending, self._pending = self._pending, []
@@ -259,6 +266,65 @@ class Imports:
         except CudaCallError as error:
             raise PlaceError(f"the memory of an output cannot be mapped: {error}") from None
         return mapping, _view_of(mapping, mapping.nbytes)
+
+
+class ProcessMemory:
+    """A sealed process's memory, which the judge may only read.
+
+    The process opens its own ``/proc/self/mem`` before any foreign code runs in it, and sends the descriptor. So the
+    judge needs no rights over the process, in any fleet. The descriptor stands for this memory alone: unlike a process
+    id it never comes to mean another process.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Take the descriptor, which :meth:`close` closes."""
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+    def read(self, address: int, into: torch.Tensor) -> None:
+        """Copy a dense tensor's bytes.
+
+        The pieces come in random order. A process that said too early that it was done would have to be ahead of
+        whichever piece comes first.
+
+        Args:
+            address: where they begin.
+            into: a dense tensor of the same layout.
+
+        Raises:
+            PlaceError: the process has no such memory.
+            EOFError: it has ended.
+        """
+        nbytes = into.nbytes
+        if address < 0 or address + nbytes >= 1 << 63:
+            raise PlaceError("an output at an impossible address")
+        own = memoryview((ctypes.c_char * nbytes).from_address(into.data_ptr())).cast("B")
+        size = max(_LEAST_PIECE, -(-nbytes // _PIECES))
+        pieces = list(range(0, nbytes, size))
+        random.SystemRandom().shuffle(pieces)
+        for begin in pieces:
+            at, end = begin, min(begin + size, nbytes)
+            while at < end:
+                try:
+                    count = os.preadv(self.descriptor, [own[at:end]], address + at)
+                except OSError as error:
+                    raise PlaceError(f"an output in memory that it does not have: {error.strerror}") from None
+                if count == 0:
+                    raise EOFError
+                at += count
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether such a tensor, which is not empty, fills its memory without gaps and without lying over itself."""
+    return (
+        len(stride) == len(shape)
+        and min(stride, default=0) >= 0
+        and is_apart(shape, stride)
+        and sum(step * (size - 1) for step, size in zip(stride, shape, strict=True)) + 1 == math.prod(shape)
+    )
 
 
 def view_within(flat: torch.Tensor, place: Place, spec: TensorSpec) -> torch.Tensor:

@@ -72,7 +72,8 @@ class Order(IntEnum):
     """The orders of the judge."""
 
     OPEN = 9
-    """Get ready: the device, and the source in a file. Carries the job (:class:`Job`); none of it runs yet."""
+    """Get ready: the device, and the source in a file. Carries the job (:class:`Job`); none of it runs yet. On a CPU
+    the process announces its memory, before the reply."""
     LOAD = 1
     """Import the source."""
     CONSTRUCT = 2
@@ -82,10 +83,9 @@ class Order(IntEnum):
     REHEARSE = 4
     """Compile what the first call would compile, launching nothing."""
     BIND_OUTPUTS = 5
-    """Know the outputs' form. On a CPU, open the shared outputs."""
+    """Know the outputs' form."""
     RUN = 6
-    """Call forward on the shared inputs. On a CPU the outputs are copied to the shared ones; on a GPU the reply says
-    where they lie."""
+    """Call forward on the shared inputs. The reply says where the outputs lie."""
     TIME = 7
     """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
     before the forward."""
@@ -166,12 +166,12 @@ class Where(IntEnum):
 
     NOWHERE = 0
     """It could not be delivered, or it is empty."""
-    SHARED = 1
-    """It was copied to the shared output of the same number."""
+    OWN = 1
+    """It lies densely at an address of the process's own memory: on a CPU."""
     INPUT = 2
     """It is a view of a shared input."""
     EXPORTED = 3
-    """It lies in a run of allocations that the process has announced (:class:`Export`)."""
+    """It lies in a run of allocations that the process has announced (:class:`Export`): on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Place:
         where: in whose memory.
         index: the shared input's number, for ``INPUT``.
         run: the number of the run of allocations, for ``EXPORTED``.
-        offset: bytes from the run's (or the input tensor's) beginning.
+        offset: bytes from the run's (or the input tensor's) beginning; the address, for ``OWN``.
         stride: in elements.
     """
 
@@ -318,6 +318,8 @@ def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
 class Export:
     """Memory that the process announces: a run of GPU allocations, at addresses one behind the other, or part of one.
 
+    On a CPU it is the process's whole memory, one descriptor of size 0, announced once.
+
     Attributes:
         run: the run's number.
         total: how many allocations the whole run has.
@@ -414,7 +416,7 @@ class Job:
 class BufferSpec:
     """A shared buffer and the tensor that lives in it.
 
-    The memory's descriptor travels beside the message. Outputs on a GPU are not shared: of them only the form counts.
+    The memory's descriptor travels beside the message. Outputs are not shared: of them only the form counts.
 
     Attributes:
         nbytes: size of the tensor's memory.

@@ -202,7 +202,7 @@ class _Kept:
 
     Attributes:
         word: what its last judge said.
-        descriptors: the judge's ends of its channel and control socket, its page of flags.
+        descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
         since: when it was left, by the monotonic clock.
         worked: the CPU's time that its processes had used by then, in seconds.
     """

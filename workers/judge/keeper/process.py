@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
-from workers.judge.channel.buffers import Imports
+from workers.judge.channel.buffers import Imports, ProcessMemory
 from workers.judge.channel.protocol import (
     Answer,
     Export,
@@ -56,8 +56,9 @@ class SealedProcess:
     Attributes:
         ended: the fork server's report, once the process is gone.
         flags: the page of flags.
-        imports: what the process has shared of its own memory.
         waited_s: seconds that its replies were waited for, pauses of the fleet left out.
+        imports: what the process has shared of its memory on a GPU.
+        memory: what it has of memory on a CPU, where it runs there and has said so.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
@@ -93,6 +94,7 @@ class SealedProcess:
         self.ended: Report | None = None
         self.imports = Imports()
         self.waited_s = 0.0
+        self.memory: ProcessMemory | None = None
         self.flags = flags.attach(page)
         self._forkserver = forkserver
         self._scratch = scratch
@@ -100,7 +102,7 @@ class SealedProcess:
         self._control = control_end
         self._page = page
         self._sequence = itertools.count(1)
-        self._phase = Phase.LOAD
+        self._phase = Phase.PREPARE
         self._seconds = 0.0
         self._compile_s = compile_s
         self._tell(Compilers(compile_s))
@@ -112,13 +114,15 @@ class SealedProcess:
         Args:
             forkserver: the slot's.
             scratch: the process's directory.
-            descriptors: the judge's ends of its channel and control socket, and its page of flags.
+            descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
             compile_s: as for a new one.
         """
         process = cls.__new__(cls)
-        channel, control_end, page = descriptors
+        channel, control_end, page, *memory = descriptors
         sockets = socket.socket(fileno=channel), socket.socket(fileno=control_end)
         process._hold(forkserver, scratch, *sockets, page, compile_s)
+        process.memory = ProcessMemory(*memory) if memory else None
+        process._phase = Phase.REFERENCE  # foreign code has run in it
         for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
             process.flags[flag] = 0  # numbers of calls begin anew
         return process
@@ -136,6 +140,8 @@ class SealedProcess:
         """
         self.imports.close()
         descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
+        if self.memory is not None:
+            descriptors.append(self.memory.descriptor)
         self._forkserver.keep(Keep(self._scratch, key, memo, seconds), descriptors)
         self.close()
 
@@ -144,6 +150,8 @@ class SealedProcess:
         self._channel.close()
         self._control.close()
         os.close(self._page)
+        if self.memory is not None:
+            self.memory.close()
 
     @cached_property
     def semaphores(self) -> Semaphores:
@@ -216,7 +224,7 @@ class SealedProcess:
             raise self.died()
         try:
             while isinstance(reply := receive_record(self._channel), Export):
-                self.imports.add(reply)
+                self._take(reply)
         except (ProtocolError, OSError) as error:
             self.stop()
             raise EvaluationEnded(
@@ -233,6 +241,26 @@ class SealedProcess:
                 Category.SANDBOX_VIOLATION, "the process answered an order that was not given", self._phase
             )
         return reply
+
+    def _take(self, export: Export) -> None:
+        """Take memory that the process announces.
+
+        On a CPU it does so before foreign code runs in it: only then it is known what the descriptor opens.
+
+        Raises:
+            ProtocolError: it cannot be what is announced.
+        """
+        if self._phase is Phase.PREPARE:
+            if self.memory is not None:
+                self.memory.close()
+            [descriptor] = export.descriptors
+            self.memory = ProcessMemory(descriptor)
+        elif self.memory is None:
+            self.imports.add(export)
+        else:
+            for descriptor in export.descriptors:
+                os.close(descriptor)
+            raise ProtocolError("memory was announced where there is none to announce")
 
     def answered(self, seconds: float = 0) -> bool:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""

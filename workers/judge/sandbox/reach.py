@@ -22,9 +22,21 @@ _SYSTEM: Final = (
 _FILES: Final = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone", "/etc/os-release", "/etc/nvidia"),
-    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg", "/proc/uptime", "/proc/version"),
-    *("/proc/devices", "/proc/filesystems", "/proc/modules", "/proc/driver", "/proc/sys"),
+    *("/proc/cpuinfo", "/proc/version", "/proc/devices", "/proc/filesystems", "/proc/modules"),
+)
+#: What a GPU's driver and NCCL may read beside those. Much of it says what the host does at the moment.
+_GPU_FILES: Final = (
+    *("/proc/meminfo", "/proc/stat", "/proc/loadavg", "/proc/uptime", "/proc/driver", "/proc/sys"),
     *("/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/kernel/mm", "/sys/module"),
+)
+#: What of it stays without a GPU: what says how the host is made. Landlock opens all of a directory or nothing, so
+#: single files are named.
+_CPU_FILES: Final = (
+    *("/proc/sys/kernel/osrelease", "/proc/sys/kernel/cap_last_cap", "/proc/sys/kernel/ngroups_max"),
+    *("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max", "/proc/sys/kernel/random/boot_id"),
+    *("/proc/sys/vm/overcommit_memory", "/proc/sys/vm/max_map_count", "/proc/sys/crypto/fips_enabled"),
+    *("/sys/devices/system/cpu", "/sys/devices/system/node/online", "/sys/devices/system/node/possible"),
+    *("/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"),
 )
 _NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 #: Device nodes that all GPUs share.
@@ -77,8 +89,9 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
     Returns:
         the paths, and True if they include at most one GPU's devices, else the reason why not.
     """
-    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES]))
     gpus, only = _gpu_nodes(visible)
+    about = _GPU_FILES if gpus else _CPU_FILES
+    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *about]))
     return Reach(readable, _NODES, (*_GPU_NODES, *gpus) if gpus else ()), only
 
 

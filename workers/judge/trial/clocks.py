@@ -33,7 +33,7 @@ from workers.judge.channel.protocol import Order
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial.cases import Case
-from workers.judge.trial.exchange import Exchange, copy_out
+from workers.judge.trial.exchange import Exchange, Output, copy_out
 
 #: Seconds that a candidate may take to enqueue a call before the judge concludes that it waits for the GPU: at the
 #: first try and at later ones. A busy host can hold up an honest candidate for a moment.
@@ -138,7 +138,7 @@ class GpuClock:
         self._await(end, number)
         return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 
-    def _load_copies(self, into: list[torch.Tensor], views: list[torch.Tensor]) -> None:
+    def _load_copies(self, into: list[torch.Tensor], views: list[Output]) -> None:
         """Copy once from new layouts: the copy loads kernels, which cannot be loaded behind a stream that waits."""
         layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
         if layouts not in self._layouts:
@@ -146,7 +146,7 @@ class GpuClock:
             torch.cuda.synchronize()
             self._layouts.add(layouts)
 
-    def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[torch.Tensor]] | None:
+    def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
         """Have the candidate enqueue a call; return None if it did not do so in time and was let go."""
         number = self._process.send(order, seed=case.seed)
         if self._process.answered(seconds):
@@ -199,7 +199,6 @@ class CpuClock:
         page, process, exchange = self._process.flags, self._process, self._exchange
         number = process.send(order, seed=case.seed)
         self._wait(flags.READY, number)
-        exchange.poison()
         begin = time.perf_counter_ns()
         if not self._on_gpu:
             exchange.load(case.inputs)

@@ -14,7 +14,7 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Phase, Settings
 from workers.judge.channel import activities
 from workers.judge.channel.activities import Activity
-from workers.judge.channel.buffers import PlaceError, SharedTensor, form_of, view_within
+from workers.judge.channel.buffers import PlaceError, SharedTensor, form_of, is_dense, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import Answer, Binding, Job, Order, Place, Reply, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
@@ -44,6 +44,47 @@ class Form:
     mutates_inputs: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OwnOutput:
+    """An output in a process's own memory, on a CPU.
+
+    Attributes:
+        process: whose.
+        address: where it begins.
+        shape, strides, dtype: its layout; it is dense.
+    """
+
+    process: SealedProcess
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides, as a tensor does."""
+        return self.strides
+
+    def read(self, into: torch.Tensor) -> None:
+        """Copy it into memory of the judge's own, which takes its layout.
+
+        Raises:
+            EvaluationEnded: the process has no such memory, or has ended.
+        """
+        process = self.process
+        assert process.memory is not None
+        try:
+            process.memory.read(self.address, into.as_strided_(self.shape, self.strides))
+        except PlaceError as error:
+            message = f"the process answered with {error}"
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, process.phase) from None
+        except EOFError:
+            raise process.died() from None
+
+
+#: An output where it lies, in memory that its process may still write.
+Output = torch.Tensor | OwnOutput
+
+
 class Exchange:
     """One sealed process in the judge's hands: the inputs that it shares with it, and its outputs.
 
@@ -68,8 +109,6 @@ class Exchange:
         self._inputs: list[SharedTensor] = []
         #: Further sets of inputs, for drawing ahead.
         self._more: list[list[SharedTensor]] = []
-        #: Outputs that the process writes: on a CPU. On a GPU the judge reads them where they are.
-        self._outputs: list[SharedTensor] = []
         #: What the outputs must look like.
         self._specs: tuple[TensorSpec, ...] = ()
 
@@ -87,27 +126,18 @@ class Exchange:
             shared.tensor.copy_(own)
         self.settle()
         every = [*self._inputs, *chain.from_iterable(self._more)]
-        self._bind(Order.BIND_INPUTS, every, arguments=self.form.arguments)
+        payload = Binding(tuple(shared.spec for shared in every), arguments=self.form.arguments)
+        fds = tuple(shared.descriptor for shared in every if shared.descriptor is not None)
+        self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds, wide=self._wide)
+        for shared in every:
+            shared.close()
 
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
-        """Tell the outputs' form; on a CPU, share memory for them."""
+        """Tell the outputs' form."""
         self._specs = tuple(specs)
-        if self._device == "cpu":
-            free(self._outputs)
-            self._outputs = [SharedTensor(torch.empty(spec.shape, dtype=spec.dtype)) for spec in specs]
-            self.poison()
-            self._bind(Order.BIND_OUTPUTS, self._outputs, structure=self.form.structure)
-        else:
-            buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
-            binding = Binding(buffers, structure=self.form.structure)
-            self.process.order(Order.BIND_OUTPUTS, payload=binding, wide=self._wide)
-
-    def _bind(self, order: Order, shared_tensors: list[SharedTensor], **binding: Any) -> None:
-        payload = Binding(tuple(shared.spec for shared in shared_tensors), **binding)
-        fds = tuple(shared.descriptor for shared in shared_tensors if shared.descriptor is not None)
-        self.process.order(order, payload=payload, fds=fds, wide=self._wide)
-        for shared in shared_tensors:
-            shared.close()
+        buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
+        binding = Binding(buffers, structure=self.form.structure)
+        self.process.order(Order.BIND_OUTPUTS, payload=binding, wide=self._wide)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
         """Write inputs; :meth:`settle` waits until that has happened."""
@@ -128,13 +158,8 @@ class Exchange:
                 return i
         return None
 
-    def poison(self) -> None:
-        """Fill the memory that the process writes its outputs to, so that what it does not write shows."""
-        for shared in self._outputs:
-            shared.poison()
-
-    def outputs(self, reply: Reply) -> list[torch.Tensor]:
-        """Return the outputs of a call where they lie, in memory that the process may still write.
+    def outputs(self, reply: Reply) -> list[Output]:
+        """Return the outputs of a call where they lie.
 
         Raises:
             EvaluationEnded: they do not have the reference's form, or do not lie where they are said to.
@@ -147,13 +172,15 @@ class Exchange:
             for i, (spec, place) in enumerate(zip(reply.tensors, reply.places, strict=True))
         ]
 
-    def _output(self, i: int, spec: TensorSpec, place: Place) -> torch.Tensor:
+    def _output(self, i: int, spec: TensorSpec, place: Place) -> Output:
         try:
             if 0 in spec.shape:
                 return torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-            if place.where is Where.SHARED and self._outputs:
-                return self._outputs[i].tensor
-            if place.where is Where.EXPORTED and not self._outputs:
+            if place.where is Where.OWN and self.process.memory is not None:
+                if spec.dtype is None or not is_dense(spec.shape, place.stride):
+                    raise PlaceError("an output of an impossible layout")
+                return OwnOutput(self.process, place.offset, spec.shape, place.stride, spec.dtype)
+            if place.where is Where.EXPORTED and self.process.memory is None:
                 return self.process.imports.view(place, spec)
             if place.where is Where.INPUT and place.index < len(self._inputs):
                 view = view_within(self._inputs[place.index].flat, place, spec)
@@ -179,7 +206,7 @@ class Exchange:
         """Return memory of the judge's own for one call's outputs."""
         return [torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in self._specs]
 
-    def snapshot(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
+    def snapshot(self, views: Sequence[Output]) -> list[torch.Tensor]:
         """Return the outputs as they are now, in memory of the judge's own."""
         copies = self.blanks()
         copy_out(views, copies)
@@ -241,7 +268,6 @@ class Candidate(Exchange):
             EvaluationEnded: anything but a right answer.
         """
         self.load(case.inputs)
-        self.poison()
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, seed=case.seed))
         if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
@@ -289,7 +315,14 @@ def free(buffers: list[SharedTensor]) -> None:
         shared.free()
 
 
-def copy_out(views: list[torch.Tensor], into: list[torch.Tensor]) -> None:
-    """Copy outputs from where they lie into memory of the judge's own; does not wait for it."""
+def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
+    """Copy outputs from where they lie into memory of the judge's own; does not wait for it.
+
+    Raises:
+        EvaluationEnded: on a CPU, they do not lie there.
+    """
     for view, copy in zip(views, into, strict=True):
-        copy.copy_(view)
+        if isinstance(view, OwnOutput):
+            view.read(copy)
+        else:
+            copy.copy_(view)

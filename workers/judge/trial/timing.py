@@ -1,9 +1,11 @@
 """Many timed calls of one candidate, and what they say.
 
-Every call has values of its own. Of those that count some are kept, chosen as they come so that in the end each
-was as likely as any other: when the candidate is gone the reference answers them. To the candidate all calls are
-alike, and it does not know how many there will be: whatever share of them it gets wrong, the same share of
-those that are kept is likely to be.
+Every call has values of its own. Of those that count some are kept: when the candidate is gone the reference answers
+them. A call is chosen when it is over, so nothing that the candidate sees or does before can depend on it: the outputs
+of every call are copied to room that was made before it. Each call is as likely to be kept in the end as any
+other, and the candidate does not know how many there will be: whatever share of them it gets wrong, the same share of
+those that are kept is likely to be. A candidate that is right in some calls only, and lucky, gains nothing either: no
+call counts as shorter than the shortest that was kept (:func:`summarise`).
 
 From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
 that slowed its null would make itself look fast. So the null is also taken from a process that runs the
@@ -45,7 +47,7 @@ from workers.judge.trial.reference import Reference
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "4"
+METHOD: Final = "5"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random.
@@ -81,6 +83,8 @@ class Series:
     nulls: list[int] = field(default_factory=list[int])
     yardsticks: list[int] = field(default_factory=list[int])
     discarded: int = 0
+    #: Of the calls, those that are kept to be verified.
+    kept: list[int] = field(default_factory=list[int])
     #: Calls behind an empty kernel, beside those that are not.
     in_turn: list[int] = field(default_factory=list[int])
     #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
@@ -99,6 +103,23 @@ class Series:
             return False
         call = statistics.median(self.calls)
         return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
+
+
+@dataclass(slots=True)
+class _Proof:
+    """A call that is kept to be verified.
+
+    Attributes:
+        outputs: what the candidate answered.
+        case: what it was asked.
+        number: which it was of those that could have been kept.
+        ns: its time, where that counts: its series is the last one, and the device was not throttled.
+    """
+
+    outputs: list[torch.Tensor]
+    case: Case
+    number: int
+    ns: int | None
 
 
 class Stopwatch:
@@ -133,7 +154,9 @@ class Stopwatch:
         self._watch = watch
         self._most = proofs
         self._random = random.SystemRandom()
-        self._proofs: list[tuple[list[torch.Tensor], Case]] = []
+        self._proofs: list[_Proof] = []
+        #: Where the outputs of every call are copied to.
+        self._into: list[torch.Tensor] = []
         #: Calls that could have been kept, of all series: a kernel must not be right in the last one only.
         self._counted = 0
         self._draw_s = 0.0
@@ -167,6 +190,7 @@ class Stopwatch:
         """
         flusher = self._flusher if timing.cold_l2 else None
         with _no_collections():
+            self._into = self._make_room()
             self._exchange.process.start_clock()
             self._since = time.monotonic()
             enough_at = time.monotonic() + self._seconds * _BUDGET
@@ -182,6 +206,8 @@ class Stopwatch:
                 series = self._take(clock, timing, null_share, enough_at, call)
             assert series is not None
             self._exchange.process.stop_clock()
+            self._into = []
+        series.kept = [proof.ns for proof in self._proofs if proof.ns is not None]
         series.clocks = self._watch.clocks()
         if len(series.calls) < _FEWEST:
             raise EvaluationEnded(
@@ -205,10 +231,10 @@ class Stopwatch:
         """
         kept, self._proofs = self._proofs, []
         self._reference.allow_exact()
-        for outputs, case in kept:
-            self._reference.answer(case)
-            self._check(outputs, case)
-            case.outputs.clear()
+        for proof in kept:
+            self._reference.answer(proof.case)
+            self._check(proof.outputs, proof.case)
+            proof.case.outputs.clear()
         return len(kept)
 
     def _take(
@@ -217,23 +243,21 @@ class Stopwatch:
         """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
         null = Order.AHEAD_NULL if isinstance(clock, GpuClock) else Order.TIME_NULL
         series = Series(clock.basis)
-        blanks = self._exchange.blanks()
         enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
         warming, misses, missed, since = timing.warmup, 0, 0, 0
         looks = call is Order.AHEAD
+        self._discount(self._counted)
         while True:
             if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
-                sample = clock.time(null, self._fresh(), blanks)
+                sample = clock.time(null, self._fresh(), self._into)
                 misses += sample is None
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
                     series.yardsticks.append(sample[1])
             if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
-                looks = self._take_in_turn(clock, series, blanks)
+                looks = self._take_in_turn(clock, series)
             case = self._fresh()
-            place = self._keep_at(self._counted) if warming == 0 else None
-            into = blanks if place is None else self._exchange.blanks()
-            sample = clock.time(call, case, into)
+            sample = clock.time(call, case, self._into)
             missed += sample is None
             misses = misses + 1 if sample is None else 0
             if misses >= _MISSES or missed >= _MISSED:
@@ -243,9 +267,7 @@ class Stopwatch:
             if warming:
                 warming -= 1
                 continue
-            self._counted += 1
-            if place is not None:
-                self._proofs[place : place + 1] = [(into, case)]
+            self._keep(case, sample[0])
             series.calls.append(sample[0])
             series.yardsticks.append(sample[1])
             since += 1
@@ -256,17 +278,18 @@ class Stopwatch:
             if since >= _LOOK_EVERY or done:
                 if self._watch.throttled():
                     del series.calls[-since:]
+                    self._discount(since)
                     series.discarded += since
                     done = late or series.discarded >= timing.calls
                 since = 0
             if done and len(series.nulls) >= _FEWEST:
                 for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
-                    looks = looks and self._take_in_turn(clock, series, blanks)
+                    looks = looks and self._take_in_turn(clock, series)
                 return series
 
-    def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series, into: list[torch.Tensor]) -> bool:
+    def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series) -> bool:
         """One call behind an empty kernel; returns whether more of them can tell anything."""
-        sample = clock.time(Order.AHEAD_IN_TURN, self._fresh(), into)
+        sample = clock.time(Order.AHEAD_IN_TURN, self._fresh(), self._into)
         if sample is not None:
             series.in_turn.append(sample[0])
         return sample is None or sample[0] < _LONG_NS
@@ -289,12 +312,35 @@ class Stopwatch:
             self._exchange.process.start_clock()
         return case
 
-    def _keep_at(self, counted: int) -> int | None:
-        """Where the next call is kept, if it is, so that of all calls each is as likely to stay as any other."""
-        if counted < self._most:
-            return counted
-        place = self._random.randrange(counted + 1)
-        return place if place < self._most else None
+    def _make_room(self) -> list[torch.Tensor]:
+        """Return memory for the outputs of calls, which no call has to wait for."""
+        room = self._exchange.blanks()
+        if not self._place.on_gpu:
+            for tensor in room:
+                tensor.zero_()  # Linux finds its pages now
+        return room
+
+    def _keep(self, case: Case, ns: int) -> None:
+        """Keep a call that is over, or do not, so that of all calls each is as likely to stay as any other.
+
+        On a CPU all calls of all series are copied to the same memory: other memory would be in other caches.
+        """
+        self._counted += 1
+        place = self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)
+        if place >= self._most:
+            return
+        outputs = self._into
+        if self._place.on_gpu:
+            self._into = self._make_room()
+        else:
+            outputs = [tensor.clone() for tensor in outputs]
+        self._proofs[place : place + 1] = [_Proof(outputs, case, self._counted, ns)]
+
+    def _discount(self, last: int) -> None:
+        """Forget the times of those that are kept of the last calls; they are verified all the same."""
+        for proof in self._proofs:
+            if proof.number > self._counted - last:
+                proof.ns = None
 
     def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
         try:
@@ -330,9 +376,16 @@ def null_of(series: Series, place: Place, baseline: Measurement | None = None) -
 
 
 def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> Measurement:
-    """A series as a measurement in milliseconds, the null subtracted."""
+    """A series as a measurement in milliseconds, the null subtracted.
+
+    No call counts as shorter than the shortest that was kept, where even that took longer than the median: a kernel
+    that does its work in some calls only, and is lucky that no other was kept, is measured by those.
+    """
     taken = null_ns - series.empty_ns
-    times = [(call - taken) / 1e6 for call in series.calls]
+    least = min(series.kept, default=0)
+    if least <= statistics.median(series.calls):
+        least = 0
+    times = [(max(call, least) - taken) / 1e6 for call in series.calls]
     q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
     return Measurement(
         basis=series.basis,

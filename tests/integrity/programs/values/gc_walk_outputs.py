@@ -1,7 +1,7 @@
 """Searches every object of its process for a tensor that has the answer's form, and returns it.
 
 Where reference and kernel share a process, the reference's output is one gc.get_objects() away. Here the only such
-tensors are the shared buffers, which are poisoned before a checked call, and what the kernel itself once returned.
+tensors are the call's inputs, and what the kernel itself once returned.
 """
 
 import gc
