@@ -148,7 +148,8 @@ class Limits(_Model):
     """The resources that a candidate may use."""
 
     host_memory_bytes: Annotated[int, Field(ge=256 << 20, le=_MOST_BYTES)] = 16 * GIB
-    """Resident memory of the candidate's whole process tree. At most half of the host's memory counts."""
+    """Resident memory of the candidate's whole process tree, and of its files where they lie in memory. At most half of
+    the host's memory counts."""
     output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES, le=_MOST_BYTES)] = 8 << 20
     """Output to stdout and stderr together. One failed assertion on a GPU writes 1 MiB."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512
@@ -156,7 +157,7 @@ class Limits(_Model):
     file_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 2 * GIB
     """Size of the largest file that it may write."""
     scratch_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 8 * GIB
-    """Size of all files in its directory together. There may be 20,000 of them."""
+    """Size of all its files together, at most ``host_memory_bytes`` where they lie in memory. There may be 20,000."""
 
 
 class Timing(_Model):

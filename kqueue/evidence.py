@@ -285,6 +285,8 @@ class Isolation(Part):
     """A filter bounds its system calls."""
     files: Measure
     """Landlock bounds the files that it may read and write."""
+    mounts: Measure
+    """Its files, also in ``/tmp``, ``/var/tmp`` and ``/dev/shm``, are in a file system of its own, of a fixed size."""
     tcp: Measure
     """Landlock denies TCP."""
     devices: Measure

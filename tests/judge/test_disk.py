@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from kqueue.contract import Backend, Limits, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.test_judge import FLOODS
+from workers.judge import api
+from workers.judge.sandbox import seccomp
 
 pytestmark = pytest.mark.slow("fills a disk")
 
+#: The system call's number, on every architecture.
+FSOPEN = 430
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):
@@ -45,17 +54,32 @@ def disk() -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+def deny_mounts() -> None:
+    """Refuse them to this thread and what it starts, as a container's filter does."""
+    load, jump_if_equal, give = 0x20, 0x15, 0x06
+    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
+    steps = [(load, 0, 0, 0), (jump_if_equal, 0, 1, FSOPEN), (give, 0, 0, refused), (give, 0, 0, allowed)]
+    seccomp.enforce(b"".join(struct.pack("HBBI", *step) for step in steps))
+
+
 @pytest.fixture(scope="module")
 def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
-    """A slot whose scratch is on it."""
-    with Rig(disk=disk) as rig:
+    """A slot whose scratch is on it, on a host without mounts."""
+    # The fork server ends with the thread that starts it.
+    with ThreadPoolExecutor(1, initializer=deny_mounts) as thread, thread.submit(Rig, disk=disk).result() as rig:
+        assert "Operation not permitted" in str(rig.forkserver.isolation["mounts"])
         yield rig
 
 
-def judge(rig: Rig, kernel: str) -> Outcome:
+def request(kernel: str, limits: Limits | None = None) -> Request:
+    """A request for one check."""
+    settings = Settings(checks=1, timing=Timing(enabled=False), limits=limits or Limits())
+    return Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings)
+
+
+def judge(rig: Rig, kernel: str, limits: Limits | None = None) -> Outcome:
     """What comes of it."""
-    settings = Settings(checks=1, timing=Timing(enabled=False))
-    outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings))
+    outcome = rig.judge(request(kernel, limits))
     assert isinstance(outcome, Outcome)
     return outcome
 
@@ -65,7 +89,7 @@ def test_a_full_disk_is_no_kernels_fault(small: Rig, disk: Path) -> None:
     needs, wrong = writes(8), writes(0).replace("x + 1", "x + 2")
     filler = disk / "filler"
     filler.write_bytes(bytes(126 << 20))
-    for kernel, instead_of in ((needs, Category.RUNTIME_ERROR), (wrong, Category.WRONG_VALUES)):
+    for kernel, instead_of in ((needs, Category.OUTPUT_LIMIT), (wrong, Category.WRONG_VALUES)):
         outcome = judge(small, kernel)
         assert (outcome.category, outcome.facts.instead_of) == (Category.JUDGE_ERROR, instead_of), outcome
         assert "is full" in outcome.message
@@ -77,5 +101,28 @@ def test_a_full_disk_is_no_kernels_fault(small: Rig, disk: Path) -> None:
 def test_who_fills_the_disk_is_to_blame(small: Rig) -> None:
     """However quickly, and the next kernel has room again."""
     for _ in range(2):
-        assert judge(small, writes(200)).category is Category.RUNTIME_ERROR
+        assert judge(small, writes(200)).category is Category.OUTPUT_LIMIT
     assert judge(small, writes(8)).category is Category.PASSED
+
+
+@pytest.mark.parametrize("body", FLOODS)
+def test_files_are_weighed_where_nothing_can_be_mounted(small: Rig, body: str) -> None:
+    """Too many, and too much in all, end the candidate."""
+    outcome = judge(small, writes(0).replace("return", f"{body}\n        return"), Limits(scratch_bytes=64 << 20))
+    assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
+
+
+def test_a_full_disk_is_nothing_to_file_systems_of_their_own(rig: Rig, disk: Path) -> None:
+    """Kernels are what they are."""
+    if rig.forkserver.isolation["mounts"] is not True:
+        pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
+    filler = disk / "filler"
+    filler.write_bytes(bytes(127 << 20))
+    place = disk / "place"
+    place.mkdir()
+    place.chmod(0o711)
+    full = replace(rig.place, scratch=place)
+    wrong = writes(8).replace("x + 1", "x + 2")
+    for kernel, category in ((writes(8), Category.PASSED), (wrong, Category.WRONG_VALUES)):
+        assert api.judge(request(kernel), full, rig.records, rig.forkserver).category is category
+    filler.unlink()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
 from tests.judge.rig import Rig
 from tests.waiting import until
+from workers.judge import api
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
@@ -41,6 +44,11 @@ class ModelNew(torch.nn.Module):
         return self.layer(x)
 """
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
+#: Write more files than there may be, and more bytes.
+FLOODS = [
+    f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
+    for size in (0, 4 << 20)
+]
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
@@ -289,13 +297,23 @@ def test_output_is_bounded(rig: Rig) -> None:
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
 
 
-@pytest.mark.parametrize("size", [0, 4 << 20])
-def test_files_are_bounded_together(rig: Rig, size: int) -> None:
+@pytest.mark.parametrize("body", FLOODS)
+def test_files_are_bounded_together(rig: Rig, body: str) -> None:
     """Each may be small: too many, and too much in all, end the candidate."""
     settings = QUICK.model_copy(update={"limits": Limits(scratch_bytes=64 << 20)})
-    body = f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
     outcome = judge(rig, right(body), settings)
     assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
+
+
+def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
+    """They are in a file system of the candidate's own, which goes with it."""
+    if rig.forkserver.isolation["mounts"] is not True:
+        pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
+    body = (
+        "held = bytearray(b'x' * (192 << 20)); open('file', 'wb').write(bytes(192 << 20)); import time; time.sleep(60)"
+    )
+    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
+    assert judge(rig, right(body), settings).category is Category.HOST_OUT_OF_MEMORY
 
 
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
@@ -408,17 +426,16 @@ def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None
 @pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
-    for _ in range(4):
-        rig.place.scratch.chmod(0o700)
-        try:
-            outcome = judge(rig, right())
+    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    # It is private, and not below a directory that may be the candidate's own.
+    with tempfile.TemporaryDirectory(dir="/run") as closed:
+        for _ in range(4):
+            outcome = api.judge(request, replace(rig.place, scratch=Path(closed)), rig.records, rig.forkserver)
             assert outcome.category is Category.JUDGE_ERROR
             assert "could not be sealed: PermissionError" in outcome.message
-        finally:
-            rig.place.scratch.chmod(0o711)
-        # What that judge left is ended by its uid, which the next candidate has too.
-        following = judge(rig, right())
-        assert following.category is Category.PASSED, following.message
+            # What that judge left is ended by its uid, which the next candidate has too.
+            following = judge(rig, right())
+            assert following.category is Category.PASSED, following.message
 
 
 @pytest.mark.parametrize(("variable", "value"), [("PATH", "/nowhere"), ("CXX", "no-such-compiler")])

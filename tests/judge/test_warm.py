@@ -254,7 +254,7 @@ def judges() -> list[int]:
 def kill_reference(rig: Rig) -> None:
     """Wait until the problem's code runs, and end its process as an operator would."""
     deadline = time.monotonic() + 60
-    while not list(rig.place.scratch.glob("*/here")) and time.monotonic() < deadline:
+    while not any(Path(f"/proc/{pid}/cwd/here").exists() for pid in sealed(rig)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in sealed(rig):
         os.kill(pid, signal.SIGKILL)

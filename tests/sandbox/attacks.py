@@ -127,6 +127,19 @@ def write(path: str) -> None:
         stream.write("left behind")
 
 
+def hoard(place: str) -> None:
+    """64 MiB in files that have no name any more."""
+    held = [tempfile.TemporaryFile(dir=place, buffering=0) for _ in range(16)]  # noqa: SIM115
+    for file in held:
+        assert file.write(bytes(4 << 20)) == 4 << 20 or file.write(b"more")
+
+
+def litter(place: str) -> None:
+    """More files than anybody needs."""
+    for number in range(30_000):
+        os.close(os.open(f"{place}/{number}", os.O_CREAT | os.O_WRONLY, 0o600))
+
+
 def listing(path: str) -> list[str]:
     """A directory."""
     return os.listdir(path)  # noqa: PTH208
@@ -385,9 +398,9 @@ def own_children() -> bool:
     return heard == "hello" and sleeper.wait() == -signal.SIGTERM
 
 
-def pool() -> None:
+def pool() -> list[int]:
     """A pool, which needs semaphores in shared memory."""
     import multiprocessing
 
     with multiprocessing.get_context("fork").Pool(1) as workers:
-        workers.map(abs, [1])
+        return workers.map(abs, [-1])

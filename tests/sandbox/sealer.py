@@ -17,37 +17,34 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tests.sandbox import attacks, triton_kernel  # noqa: F401  # imported before the seal, as it is out of reach then
 from workers.judge.candidate import harness
 from workers.judge.host import linux
+from workers.judge.keeper.files import Files
 from workers.judge.sandbox import ground, seal, view
 from workers.judge.sandbox.cgroups import Lack
-
-
-def _scratch(root: Path, uid: int) -> str:
-    place = tempfile.mkdtemp(dir=root)
-    for path in (place, *seal.private_directories(place).values()):
-        Path(path).mkdir(mode=0o700, exist_ok=True)
-        os.chown(path, uid, uid)
-    return place
 
 
 def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Ground | None) -> tuple[int, int, Any]:
     """A process that does it, sealed where there is a ground to stand on; its pid, its answer's pipe, its group."""
     group = base.groups.group(profile.host_memory_bytes, profile.processes) if base else None
+    files = Files(profile, base.means.covers if base else None)
     reader, writer = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid:
         os.close(writer)
+        if files.mount is not None:
+            os.close(files.mount)
         return pid, reader, group
     answer: dict[str, Any] = {}
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         begun = time.perf_counter()
         if base:
-            seal.apply(profile, base.means, group, parent, {writer})
+            seal.apply(profile, base.means, group, parent, {writer}, files.mount)
         else:
             os.chdir(profile.scratch)
             os.environ.update(seal.private_directories(profile.scratch))
@@ -64,17 +61,15 @@ def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Gro
 
 
 def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | None) -> dict[str, Any]:
-    owner = os.geteuid() if uid is None else uid
-
     def profile() -> seal.Profile:
         bounds = request.get("bounds", {})
         return seal.Profile(
             role=seal.Role.CANDIDATE,
             uid=uid,
-            scratch=_scratch(root, owner),
+            scratch=str(root / uuid4().hex),
             processes=bounds.get("processes", 256),
             file_bytes=1 << 30,
-            scratch_bytes=1 << 33,
+            scratch_bytes=bounds.get("files", 1 << 33),
             host_memory_bytes=bounds.get("memory", 4 << 30),
             output_bytes=1 << 20,
         )

@@ -71,20 +71,29 @@ def _greet(listener: socket.socket) -> None:
 # Files -----------------------------------------------------------------------------------------------
 
 
+def out_of_reach(fleet: Fleet, answer: dict[str, Any]) -> bool:
+    """Whether the kernel said no, or there is no such file below the directories that are the process's own."""
+    return refused(answer) or (fleet.isolation["mounts"] is True and answer.get("errno") == "ENOENT")
+
+
 def test_files_out_of_reach_are_not_read(fleet: Fleet, outside: Path) -> None:
     fleet.require("files")
     secret = str(outside / "secret")
     assert fleet.do("read", secret, sealed=False)["value"] == "secret"
-    assert refused(fleet.do("read", secret))
-    assert refused(fleet.do("read_by_symlink", secret))
+    assert out_of_reach(fleet, fleet.do("read", secret))
+    assert out_of_reach(fleet, fleet.do("read_by_symlink", secret))
     assert "value" not in fleet.do("link_in", secret)
-    for path in ("/", "/tmp", "/var", "/root", "/home", "/dev/shm", str(Path(__file__).parent)):
-        assert refused(fleet.do("listing", path)), path
+    for path in ("/", "/var", "/root", "/home", str(Path(__file__).parent)):
+        assert out_of_reach(fleet, fleet.do("listing", path)), path
+    for path in ("/tmp", "/dev/shm"):
+        answer = fleet.do("listing", path)
+        assert refused(answer) if fleet.isolation["mounts"] is not True else outside.name not in answer["value"], path
     assert fleet.do("listing", "/usr")["value"]
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "outside"])
 def test_nothing_is_written_outside(fleet: Fleet, outside: Path, place: str) -> None:
+    """What goes to a shared directory is the process's own where the host allows mounts, and nobody else's."""
     fleet.require("files")
     path = Path(outside if place == "outside" else place, f"kqueue-left-{os.getpid()}")
     if not path.parent.is_dir():
@@ -94,10 +103,22 @@ def test_nothing_is_written_outside(fleet: Fleet, outside: Path, place: str) -> 
         if "errno" in control:
             pytest.skip(f"{place} is closed anyway: {control['errno']}")
         path.unlink()
-        assert refused(fleet.do("write", str(path)))
+        answer = fleet.do("write", str(path))
+        if place == "outside" or fleet.isolation["mounts"] is not True:
+            assert out_of_reach(fleet, answer)
+        else:
+            assert "errno" not in answer
+            assert path.name not in fleet.do("listing", place)["value"]
         assert not path.exists()
     finally:
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("do", "place"), [("hoard", "."), ("hoard", "/dev/shm"), ("litter", "/tmp")])
+def test_what_it_writes_is_bounded_by_its_mount(fleet: Fleet, do: str, place: str) -> None:
+    """In bytes, of files without a name too, and in files."""
+    fleet.require("mounts")
+    assert fleet.do(do, place, files=16 << 20)["errno"] == "ENOSPC"
 
 
 def test_what_it_runs_on_cannot_be_changed(fleet: Fleet) -> None:
@@ -386,7 +407,8 @@ def test_torch_compile_works(root_fleet: Fleet) -> None:
     assert root_fleet.do("compile_model")["value"] is True
 
 
-def test_a_pool_is_refused_as_an_error_of_its_own(fleet: Fleet) -> None:
-    """Its semaphores would lie in shared memory for all to open."""
+def test_a_pool_needs_shared_memory_of_its_own(fleet: Fleet) -> None:
+    """Elsewhere its semaphores would lie where all could open them: it is refused as an error of the kernel's own."""
     fleet.require("files")
-    assert refused(fleet.do("pool"))
+    answer = fleet.do("pool")
+    assert answer.get("value") == [1] if fleet.isolation["mounts"] is True else refused(answer)

@@ -7,6 +7,7 @@ process's end and CUDA's codes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import importlib.util
 import logging
@@ -530,6 +531,8 @@ def _tag(error: BaseException) -> Tag:
         return Tag.COMPILE
     if isinstance(error, EntryPointError):
         return Tag.ENTRY_POINT
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Tag.FILES
     for kind in type(error).__mro__:
         if (tag := _TAGS.get(_qualified(kind))) is not None:
             return tag

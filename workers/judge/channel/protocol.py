@@ -142,6 +142,8 @@ class Tag(IntEnum):
     EXIT = 7
     PROBLEM = 8
     """The problem does not have the form that a problem must have."""
+    FILES = 9
+    """There was no room for a file."""
 
 
 @dataclass(frozen=True, slots=True)

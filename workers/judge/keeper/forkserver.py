@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import mmap
 import os
@@ -38,6 +37,7 @@ from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux, pauses, uids
 from workers.judge.keeper import control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
+from workers.judge.keeper.files import Files
 from workers.judge.sandbox import ground, seal, shelf
 from workers.judge.sandbox.cgroups import Group, Lack
 from workers.judge.sandbox.seal import Role
@@ -46,11 +46,6 @@ from workers.judge.sandbox.seal import Role
 _TAIL: Final = 16 << 10
 #: How often a living process's memory is looked at, in seconds.
 _WATCH: Final = 0.04
-#: The least time between looks at a process's files, in seconds, and how many times as long as one look takes.
-_WATCH_FILES: Final = 0.5
-_WATCH_FILES_SHARE: Final = 20
-#: The most files of a sealed process, which also bounds how long a look takes. A compiler's cache has hundreds.
-_FILES: Final = 20_000
 #: References that are kept at once. One more than that may be at work: each has a uid of its own.
 _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
 #: The time between looks at a reference that is kept, in seconds.
@@ -106,9 +101,11 @@ class _Sealed:
         control: socket.socket,
         page: memoryview[int],
         output: int,
+        files: Files,
     ) -> None:
         self.pid = pid
         self.profile = profile
+        self.files = files
         self.group = group
         self.control = control
         self.flags = page
@@ -119,8 +116,6 @@ class _Sealed:
         self.written = 0
         self.tail = bytearray()
         self.unsealed = ""
-        self.scratch = 0
-        self.scratch_at = time.monotonic() + _WATCH_FILES
 
     @property
     def compiling(self) -> bool:
@@ -153,38 +148,23 @@ class _Sealed:
         del self.tail[:-_TAIL]
         return bool(data)
 
-    def memory(self, orphans: list[int]) -> int:
-        """Memory of the process tree in bytes, and of those orphans that have left it."""
-        total = sum(map(linux.memory_bytes, self._tree(orphans)))
+    def exceeds_memory(self, orphans: list[int]) -> bool:
+        """Return whether the process tree, the orphans that have left it, and its files have more than they may."""
+        total = sum(map(linux.memory_bytes, self.tree(orphans)))
         self.peak = max(self.peak, total)
-        return total
+        return total + self.files.memory_bytes() > self.profile.host_memory_bytes
 
     def cpu_seconds(self, orphans: list[int]) -> float:
         """The CPU's time that the process tree has used, in seconds; that of orphans that have left it too."""
-        return sum(map(linux.cpu_seconds, self._tree(orphans)))
+        return sum(map(linux.cpu_seconds, self.tree(orphans)))
 
-    def _tree(self, orphans: list[int]) -> Iterator[int]:
+    def tree(self, orphans: list[int]) -> Iterator[int]:
+        """Yield the processes of the tree, and those orphans that have left it."""
         todo = [self.pid, *self.own(orphans)]
         while todo:
             pid = todo.pop()
             yield pid
             todo += linux.children(pid)
-
-    def overfull(self) -> bool:
-        """Return whether its files are too many or take more than they may, as far as it is time to look."""
-        begun = time.monotonic()
-        if begun < self.scratch_at:
-            return False
-        count = self.weigh()
-        took = time.monotonic() - begun
-        self.scratch_at = begun + took + max(_WATCH_FILES, _WATCH_FILES_SHARE * took)
-        return count > _FILES or self.scratch > self.profile.scratch_bytes
-
-    def weigh(self) -> int:
-        """Note how many bytes its files take; returns how many files there are."""
-        count, taken = _files(self.profile.scratch)
-        self.scratch = taken + linux.unlinked_bytes(self._tree([]), self.profile.scratch)
-        return count
 
     def own(self, orphans: list[int]) -> list[int]:
         """Return the orphans that are this process's; all of them where no uids tell sealed processes apart."""
@@ -266,11 +246,11 @@ class ForkServer:
             if (phase := process.overdue()) is not None:
                 process.phase = phase
                 self._end(process, End.DEADLINE)
-            elif look and process.memory(orphans) > process.profile.host_memory_bytes:
+            elif look and process.exceeds_memory(orphans):
                 self._end(process, End.MEMORY)
             elif look and (lack := process.out_of_memory()) is not None:
                 self._end(process, End.MEMORY if lack is Lack.OWN else End.KILLED)
-            elif look and process.overfull():
+            elif look and process.files.overfull(process.tree([])):
                 self._end(process, End.SCRATCH)
         if look:
             self._looked = now
@@ -381,6 +361,7 @@ class ForkServer:
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
+        files: Files | None = None
         group: Group | None = None
         try:
             profile = self._with_uid(profile)
@@ -389,23 +370,25 @@ class ForkServer:
                 c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid
             ]:
                 self._end(earlier, End.STOPPED)
-            _make_scratch(profile)
+            files = Files(profile, self._ground.means.covers)
             group = self._ground.groups.group(profile.host_memory_bytes, profile.processes)
             pid = os.fork()
         except OSError as error:
             if group is not None:
                 group.remove()
+            if files is not None:
+                self._remove(files)
             # No space, no process, no uid to be had: the host's trouble. The judge hears of it and nothing was run.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            _become_sealed(profile, self._ground.means, group, parent, channel, page, writer, sealing)
+            _become_sealed(profile, self._ground.means, group, parent, channel, page, writer, sealing, files.mount)
         view: Any = flags.attach(page)
         # Else the next process to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
-        process = _Sealed(pid, profile, group, control_end, view, reader)
+        process = _Sealed(pid, profile, group, control_end, view, reader, files)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._running[pid] = process
@@ -475,11 +458,11 @@ class ForkServer:
         self._selector.unregister(process.control)
         os.close(process.output)
         if reason is not End.SCRATCH:  # else what it held has been seen, and may be gone with it
-            process.weigh()
+            process.files.weigh(process.tree([]))
         profile = process.profile
         if profile.role is Role.BUILDER and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid
-            shelf.take(Path(profile.scratch), Path(profile.built), owner, profile.file_bytes)
+            shelf.take(process.files.root, Path(profile.built), owner, profile.file_bytes)
         report = Report(
             reason=End.UNSEALED if process.unsealed else reason,
             phase=process.phase,
@@ -488,11 +471,14 @@ class ForkServer:
             peak_bytes=process.peak,
             output_bytes=process.written,
             log=process.unsealed or process.tail.decode("utf-8", "replace"),
-            scratch_bytes=process.scratch,
+            scratch_bytes=process.files.bytes,
             robbed=lack is Lack.OTHERS,
         )
         _send(process.control, report)
-        for directory in _directories(profile):
+        self._remove(process.files)
+
+    def _remove(self, files: Files) -> None:
+        for directory in files.release():
             with contextlib.suppress(OSError):
                 self._removals.append(linux.start_removal(directory))
 
@@ -547,29 +533,6 @@ def _send(control_end: socket.socket, report: Report) -> None:
     control_end.close()
 
 
-def _files(directory: str) -> tuple[int, int]:
-    """Return how many files and directories there are below one, and the bytes that they take.
-
-    It counts to just above the most. So many are taken to be in a directory that cannot be read: its owner closed it,
-    or its path is too long.
-    """
-    count, taken, todo = 0, 0, [directory]
-    while todo and count <= _FILES:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in itertools.islice(entries, _FILES + 1 - count):
-                    count += 1
-                    with contextlib.suppress(FileNotFoundError):  # it is gone again
-                        taken += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return _FILES + 1, taken
-    return count, taken
-
-
 def _nothing(*_: object) -> None:
     """Do nothing: a signal with a handler wakes the loop instead of being ignored."""
 
@@ -603,24 +566,6 @@ def _kill_uid(uid: int) -> None:
         time.sleep(0.0002)
 
 
-def _make_scratch(profile: seal.Profile) -> None:
-    """Make a process's private directories, empty, and its own. Nobody else has been in them."""
-    for path in (profile.scratch, *seal.private_directories(profile.scratch).values()):
-        Path(path).mkdir(mode=0o700)
-        if profile.uid is not None:
-            os.chown(path, profile.uid, profile.uid, follow_symlinks=False)
-    if profile.built is not None and profile.role is not Role.BUILDER:
-        shelf.make(Path(profile.built))
-
-
-def _directories(profile: seal.Profile) -> list[Path]:
-    """What :func:`_make_scratch` has made for it."""
-    made = [Path(profile.scratch)]
-    if profile.built is not None and profile.role is not Role.BUILDER:
-        made.append(Path(profile.built))
-    return made
-
-
 def _become_sealed(
     profile: seal.Profile,
     means: seal.Means,
@@ -630,6 +575,7 @@ def _become_sealed(
     page: int,
     output: int,
     sealing: int,
+    mount: int | None,
 ) -> NoReturn:
     """In the child: seal, say so, then obey the judge until it goes."""
     status = 70
@@ -642,7 +588,7 @@ def _become_sealed(
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
-            seal.apply(profile, means, group, parent, {channel, page, sealing})
+            seal.apply(profile, means, group, parent, {channel, page, sealing}, mount)
         except Exception as error:
             os.write(sealing, f"{type(error).__name__}: {error}".encode()[:4096])
             raise

@@ -301,7 +301,9 @@ class SealedProcess:
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
         """Return the end that an exception in the process means, by its tag, CUDA's code and the phase."""
-        facts = {"exception": reply.exception, "cuda_code": reply.code or None}
+        facts: dict[str, Any] = {"exception": reply.exception, "cuda_code": reply.code or None}
+        if reply.tag is Tag.FILES:
+            facts["reason"] = End.SCRATCH
         message = f"{reply.exception}: {reply.message}"
         return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 
@@ -373,6 +375,7 @@ def _category(reply: Reply, phase: Phase) -> Category:
         Tag.GPU_MEMORY: Category.GPU_OUT_OF_MEMORY,
         Tag.RESOURCES: Category.LAUNCH_RESOURCES_EXCEEDED,
         Tag.EXIT: Category.CRASHED,
+        Tag.FILES: Category.OUTPUT_LIMIT,
     }
     if reply.tag in by_tag:
         return by_tag[reply.tag]

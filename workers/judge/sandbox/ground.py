@@ -6,22 +6,28 @@ import contextlib
 import ctypes
 import errno
 import json
+import mmap
 import os
 import platform
 import select
 import signal
 import socket
 import sys
+import tempfile
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from workers.judge.host import linux
-from workers.judge.sandbox import cgroups, landlock, level, namespaces, reach, seal, seccomp, view
+from workers.judge.sandbox import cgroups, landlock, level, mounts, namespaces, reach, seal, seccomp, view
 
 #: Deadline of a trial. It initialises the GPU driver, which is slow if no other process has done so.
 _TRIAL_S: Final = 60.0
+#: The size of a trial's file system, in bytes.
+_TRIAL_BYTES: Final = 1 << 20
 _NO_LANDLOCK: Final = "this kernel has no Landlock, or it may not be used here"
 
 
@@ -67,7 +73,7 @@ def prepare(uid: int | None, visible: str | None) -> Ground:
         measures["own_uid"] = "the fleet is not root"
     measures |= namespaces.enter()
     found, pinned = reach.find(visible)
-    wanted = seal.Means(landlock.abi(), _filter(), found)
+    wanted = seal.Means(landlock.abi(), _filter(), found, mounts.find(found.readable))
     if wanted.landlock < landlock.ABI_FILES:
         wanted = replace(wanted, landlock=0)
     means, tried = _most_that_works(wanted, uid if measures["own_uid"] is True else None)
@@ -92,16 +98,21 @@ def _most_that_works(wanted: seal.Means, uid: int | None) -> tuple[seal.Means, d
     """
     means, tried = wanted, _trial(wanted, uid)
     if (refused := tried.pop("gpu", None)) is not None:
+        by_landlock = ("files", "tcp", "devices", "scopes")
         for less, left_out in (
+            (replace(wanted, covers=None), ("mounts",)),
             (replace(wanted, filter=b""), ("seccomp",)),
-            (replace(wanted, landlock=0), ("files", "tcp", "devices", "scopes")),
-            (replace(wanted, landlock=0, filter=b""), ("seccomp", "files", "tcp", "devices", "scopes")),
+            (replace(wanted, landlock=0), by_landlock),
+            (replace(wanted, landlock=0, filter=b""), ("seccomp", *by_landlock)),
+            (replace(wanted, landlock=0, filter=b"", covers=None), ("seccomp", "mounts", *by_landlock)),
         ):
             again = _trial(less, uid)
             if again.pop("gpu", None) is None:
                 means = less
                 tried = again | dict.fromkeys(left_out, f"the GPU cannot be opened with it: {refused}")
                 break
+    if tried["mounts"] is not True:
+        means = replace(means, covers=None)
     return means, tried
 
 
@@ -111,13 +122,14 @@ def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
     Returns:
         for each measure True, or the reason why it fails; as ``gpu`` the reason why the GPU cannot be opened, if so.
     """
-    names = ("no_new_privs", "no_capabilities", "limits", "seccomp", "files", "tcp", "devices", "scopes")
+    names = ("no_new_privs", "no_capabilities", "limits", "seccomp", "files", "mounts", "tcp", "devices", "scopes")
     bystander = _fork_bystander(uid)
+    scratch = tempfile.mkdtemp()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _try_in_child(means, uid, bystander, writer)
+        _try_in_child(means, uid, bystander, scratch, writer)
     os.close(writer)
     data = b""
     while select.select([reader], [], [], _TRIAL_S)[0] and (more := os.read(reader, 65536)):
@@ -127,6 +139,7 @@ def _trial(means: seal.Means, uid: int | None) -> dict[str, bool | str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    Path(scratch).rmdir()
     return json.loads(data) if data else dict.fromkeys(names, "the trial did not end")
 
 
@@ -146,16 +159,20 @@ def _fork_bystander(uid: int | None) -> int:
     return pid
 
 
-def _try_in_child(means: seal.Means, uid: int | None, bystander: int, writer: int) -> NoReturn:
-    found: dict[str, bool | str] = {}
+def _try_in_child(means: seal.Means, uid: int | None, bystander: int, scratch: str, writer: int) -> NoReturn:
+    found: dict[str, bool | str] = {"mounts": "not tried"}
     try:
+        if means.covers is not None:
+            _note(found, "mounts", partial(_attach, means.covers, uid, scratch))
         _note(found, "limits", seal.limit)
         if uid is not None:
             seal.become(uid)
         _note(found, "no_capabilities", linux.drop_capabilities)
         _note(found, "no_new_privs", lambda: linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1))
-        _try_landlock(found, means, bystander)
+        _try_landlock(found, means, bystander, scratch)
         _try_seccomp(found, means)
+        if means.covers is not None and found["mounts"] is True:
+            found["mounts"] = _use(means.covers, scratch)
         if means.reach.gpu_nodes and (why := _open_gpu()):
             found["gpu"] = why
     except BaseException as error:  # noqa: BLE001 -- told to the parent
@@ -173,7 +190,27 @@ def _note(found: dict[str, bool | str], name: str, call: Callable[[], object]) -
         found[name] = f"refused: {error.strerror}"
 
 
-def _try_landlock(found: dict[str, bool | str], means: seal.Means, bystander: int) -> None:
+def _attach(covers: mounts.Covers, uid: int | None, scratch: str) -> None:
+    owner = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
+    covers.attach(covers.make(_TRIAL_BYTES, *owner), scratch)
+
+
+def _use(covers: mounts.Covers, scratch: str) -> bool | str:
+    """Return True if each directory is the trial's own, and takes a library that can be run; else the reason."""
+    try:
+        for directory in (scratch, *covers.directories):
+            held = os.statvfs(directory)
+            if held.f_blocks * held.f_frsize != _TRIAL_BYTES:
+                return f"applied, but {directory} is another"
+            with open(f"{directory}/library", "xb+") as library:  # noqa: PTH123
+                library.truncate(mmap.PAGESIZE)
+                mmap.mmap(library.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return f"applied, but it cannot be used: {error.strerror}"
+    return True
+
+
+def _try_landlock(found: dict[str, bool | str], means: seal.Means, bystander: int, scratch: str) -> None:
     names = {"files": 1, "tcp": landlock.ABI_TCP, "devices": landlock.ABI_DEVICES, "scopes": landlock.ABI_SCOPES}
     if not means.landlock:
         version = landlock.abi()
@@ -184,7 +221,7 @@ def _try_landlock(found: dict[str, bool | str], means: seal.Means, bystander: in
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
         tcp = None
-    seal.restrict_files(means, "")
+    seal.restrict_files(means, scratch)
     attempts: dict[str, Callable[[], object]] = {
         "files": lambda: os.close(os.open("/", os.O_RDONLY)),
         # Nothing listens on port 1; if something did, the connection would close without a word.

@@ -24,6 +24,7 @@ MEASURES: Final = {
     "limits": "let the fleet lower its own resource limits",
     "seccomp": "use x86-64 or aarch64 and a kernel with CONFIG_SECCOMP_FILTER",
     "files": "use Linux 5.19 or later, boot with `lsm=landlock,...`, allow Landlock in the container's seccomp profile",
+    "mounts": "use Linux 5.2 or later; give the fleet CAP_SYS_ADMIN and let it mount, or allow it user namespaces",
     "tcp": "use Linux 6.7 or later with Landlock",
     "devices": "use Linux 6.10 or later with Landlock",
     "scopes": "use Linux 6.12 or later with Landlock",
@@ -44,7 +45,7 @@ _NEEDED: Final[dict[Level, tuple[tuple[str, ...], ...]]] = {
     Level.STRONG: (("own_uid", "scopes"), ("seccomp",), ("files",)),
     Level.FULL: (
         *(("scopes",), ("tcp",), ("devices",), ("gpu_nodes",), ("network_namespace",), ("ipc_namespace",)),
-        *(("cgroup_memory",), ("cgroup_processes",), ("cgroup_kill",)),
+        *(("mounts",), ("cgroup_memory",), ("cgroup_processes",), ("cgroup_kill",)),
     ),
 }
 

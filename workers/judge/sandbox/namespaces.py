@@ -26,7 +26,8 @@ def enter() -> dict[str, bool | str]:
             "network_namespace": _try(linux.CLONE_NEWNET),
             "ipc_namespace": _try(linux.CLONE_NEWIPC),
         }
-    every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC
+    # Its own mount namespace is what lets it make mounts; see workers.judge.sandbox.mounts.
+    every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
     # A child tries it first, because a process cannot leave a user namespace that turns out to be useless.
     child = os.fork()
     if child == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,7 @@ _PRIVATE: Final = ("/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Paths by kind of access. The candidate also gets its own directory and its own ``/proc``.
+    """Paths by kind of access. The candidate also gets its own directories and its own ``/proc``.
 
     Attributes:
         readable: paths to read and execute.
@@ -59,12 +59,12 @@ class Reach:
     nodes: tuple[str, ...]
     gpu_nodes: tuple[str, ...]
 
-    def allow(self, rules: Ruleset, scratch: str, more: tuple[str, ...] = ()) -> None:
+    def allow(self, rules: Ruleset, own: Sequence[str], more: Sequence[str] = ()) -> None:
         """Add these paths and the calling process's own to a ruleset.
 
         Args:
             rules: the ruleset.
-            scratch: the candidate's private directory.
+            own: the candidate's private directories.
             more: further paths to read and execute.
         """
         for path in (*self.readable, *more):
@@ -73,7 +73,8 @@ class Reach:
             rules.allow(path, landlock.DEVICE)
         for path in self.gpu_nodes:
             rules.allow(path, landlock.DEVICE | Access.IOCTL_DEV)
-        rules.allow(scratch, landlock.OWN)
+        for path in own:
+            rules.allow(path, landlock.OWN)
         # Only its own directory in /proc. The driver writes there to name its threads.
         rules.allow("/proc/self", landlock.READ)
         if self.gpu_nodes:

@@ -15,6 +15,7 @@ from typing import Final
 from workers.judge.host import linux
 from workers.judge.sandbox import landlock, seccomp
 from workers.judge.sandbox.cgroups import Group
+from workers.judge.sandbox.mounts import Covers
 from workers.judge.sandbox.reach import Reach
 
 #: Limits set to zero: core dumps, real-time priority, raised priority, message queues. Locked memory stays at the
@@ -48,7 +49,7 @@ class Profile:
         file_bytes: largest file that it may write.
         host_memory_bytes: memory limit of its process tree, enforced by a cgroup or by the fork server.
         output_bytes: limit of its stdout and stderr together, enforced by the fork server.
-        scratch_bytes: limit of its files in ``scratch``, enforced by the fork server.
+        scratch_bytes: limit of its files, enforced by its file system or by the fork server.
         built: directory of compiled libraries, or None. A candidate reads them there. A builder cannot reach it; its
             libraries are copied there when it has ended (:mod:`workers.judge.sandbox.shelf`).
     """
@@ -72,14 +73,16 @@ class Means:
         landlock: the version of Landlock's interface to use; 0 for none.
         filter: the seccomp filter; empty for none.
         reach: the files that stay in reach.
+        covers: the shared directories that its own file system covers; None where the host allows no mounts.
     """
 
     landlock: int
     filter: bytes
     reach: Reach
+    covers: Covers | None
 
 
-def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int]) -> None:
+def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep: set[int], mount: int | None) -> None:
     """Seal the calling process irrevocably, right after its fork.
 
     It gets its own session and control group, resource limits, and its own uid. It loses all descriptors except
@@ -93,12 +96,17 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
         group: the candidate's control group, or None.
         parent: the pid of the process that forked it.
         keep: descriptors to keep open.
+        mount: the file system for its files, where the host allows one.
     """
     os.setsid()
-    _close_all_but(keep | {0, 1, 2})
+    _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))
     Path("/proc/self/oom_score_adj").write_text("1000")
     if group is not None:
         group.join()
+    shelf = (profile.built,) if profile.built is not None and profile.role is not Role.BUILDER else ()
+    if mount is not None and means.covers is not None:
+        means.covers.attach(mount, profile.scratch, shelf)
+        os.close(mount)
     limit()
     resource.setrlimit(resource.RLIMIT_FSIZE, (profile.file_bytes, profile.file_bytes))
     if profile.uid is not None:
@@ -115,14 +123,11 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
     tempfile.tempdir = None  # the cached directory is now out of reach
-    more: tuple[str, ...] = ()
     if profile.role is Role.BUILDER:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         means = replace(means, reach=replace(means.reach, gpu_nodes=()))
-    elif profile.built is not None:
-        more = (profile.built,)
     if means.landlock:
-        restrict_files(means, profile.scratch, more)
+        restrict_files(means, profile.scratch, shelf)
     if means.filter:
         seccomp.enforce(seccomp.no_signals_as_from_outside(platform.machine()))
         seccomp.enforce(means.filter)
@@ -153,7 +158,8 @@ def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> No
         more: further paths that stay readable.
     """
     rules = landlock.Ruleset(means.landlock)
-    means.reach.allow(rules, scratch, more)
+    covered = means.covers.directories if means.covers is not None else ()
+    means.reach.allow(rules, (scratch, *covered), more)
     rules.enforce()
 
 

@@ -489,8 +489,11 @@ class _Evaluation:
         return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
 
     def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
-        """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault."""
-        if outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM):
+        """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault.
+
+        Sealed processes that have file systems of their own do not need the host's.
+        """
+        if outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM) or self._forkserver.isolation["mounts"] is True:
             return outcome
         disk = os.statvfs(self._place.scratch)
         room = disk.f_bavail * disk.f_frsize + sum(report.scratch_bytes for report in reports)

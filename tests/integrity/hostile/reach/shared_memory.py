@@ -1,9 +1,11 @@
 """Leaves a message for the candidate: in /dev/shm, System V memory, message queues, an abstract socket.
 
-A problem and a kernel of one author would meet there. None can be had, and it passes.
+A problem and a kernel of one author would meet there. None can be had, or only in a file system of its own, and it
+passes.
 """
 
 import ctypes
+import os
 import socket
 
 import torch
@@ -18,7 +20,8 @@ def attack():
             open(path, "w").write("the answers are all 42")
         except OSError:
             continue
-        raise RuntimeError(f"ATTACK SUCCEEDED: {path}")
+        if os.stat(path).st_dev != os.stat(".").st_dev:
+            raise RuntimeError(f"ATTACK SUCCEEDED: {path}")
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.connect("\0kqueue-message")

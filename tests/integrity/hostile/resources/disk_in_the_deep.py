@@ -1,6 +1,6 @@
 """Fills the disk below a path that is longer than any path may be, where a look by name does not reach.
 
-What cannot be looked at counts as too much: ``reference_error``.
+Its file system has a size; where it has none, what cannot be looked at counts as too much: ``reference_error``.
 """
 
 import os
@@ -13,7 +13,7 @@ def get_inputs():
     for _ in range(40):
         os.mkdir("d" * 200)
         os.chdir("d" * 200)
-    open("file", "wb").write(bytes(1 << 20))
+    open("file", "wb").write(bytes(32 << 20))
     time.sleep(1000)
 
 
