@@ -14,52 +14,18 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
+from tests.judge.linear import PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge import api
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.layer = torch.nn.Linear(size, size)
-    def forward(self, x):
-        return self.layer(x)
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return [8]
-"""
-RIGHT = """
-import torch
-class ModelNew(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.layer = torch.nn.Linear(size, size)
-    def forward(self, x):
-        {body}
-        return self.layer(x)
-"""
-QUICK = Settings(checks=2, timing=Timing(enabled=False))
 #: Write more files than there may be, and more bytes.
 FLOODS = [
     f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
     for size in (0, 4 << 20)
 ]
-
-
-def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
-    """The outcome of a kernel that the judge survives."""
-    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
-    return rig.judge(request)
-
-
-def right(body: str = "pass", top: str = "") -> str:
-    """A right kernel that also does something else."""
-    return top + RIGHT.format(body=body)
 
 
 def test_weights_agree_through_seed_and_constructor(rig: Rig) -> None:

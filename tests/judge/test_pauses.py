@@ -13,8 +13,8 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Outcome, Phase
 from kqueue.evidence import Facts
+from tests.judge.linear import QUICK, judge, right
 from tests.judge.rig import Rig
-from tests.judge.test_judge import QUICK, judge, right
 from tests.waiting import until
 from workers.judge.host import linux
 from workers.judge.keeper.control import End, Report

@@ -1,0 +1,42 @@
+"""A linear layer as a problem, kernels that are right for it, and what comes of them."""
+
+from __future__ import annotations
+
+from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from tests.judge.rig import Rig
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, size)
+    def forward(self, x):
+        return self.layer(x)
+def get_inputs():
+    return [torch.randn(4, 8)]
+def get_init_inputs():
+    return [8]
+"""
+RIGHT = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, size)
+    def forward(self, x):
+        {body}
+        return self.layer(x)
+"""
+QUICK = Settings(checks=2, timing=Timing(enabled=False))
+
+
+def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
+    """The outcome of a kernel that the judge survives."""
+    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    return rig.judge(request)
+
+
+def right(body: str = "pass", top: str = "") -> str:
+    """A right kernel that also does something else."""
+    return top + RIGHT.format(body=body)
