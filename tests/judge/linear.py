@@ -29,6 +29,11 @@ class ModelNew(torch.nn.Module):
         return self.layer(x)
 """
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
+#: Write more files than there may be, and more bytes.
+FLOODS = [
+    f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
+    for size in (0, 4 << 20)
+]
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:

@@ -15,8 +15,8 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Limits, Outcome, Request, Settings, Timing
+from tests.judge.linear import FLOODS
 from tests.judge.rig import Rig
-from tests.judge.test_judge import FLOODS
 from workers.judge import api
 from workers.judge.sandbox import seccomp
 

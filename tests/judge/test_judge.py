@@ -14,18 +14,12 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
-from tests.judge.linear import PROBLEM, QUICK, judge, right
+from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge import api
 from workers.judge.host import linux
 from workers.judge.trial import steps
-
-#: Write more files than there may be, and more bytes.
-FLOODS = [
-    f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
-    for size in (0, 4 << 20)
-]
 
 
 def test_weights_agree_through_seed_and_constructor(rig: Rig) -> None:
