@@ -16,8 +16,8 @@ from kqueue.contract import Backend, Phase, Policy, Request
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import rules, static
 
-GOOD = Path(__file__).parents[2] / "examples" / "kernels" / "good"
-CONTROLS = Path(__file__).parents[1] / "integrity" / "programs" / "controls"
+GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
+CONTROLS = Path(__file__).parents[2] / "integrity" / "programs" / "controls"
 
 
 def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
@@ -399,6 +399,6 @@ def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> 
 
 def test_the_document_lists_the_rules() -> None:
     """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
-    document = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
     table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document

@@ -16,7 +16,7 @@ from workers.judge.channel import activities
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import provenance
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels" / "good"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "kernels" / "good"
 
 CUDA = r'''
 from torch.utils.cpp_extension import load_inline
