@@ -184,7 +184,7 @@ def _table() -> Iterator[Entry]:
     yield _bad("segfault_at_import", c.CRASHED, "torch", BOTH)
     yield _bad("abort", c.CRASHED, "torch", BOTH)
     yield _bad("exit_zero", c.CRASHED, "torch", BOTH)
-    yield _bad("kill_itself", c.CRASHED, "torch", BOTH)
+    yield _bad("kill_itself", c.RUNTIME_ERROR, "torch", BOTH)
     yield _bad("endless_loop", c.TIMEOUT, "torch", BOTH, deadlines=Deadlines(check_s=2))
     yield _bad("endless_loop_at_import", c.TIMEOUT, "torch", BOTH, deadlines=Deadlines(load_s=2))
     yield _bad("endless_constructor", c.TIMEOUT, "torch", BOTH, deadlines=Deadlines(construct_s=2))

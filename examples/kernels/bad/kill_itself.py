@@ -1,4 +1,4 @@
-"""Kills itself with SIGKILL, as the kernel's out-of-memory killer would."""
+"""Would kill itself with SIGKILL, as the kernel's out-of-memory killer does: Linux refuses the call."""
 
 import os
 import signal
