@@ -84,13 +84,12 @@ class Family:
         return [child for child in linux.children(pid) if running(child)]
 
 
-def descriptors(pid: int) -> tuple[int, int]:
-    """How many descriptors a process has open, and how many of these are sockets; both -1 where it is gone."""
+def descriptors(pid: int) -> list[str]:
+    """What the descriptors of a process are of; empty where it is gone."""
     try:
-        targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH115, PTH208
+        return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH115, PTH208
     except OSError:
-        return -1, -1
-    return len(targets), sum(target.startswith("socket:") for target in targets)
+        return []
 
 
 def own_memory(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,8 @@ _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
 #: Descriptors of a fork server for a reference that it keeps, and the sockets among them. (A mapping holds one too.)
 _OF_A_REFERENCE: Final = (6, 3)
+#: What it may hold one of for each sealed process, as the host and the lane have it: its file system, its memory.
+_ONE_OF_EACH: Final = ("/", r"/proc/\d+/mem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +150,17 @@ class Watch(threading.Thread):
                     parents[forkserver] = "fork server"
         for pid, role in parents.items():
             start = born(pid)
-            held, sockets = descriptors(pid)
-            if start is None or held < 0:
+            held, sockets = _count(targets := descriptors(pid))
+            if start is None or not held:
                 continue
             if role == "fork server":
-                # It keeps references for later evaluations, up to a bounded number: they come and go.
-                references = sum(name(child) == "kq-reference" for child in linux.children(pid))
-                held, sockets = held - _OF_A_REFERENCE[0] * references, sockets - _OF_A_REFERENCE[1] * references
+                held, sockets = _without_sealed(pid, targets)
             since = self._at_work.setdefault((pid, start), now)
             if now - since > _GROWN_UP_S:
                 self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))
         for role, pid in (("Postgres", family.postgres()), ("Valkey", family.valkey())):
             if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _SETTLED_S:
-                held, sockets = descriptors(pid)
+                held, sockets = _count(descriptors(pid))
                 own = sum(own_memory(one) for one in (pid, *below(pid)))
                 # Across its restarts: its data stay, and so would what it does not let go of.
                 self._samples[role, 0, 0].append(Sample(now, held, sockets, own))
@@ -182,6 +183,22 @@ class Watch(threading.Thread):
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
         return left
+
+
+def _count(targets: list[str]) -> tuple[int, int]:
+    """How many descriptors there are, and how many of these are sockets."""
+    return len(targets), sum(target.startswith("socket:") for target in targets)
+
+
+def _without_sealed(forkserver: int, targets: list[str]) -> tuple[int, int]:
+    """As :func:`_count`, less those for sealed processes: they come and go, and a bounded number of references stays."""
+    held, sockets = _count(targets)
+    sealed = [child for child in linux.children(forkserver) if running(child)]
+    references = sum(name(child) == "kq-reference" for child in sealed)
+    held, sockets = held - _OF_A_REFERENCE[0] * references, sockets - _OF_A_REFERENCE[1] * references
+    for kind in _ONE_OF_EACH:
+        held -= min(sum(re.fullmatch(kind, target) is not None for target in targets), len(sealed))
+    return held, sockets
 
 
 def _nvml(gpus: Sequence[int]) -> tuple[Any, list[Any]]:
