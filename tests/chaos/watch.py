@@ -191,7 +191,7 @@ def _count(targets: list[str]) -> tuple[int, int]:
 
 
 def _without_sealed(forkserver: int, targets: list[str]) -> tuple[int, int]:
-    """As :func:`_count`, less those for sealed processes: they come and go, and a bounded number of references stays."""
+    """As :func:`_count`, less those for sealed processes: they come and go; a bounded number of references stays."""
     held, sockets = _count(targets)
     sealed = [child for child in linux.children(forkserver) if running(child)]
     references = sum(name(child) == "kq-reference" for child in sealed)
