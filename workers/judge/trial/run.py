@@ -251,10 +251,9 @@ class _Evaluation:
         """Say what can be said of kernel and problem by reading them."""
         source, policy = self._request.kernel, self._settings.policies.findings
         static.check_problem(self._request.problem)
-        if tolerance := self._settings.tolerance:
-            self._evidence["tolerance"] = tolerance.model_dump() | {"by": "settings"}
-        elif tolerance := static.tolerance(self._request.problem):
-            self._evidence["tolerance"] = tolerance.model_dump() | {"by": "problem"}
+        given, own = self._settings.tolerance, static.tolerance(self._request.problem)
+        if tolerance := given or own:
+            self._evidence["tolerance"] = tolerance.model_dump() | {"by": "settings" if given else "problem"}
         static.check(source)
         if policy is not Policy.ALLOW:
             findings = static.findings(source, self._request.backend)
