@@ -42,5 +42,6 @@ def reference(source: str, bounds: Bounds | None = None, **settings: Any) -> Ref
     made.begin()
     made.load()
     made.construct()
+    made.plan()
     made.widen()
     return made

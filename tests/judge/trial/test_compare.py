@@ -23,7 +23,7 @@ TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
 def verdict(out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance | None = None) -> EvaluationEnded | None:
     """What comparing one output raises, if anything."""
     try:
-        check_values([out], Case(0, [], [ref]), Settings(tolerance=tolerance))
+        check_values([out], Case(0, outputs=[ref]), Settings(tolerance=tolerance))
     except EvaluationEnded as ended:
         return ended
     return None
@@ -50,7 +50,7 @@ def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
     """It counts where the settings give none, beside the comparison of all values together."""
     wide = Tolerance(atol=1.0, rtol=0.1)
     ref = torch.linspace(-0.5, 0.5, 100)
-    case = Case(0, [], [ref], tolerance=wide)
+    case = Case(0, outputs=[ref], tolerance=wide)
     assert check_values([ref * 1.09], case, Settings())["kernelbench_correct"] is False
     for out, settings in ((ref * 1.2, Settings()), (ref * 0, Settings()), (ref * 1.09, Settings(tolerance=TIGHT))):
         with pytest.raises(EvaluationEnded, match="wrong_values"):
@@ -163,7 +163,7 @@ def fault(
     comparison: Comparison = Comparison.STRICT,
 ) -> EvaluationEnded | None:
     """What comparing one output with a reference, and with that in float64, raises."""
-    case = Case(0, [], [ref], [exact] if exact is not None else None, kind)
+    case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None, kind=kind)
     try:
         check_values([out], case, Settings(precision=precision, comparison=comparison))
     except EvaluationEnded as ended:
@@ -173,7 +173,9 @@ def fault(
 
 def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
     """What comparing one right output tells."""
-    return check_values([out], Case(0, [], [ref], [exact] if exact is not None else None), Settings(**settings))
+    return check_values(
+        [out], Case(0, outputs=[ref], exact=[exact] if exact is not None else None), Settings(**settings)
+    )
 
 
 def in_chunks(a: torch.Tensor, b: torch.Tensor, size: int = 32) -> torch.Tensor:
@@ -239,7 +241,9 @@ def test_a_fused_kernel_may_be_more_precise_than_the_reference(dtype: torch.dtyp
     ended = fault(out, ref, exact, PRECISIONS[dtype])
     assert ended is None, ended
     assert (
-        compare.check_values([out], Case(0, [], [ref], [exact]), Settings(precision=PRECISIONS[dtype]))["error_ratio"]
+        compare.check_values([out], Case(0, outputs=[ref], exact=[exact]), Settings(precision=PRECISIONS[dtype]))[
+            "error_ratio"
+        ]
         < 1
     )
 
@@ -530,7 +534,7 @@ def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() 
     refs = [torch.ones(4), torch.empty(0), torch.arange(4), torch.ones(3)]
     outs = [refs[0] + 1e-6, refs[1], refs[2].clone(), refs[3] + 0.5]
     with pytest.raises(EvaluationEnded) as caught:
-        check_values(outs, Case(0, [], refs), Settings())
+        check_values(outs, Case(0, outputs=refs), Settings())
     assert caught.value.outcome.facts.output == 3
     assert caught.value.outcome.facts.max_abs_error == 0.5
 

@@ -29,7 +29,7 @@ class ModelNew(torch.nn.Module):
 def comparison(kind: str) -> dict[str, Any]:
     """The error of one value, by inputs of this kind."""
     ref = torch.arange(1, 65, dtype=torch.float32)
-    case = Case(0, [], [ref], kind=kind, exact=[ref.double()])
+    case = Case(0, outputs=[ref], kind=kind, exact=[ref.double()])
     return compare.merge_errors([compare.check_values([ref + 1e-6], case, Settings())])
 
 
@@ -39,7 +39,7 @@ def comparison(kind: str) -> dict[str, Any]:
         {"findings": static.findings(KERNEL, Backend.TRITON)},
         {"provenance": provenance.assess([("add_kernel", 9, 1), ("nvjet", 1, 1)], KERNEL, Backend.TRITON)},
         {"provenance": provenance.assess([], KERNEL, Backend.CUDA)},
-        {"floor": physics.floor(4096, Case(0, [torch.zeros(8)], [torch.zeros(8)]), 4e12)},
+        {"floor": physics.floor(32, 4096, 4e12)},
         {"comparison": comparison("given")},
         {"comparison": comparison("scaled")},
     ],

@@ -84,8 +84,9 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     for _ in range(5):
         process = made.process
         process.enter(Phase.TIME, 60.0)
-        stopwatch = timing.Stopwatch(made.exchange, made, CPU, 60.0, None, environment.Watch(CPU), 4)
-        taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", null_share=0.2)
+        with made.timed() as exchange:
+            stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, environment.Watch(CPU), 4)
+            taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", null_share=0.2)
         assert len(taken.calls) == 16
         assert set(taken.kept) <= set(taken.calls)
         for proof in stopwatch._proofs:
@@ -149,7 +150,7 @@ def test_the_floor_counts_what_must_be_written_once(outputs: str, written: int) 
     made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
     [case, *_] = made.make_cases()
     made.answer(case)
-    found = physics.floor(made.written_bytes, case, 4e12)
+    found = physics.floor(made.input_bytes, made.written_bytes, 4e12)
     assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written)
     assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 

@@ -298,7 +298,7 @@ def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -
         assert uses(rig.judge(request())) == 1
 
 
-CASE = Case(1, [torch.zeros(64)], [torch.zeros(1)], drawn=2)
+CASE = Case(1, drawn=2, inputs=[torch.zeros(64)], outputs=[torch.zeros(1)])
 
 
 def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = False) -> warm.Memo | None:

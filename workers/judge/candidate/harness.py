@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -85,8 +84,8 @@ class _CompileError(Exception):
 def preload() -> None:
     """Import what most candidates import, without touching the GPU. Called before anything is forked.
 
-    torch's extension builder asks for GPUs when it is imported, and the library that answers keeps
-    descriptors open which a forked and sealed candidate does not have: there are none to find meanwhile.
+    torch's extension builder asks for GPUs when it is imported, and the library that answers keeps descriptors open
+    which a forked and sealed candidate does not have: there are none to find meanwhile.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -125,8 +124,7 @@ class Instance:
         model: the module that is called.
         arrangement: of ``forward``'s arguments.
         inputs: the shared inputs that calls use.
-        more: further sets of shared inputs.
-        input_memory: beginning and size, in bytes, of each.
+        input_memory: beginning and size, in bytes, of each input of the last call.
         structure: the arrangement of the reference's outputs (:func:`describe`).
         last: the outputs of the last call.
         delivered: the tensors among them as they were delivered; they must live until the judge has read them.
@@ -136,12 +134,19 @@ class Instance:
     model: Any = None
     arrangement: Any = None
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
-    more: list[list[OpenedBuffer]] = field(default_factory=list[list[OpenedBuffer]])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
     last: Any = None
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+
+    def input_of(self, leaf: torch.Tensor) -> int | None:
+        """Return the number of the last call's input whose memory a tensor begins in; None if it is none's."""
+        at = leaf.data_ptr()
+        for number, (begin, nbytes) in enumerate(self.input_memory):
+            if begin <= at < begin + nbytes:
+                return number
+        return None
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of one call. What it does to lists and dicts, no other sees."""
@@ -149,7 +154,13 @@ class Instance:
 
 
 class Harness:
-    """One model, from its source to its calls."""
+    """One model, from its source to its calls.
+
+    Attributes:
+        holds_sets: True if memory that was announced must stay so, until the judge lets go of it.
+    """
+
+    holds_sets = False
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         """Hold a page of flags; the source goes to the working directory, or to ``directory``."""
@@ -176,6 +187,7 @@ class Harness:
             Order.AHEAD_IN_TURN: self._run_ahead,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
+            Order.ALLOW: self._allow,
         }
 
     def obey(self, command: Command) -> Reply:
@@ -220,6 +232,12 @@ class Harness:
             torch.cuda.synchronize()
         else:
             self.exports.announce_memory()
+        return self.done(command)
+
+    def _allow(self, command: Command) -> Reply:
+        if self.on_gpu:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, command.payload / total))
         return self.done(command)
 
     def _load(self, command: Command) -> Reply:
@@ -270,14 +288,14 @@ class Harness:
     def place(self, value: Any) -> Any:
         """Return an argument with its tensors on the device, those of the declared dtype in the precision asked for."""
         if isinstance(value, torch.Tensor):
-            return value.detach().to(device=self._job.device, dtype=self._dtype(value))
+            return value.detach().to(device=self._job.device, dtype=self.dtype_of(value))
         if type(value) in (list, tuple):
             return type(value)(self.place(item) for item in value)
         if type(value) is dict:
             return {key: self.place(item) for key, item in cast("dict[Any, Any]", value).items()}
         return value
 
-    def _dtype(self, tensor: torch.Tensor) -> torch.dtype:
+    def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the dtype of a weight or input: a source that names another than float32 means it.
 
         Not so float64, which is what Python's and numpy's numbers are.
@@ -288,23 +306,22 @@ class Harness:
     def _placed(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model on the device, its weights as :meth:`place` makes arguments."""
         weights = [*model.parameters(), *model.buffers()]
-        if all(self._dtype(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
+        if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
             return model.to(device=self._job.device, dtype=self._job.dtype)
         model = model.to(device=self._job.device)
         for weight in (*model.parameters(), *model.buffers()):
-            weight.data = weight.data.to(self._dtype(weight))
+            weight.data = weight.data.to(self.dtype_of(weight))
         return model
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.instance(command)
-        self.unbind([*own.inputs, *chain.from_iterable(own.more)])
-        opened, count = self._opened(command), check(binding.arguments)
-        own.inputs = opened[:count]
-        own.more = [opened[i : i + count] for i in range(count, len(opened), max(count, 1))]
+        self.unbind(own.inputs)
+        own.inputs = self._opened(command)
+        check(binding.arguments)
         own.arrangement = binding.arguments
         own.input_memory = [
-            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=False)
+            (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]
         return self.done(command)
 
@@ -414,7 +431,8 @@ class Harness:
             own.dense.clear()
         if structure != own.structure:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
-        self.exports.begin()
+        if not self.holds_sets:
+            self.exports.begin()
         places = tuple(self._place(own, i, leaf) for i, leaf in enumerate(leaves))
         return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
 
@@ -423,32 +441,37 @@ class Harness:
 
         On a CPU a null delivers the copy of the call before: it pays for what the judge copies, and no more.
         """
-        if leaf.device.type != self._job.device or leaf.numel() == 0 or leaf.dim() > MAX_DIMS:
-            return Place()
-        if TensorSpec.of(leaf).dtype is None:
+        if not self.can_place(leaf):
             return Place()
         leaf = leaf.detach().resolve_conj().resolve_neg()
-        apart = is_apart(leaf.shape, leaf.stride())
-        for index, (begin, nbytes) in enumerate(own.input_memory):
-            offset = leaf.data_ptr() - begin
-            if 0 <= offset < nbytes and apart:
-                return Place(Where.INPUT, index, offset=offset, stride=leaf.stride())
-        if not self.on_gpu:
-            if not is_dense(leaf.shape, leaf.stride()):
-                if i not in own.dense:
-                    own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
-                leaf = own.dense[i]
-            own.delivered.append(leaf)
-            return Place(Where.OWN, offset=leaf.data_ptr(), stride=leaf.stride())
-        place = None
-        if apart:
-            with contextlib.suppress(CudaCallError):
-                place = self.exports.place(leaf)
-        if place is None:
-            leaf = leaf.clone(memory_format=torch.contiguous_format)
-            place = self.exports.place(leaf)
+        number = own.input_of(leaf)
+        if number is not None and is_apart(leaf.shape, leaf.stride()):
+            offset = leaf.data_ptr() - own.input_memory[number][0]
+            return Place(Where.INPUT, number, offset=offset, stride=leaf.stride())
+        if not self.on_gpu and not is_dense(leaf.shape, leaf.stride()):
+            if i not in own.dense:
+                own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
+            leaf = own.dense[i]
+        place, leaf = self.locate(leaf)
         own.delivered.append(leaf)
         return place
+
+    def can_place(self, leaf: torch.Tensor) -> bool:
+        """Return whether a tensor can be handed over at all: its device and its form."""
+        known = leaf.device.type == self._job.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
+        return known and TensorSpec.of(leaf).dtype is not None
+
+    def locate(self, leaf: torch.Tensor) -> tuple[Place, torch.Tensor]:
+        """Return where a tensor of this process lies, and the tensor that lies there: a copy, where it must be one."""
+        if not self.on_gpu:
+            if not is_dense(leaf.shape, leaf.stride()):
+                leaf = leaf.clone(memory_format=torch.contiguous_format)
+            return Place(Where.OWN, offset=leaf.data_ptr(), stride=leaf.stride()), leaf
+        if is_apart(leaf.shape, leaf.stride()):
+            with contextlib.suppress(CudaCallError):
+                return self.exports.place(leaf), leaf
+        leaf = leaf.clone(memory_format=torch.contiguous_format)
+        return self.exports.place(leaf), leaf
 
     def settle(self) -> None:
         """Wait for the device, and raise what it has to say about launches that nobody checked."""

@@ -11,7 +11,7 @@ import mmap
 import random
 import sys
 import traceback
-from itertools import chain, zip_longest
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -20,32 +20,70 @@ import torch
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
-from workers.judge.channel.arguments import FORM, ArgumentsError, take_apart
-from workers.judge.channel.buffers import OpenedBuffer
-from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Command, Draw, Order, Reply, TensorSpec
+from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
+from workers.judge.channel.protocol import (
+    MAX_DIMS,
+    MAX_TENSORS,
+    Answer,
+    Ask,
+    Command,
+    Draw,
+    Order,
+    Place,
+    Release,
+    Reply,
+    TensorSpec,
+    describe,
+    widened,
+)
 from workers.judge.channel.randomness import set_seed
 
 #: What torch may keep of a GPU's memory for later, in bytes: others need some too.
 _CACHED_BYTES: Final = 1 << 30
+#: Inputs up to this size, in bytes all together, are held as copies: the problem may use its own again.
+_COPIED_BYTES: Final = 64 << 20
+
+
+@dataclass(slots=True)
+class _Set:
+    """An input set that the judge has not let go of.
+
+    Attributes:
+        seed, on_device: how it was drawn.
+        arrangement: of ``forward``'s arguments.
+        inputs: the tensors among them.
+        answers: what was handed over of the answers to it; it must live until the judge has read it.
+    """
+
+    seed: int
+    on_device: bool
+    arrangement: Any
+    inputs: list[torch.Tensor]
+    answers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
 
 class ReferenceHarness(Harness):
     """One problem, from its source to its answers."""
+
+    holds_sets = True
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
         self._sheet: mmap.mmap
         self._get_inputs: Any
         self._get_init_inputs: Any
-        self._drawn: list[torch.Tensor] = []
+        self._sets: dict[int, _Set] = {}
+        self._form: Any = None
         self._variants: Variants | None = None
+        #: Whether a forward has changed its inputs: it gets copies from then on.
+        self._mutates = False
         #: The model in float64 on inputs in float64.
         self._wide = Instance()
         self.orders |= {
             Order.INITIAL: self._initial,
+            Order.PLAN: self._plan,
             Order.DRAW: self._draw,
-            Order.TAKE: self._take,
-            Order.DELIVER: self._deliver_again,
+            Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
             Order.RUN: self._answer,
             Order.REST: self._rest,
@@ -79,49 +117,74 @@ class ReferenceHarness(Harness):
         self._tell(arguments, "get_init_inputs()")
         return self.done(command)
 
+    def _plan(self, command: Command) -> Reply:
+        """Learn the sizes of inputs on the meta device, and of weights. What cannot be learned is told as None.
+
+        A forward on the meta device would tell those of outputs, after an import that takes seconds.
+        """
+        model = self.own.model
+        told: dict[str, int | None] = {"inputs": None, "weights": sum(w.nbytes for w in _weights(model))}
+        with contextlib.suppress(Exception), torch.device("meta"):
+            _, tensors = take_apart(self._get_inputs())
+            told["inputs"] = sum(tensor.numel() * self.dtype_of(tensor).itemsize for tensor in tensors)
+        self._tell(told, "the plan")
+        return self.done(command)
+
     def _draw(self, command: Command) -> Reply:
         """Draw input sets. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
         order: Draw = command.payload
-        sets = [self.own.inputs, *self.own.more]
-        form: Any = None
-        varied: list[bool] = []
-        specs: tuple[TensorSpec, ...] = ()
-        for seed, kind, shared in zip_longest(order.seeds, order.kinds, sets[: len(order.seeds)]):
-            if kind is not None:
-                varied.append(self._vary(seed, kind, shared, on_device=order.on_device))
-                continue
-            now, self._drawn = self._inputs(seed, on_device=order.on_device)
-            specs = tuple(TensorSpec.of(tensor) for tensor in self._drawn)
-            if form is None:
-                form = now
-                self._tell(now, "get_inputs()")
-            elif repr(now) != repr(form):
+        self._drop(order.free)
+        leaves: list[torch.Tensor] = []
+        if order.kind:
+            [seed] = order.seeds
+            made = self._vary(seed, order.kind, on_device=order.on_device)
+            if made is None:
+                return Reply(Answer.MISMATCH, command.sequence)
+            self._sets[order.slots[0]] = _Set(seed, order.on_device, self._form, made)
+            leaves = made
+        for slot, seed in zip(order.slots, order.seeds, strict=True):
+            if order.kind:
+                break
+            now, tensors = self._inputs(seed, on_device=order.on_device)
+            if self._form is None:
+                self._form = now
+            elif repr(now) != repr(self._form):
                 raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
-            if shared is None or specs != tuple(TensorSpec.of(opened.tensor) for opened in shared):
-                return Reply(Answer.MISMATCH, command.sequence, tensors=specs)
-            for opened, drawn in zip(shared, self._drawn, strict=True):
-                opened.tensor.copy_(drawn)
-        if order.kinds:
-            self._tell(varied, "get_inputs()")
-        self._drawn = []
+            self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
+            leaves += self._sets[slot].inputs
+        self._tell(self._form, "get_inputs()")
         self.settle()
-        return Reply(Answer.DONE, command.sequence, tensors=specs)
+        places = tuple(self.locate(leaf)[0] if self.can_place(leaf) else Place() for leaf in leaves)
+        specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
+        return Reply(Answer.DONE, command.sequence, tensors=specs, places=places)
 
-    def _vary(self, seed: int, kind: str, shared: list[OpenedBuffer], *, on_device: bool) -> bool:
-        """Make a variant of the inputs of a seed; return whether there is one. What fails was not written for it."""
+    def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return inputs as calls get them: dense, each with memory of its own."""
+        few = sum(tensor.nbytes for tensor in tensors) <= _COPIED_BYTES
+        seen: set[int] = set()
+        owned: list[torch.Tensor] = []
+        for tensor in tensors:
+            where = tensor.untyped_storage().data_ptr()
+            if few or where in seen or tensor.storage_offset() or not tensor.is_contiguous():
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            seen.add(where)
+            owned.append(tensor)
+        return owned
+
+    def _vary(self, seed: int, kind: str, *, on_device: bool) -> list[torch.Tensor] | None:
+        """Make a variant of the inputs of a seed; None where there is none. What fails was not written for it."""
         try:
             if self._variants is None:
                 self._variants = Variants(lambda seed: self._inputs(seed, on_device=on_device)[1], seed, seed ^ 1)
             made = self._variants.make(kind)
-            if made is None or [TensorSpec.of(t) for t in made] != [TensorSpec.of(o.tensor) for o in shared]:
-                return False
-            for opened, drawn in zip(shared, made, strict=True):
-                opened.tensor.copy_(drawn)
+            if made is None:
+                return None
+            made = self._own(made)
             self.settle()
         except Exception:  # noqa: BLE001 -- the problem's code may raise anything
             traceback.print_exc()
-            return False
-        return True
+            return None
+        return made
 
     def _inputs(self, seed: int, *, on_device: bool) -> tuple[Any, list[torch.Tensor]]:
         """Return the arrangement of a call's arguments, and the tensors among them as calls get them."""
@@ -139,51 +202,100 @@ class ReferenceHarness(Harness):
             raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         return arrangement, [self.place(tensor) for tensor in tensors]
 
-    def _take(self, command: Command) -> Reply:
-        for opened, drawn in zip(self.own.inputs, self._drawn, strict=True):
-            opened.tensor.copy_(drawn)
-        self._drawn = []
+    def _release(self, command: Command) -> Reply:
+        order: Release = command.payload
+        if order.all:
+            self._variants = None
+            self.own.last, self.own.delivered = None, []
+            self.unbind(self.own.inputs)
+            self.own.inputs = []
+        self._drop(tuple(self._sets) if order.all else order.slots)
         self.settle()
+        if order.all and self.on_gpu:
+            self.exports.forget()
+            torch.cuda.empty_cache()
         return self.done(command)
 
+    def _drop(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            self._sets.pop(slot, None)
+
     def _answer(self, command: Command) -> Reply:
-        """One call, on the shared inputs; tells whether it drew random numbers."""
-        own = self.instance(command)
-        positional, keywords = own.arguments()
-        with _default_dtype(torch.float64) if command.wide else contextlib.nullcontext(), torch.no_grad():
-            set_seed(command.seed)
-            before = self._random_state()
-            output = own.model(*positional, **keywords)
-            self.settle()
-            drew = not torch.equal(before, self._random_state())
-        reply = self._told(command, output, drew=drew)
+        """One call on inputs that are held; tells whether it drew random numbers, and changes inputs."""
+        ask: Ask | None = command.payload
+        if ask is None:
+            return self._run(command)
+        held = self._sets[ask.slot]
+        if command.wide:
+            output, drew = self._call(command, held, self._widened(held.inputs, ask))
+        else:
+            given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
+            versions = [tensor._version for tensor in given]
+            output, drew = self._call(command, held, given)
+            if not self._mutates and versions != [tensor._version for tensor in given]:
+                self._mutates = True
+                self._restore(held)
+                output, drew = self._call(command, held, [tensor.clone() for tensor in held.inputs])
+        reply = self._hand_over(command, held, output, drew=drew)
         if command.wide and self.on_gpu:
             unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
             if unused > _CACHED_BYTES:
                 torch.cuda.empty_cache()
         return reply
 
-    def _deliver_again(self, command: Command) -> Reply:
-        return self._told(command, self.instance(command).last, drew=False)
+    @staticmethod
+    def _widened(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+        set_seed(ask.nudge_seed)
+        return [(moved(t, ask.nudge) if ask.nudge else t).to(widened(t.dtype)) for t in inputs]
 
-    def _told(self, command: Command, output: Any, *, drew: bool) -> Reply:
-        reply = self.deliver(command, output)
+    def _call(self, command: Command, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+        """Return the model's output, and whether random numbers were drawn for it."""
+        own = self.instance(command)
+        own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+        positional, keywords = put_together(held.arrangement, tensors)
+        with _default_dtype(torch.float64) if command.wide else contextlib.nullcontext(), torch.no_grad():
+            set_seed(command.seed)
+            before = self._random_state()
+            output = own.model(*positional, **keywords)
+            self.settle()
+            return output, not torch.equal(before, self._random_state())
+
+    def _restore(self, held: _Set) -> None:
+        """Draw inputs anew that a call has changed."""
+        with torch.no_grad():
+            _, again = self._inputs(held.seed, on_device=held.on_device)
+            for tensor, drawn in zip(held.inputs, again, strict=True):
+                tensor.copy_(drawn)
+
+    def _hand_over(self, command: Command, held: _Set, output: Any, *, drew: bool) -> Reply:
+        """Say where an answer lies, whatever its form."""
+        own = self.instance(command)
+        structure, leaves = describe(output)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
+        places: list[Place] = []
+        for leaf in tensors:
+            if not self.can_place(leaf):
+                places.append(Place())
+                continue
+            number = own.input_of(leaf)
+            place, there = self.locate(leaf.detach().resolve_conj().resolve_neg())
+            held.answers.append(there)
+            places.append(replace(place, index=0 if number is None else number + 1))
         self.settle()
-        written = 0 if command.wide else self._written(output)
         return Reply(
-            reply.answer,
-            reply.sequence,
-            structure=reply.structure,
-            tensors=reply.tensors,
-            places=reply.places,
+            Answer.DONE,
+            command.sequence,
+            structure=structure,
+            tensors=tuple(TensorSpec.of(tensor) for tensor in tensors),
+            places=tuple(places),
             drew=drew,
-            written_bytes=written,
+            written_bytes=0 if command.wide else self._written(output),
+            mutated=self._mutates,
         )
 
     def _written(self, output: Any) -> int:
         """Return the bytes of outputs that are neither inputs nor weights, each memory counted once."""
-        model: torch.nn.Module = self.own.model
-        kept = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        kept = {tensor.untyped_storage().data_ptr() for tensor in _weights(self.own.model)}
         kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
         for leaf in _tensors(output):
@@ -207,9 +319,9 @@ class ReferenceHarness(Harness):
 
     def _rest(self, command: Command) -> Reply:
         """Forget the evaluation: its buffers, its model, its last tensors."""
-        self._drawn, self._variants = [], None
+        self._sets, self._form, self._variants, self._mutates = {}, None, None, False
         for instance in (self.own, self._wide):
-            self.unbind([*instance.inputs, *chain.from_iterable(instance.more)])
+            self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
         if self.on_gpu:
             self.exports.forget()
@@ -227,6 +339,20 @@ class ReferenceHarness(Harness):
         except sheet.SheetError as error:
             raise ProblemError(f"{what} returned {error}; numbers, strings, tensors and their lists travel") from None
         self._sheet[: len(data)] = data
+
+
+def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Return floating values in float64, each changed by about ``rounding``, within the range that they have."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    wide = tensor.double()
+    low, high = wide.aminmax()
+    typical = wide.square().mean().sqrt()
+    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+
+
+def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -43,24 +43,25 @@ def take_apart(arguments: Any) -> tuple[Any, list[torch.Tensor]]:
     if not isinstance(arguments, (list, tuple, dict)):
         raise ArgumentsError("no list, tuple or dict")
     tensors: list[torch.Tensor] = []
-
-    def walk(value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
-            tensors.append(value)
-            return LEAF
-        if depth > _MOST_DEPTH:
-            raise ArgumentsError("values that are nested too deeply")
-        if kind is list or kind is tuple:
-            return kind(walk(item, depth + 1) for item in value)
-        if kind is dict:
-            return {key: walk(item, depth + 1) for key, item in value.items()}
-        return value
-
     whole = cast("Any", arguments)
-    arrangement = walk(list(whole) if isinstance(whole, tuple) else whole, 0)
+    arrangement = _without_tensors(list(whole) if isinstance(whole, tuple) else whole, 0, tensors)
     check(arrangement)
     return arrangement, tensors
+
+
+def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any:
+    # No function within another: one that calls itself would keep the tensors alive until garbage is collected.
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        tensors.append(value)
+        return LEAF
+    if depth > _MOST_DEPTH:
+        raise ArgumentsError("values that are nested too deeply")
+    if kind is list or kind is tuple:
+        return kind(_without_tensors(item, depth + 1, tensors) for item in value)
+    if kind is dict:
+        return {key: _without_tensors(item, depth + 1, tensors) for key, item in value.items()}
+    return value
 
 
 def check(arrangement: Any) -> int:

@@ -30,7 +30,7 @@ from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Pla
 
 #: Runs that a process announces before it starts over, and how many the judge takes; one call has 32 at most.
 _MANY_RUNS: Final = 16
-_MOST_RUNS: Final = 64
+_MOST_RUNS: Final = 512
 #: In how many pieces a tensor is read from a process's memory, and the least of a piece, in bytes.
 _PIECES: Final = 64
 _LEAST_PIECE: Final = 16 << 10
@@ -211,6 +211,10 @@ class Imports:
         self._sizes: dict[int, list[int]] = {}
         self._mapped: dict[int, tuple[Mapping, torch.Tensor]] = {}
 
+    def __len__(self) -> int:
+        """Return how many runs are known."""
+        return len(self._handles) + len(self._mapped)
+
     def add(self, export: Export) -> None:
         """Take a part of a run; its descriptors are closed.
 
@@ -222,10 +226,7 @@ class Imports:
         handles = self._handles.setdefault(export.run, [])
         sizes = self._sizes.setdefault(export.run, [])
         try:
-            if (
-                len(self._handles) + len(self._mapped) > _MOST_RUNS
-                or len(handles) + len(export.descriptors) > export.total
-            ):
+            if len(self) > _MOST_RUNS or len(handles) + len(export.descriptors) > export.total:
                 raise ProtocolError("more memory was announced than there can be")
             for descriptor, size in zip(export.descriptors, export.sizes, strict=True):
                 handles.append(gpu_memory.import_handle(descriptor))

@@ -35,7 +35,7 @@ MAX_STRUCTURE_BYTES: Final = 1024
 _MAGIC: Final = 0x6B71_0001
 _EXPORT_MAGIC: Final = 0x6B71_0002
 _COMMAND = struct.Struct("=IIQq??")
-_REPLY_HEAD = struct.Struct(f"=IIQqqQB{MAX_STRUCTURE_BYTES}s128s2048sI")
+_REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, its allocations in all and in this record; their sizes follow.
@@ -85,7 +85,8 @@ class Order(IntEnum):
     BIND_OUTPUTS = 5
     """Know the outputs' form."""
     RUN = 6
-    """Call forward on the shared inputs. The reply says where the outputs lie."""
+    """Call forward on the shared inputs; in a reference, if the payload is an :class:`Ask`, on inputs that it holds.
+    The reply says where the outputs lie."""
     TIME = 7
     """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
     before the forward."""
@@ -105,14 +106,17 @@ class Order(IntEnum):
     GPUs to compile for; empty where there is none."""
     INITIAL = 15
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
+    PLAN = 17
+    """In a reference: learn without memory what a call takes. The sheet tells the bytes of inputs and of weights, or
+    None for what could not be learned so."""
+    ALLOW = 18
+    """Take so many bytes of the GPU's memory at most from now on."""
     DRAW = 16
-    """In a reference: call ``get_inputs()`` once under each seed of the payload (:class:`Draw`). The reply describes
-    the tensors; their arrangement stands on the sheet. The tensors are copied to the sets of shared inputs, if they
-    fit. Sets of other kinds are made where they can be; the sheet tells which were."""
-    TAKE = 17
-    """In a reference: copy the tensors that were drawn last to the first set of shared inputs."""
-    DELIVER = 18
-    """In a reference: deliver the outputs of the last call, which did not fit when they were made."""
+    """In a reference: call ``get_inputs()`` for each input set of the payload (:class:`Draw`), and hold what it
+    returns. The reply says where the tensors lie, one set behind the other; their arrangement stands on the sheet. A
+    variant that cannot be made is a mismatch."""
+    RELEASE = 21
+    """In a reference: let go of input sets and of the answers to them (:class:`Release`)."""
     WIDEN = 19
     """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
     REST = 20
@@ -182,7 +186,8 @@ class Place:
 
     Attributes:
         where: in whose memory.
-        index: the shared input's number, for ``INPUT``.
+        index: the shared input's number, for ``INPUT``; of a reference's other outputs 1 plus the number of the input
+            whose memory it is, else 0.
         run: the number of the run of allocations, for ``EXPORTED``.
         offset: bytes from the run's (or the input tensor's) beginning; the address, for ``OWN``.
         stride: in elements.
@@ -210,6 +215,7 @@ class Reply:
         tensors: the outputs' specs; after ``DRAW`` the inputs'.
         places: where they lie, in the same order.
         drew: whether the call drew random numbers; only a reference says so.
+        mutated: whether the call changes its inputs; only a reference says so.
         written_bytes: bytes of the outputs that are neither inputs nor weights; only a reference says so.
     """
 
@@ -224,6 +230,7 @@ class Reply:
     places: tuple[Place, ...] = field(default=())
     drew: bool = False
     written_bytes: int = 0
+    mutated: bool = False
 
     def pack(self) -> bytes:
         """The record as it travels."""
@@ -235,6 +242,7 @@ class Reply:
             self.code,
             self.written_bytes,
             self.drew,
+            self.mutated,
             _fit(self.structure, MAX_STRUCTURE_BYTES),
             _fit(self.exception, 128),
             _fit(self.message, 2048),
@@ -253,10 +261,10 @@ class Reply:
         """
         if len(data) != _REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {_REPLY_BYTES}")
-        magic, answer, sequence, tag, code, written, drew, structure, exception, message, count = (
+        magic, answer, sequence, tag, code, written, drew, mutated, structure, exception, message, count = (
             _REPLY_HEAD.unpack_from(data)
         )
-        if magic != _MAGIC or count > MAX_TENSORS or drew > 1:
+        if magic != _MAGIC or count > MAX_TENSORS or drew > 1 or mutated > 1:
             raise ProtocolError("a reply with a wrong head")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
@@ -272,6 +280,7 @@ class Reply:
                 tuple(place for _, place in tensors),
                 bool(drew),
                 written,
+                bool(mutated),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None
@@ -356,6 +365,13 @@ class Export:
         return cls(run, total, struct.unpack_from(f"={count}Q", data, _EXPORT_HEAD.size), tuple(descriptors))
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the float64 reference's counterpart: float64, complex128, or the dtype itself."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 def describe(value: Any) -> tuple[str, list[Any]]:
     """The arrangement of an output and its leaves in order.
 
@@ -364,21 +380,22 @@ def describe(value: Any) -> tuple[str, list[Any]]:
     ``[…]`` a list, ``{key:…}`` a dict with string keys in its own order, ``?Type`` anything else.
     """
     leaves: list[Any] = []
+    return _described(value, 0, leaves), leaves
 
-    def walk(node: Any, depth: int) -> str:
-        kind = type(node)
-        if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
-            leaves.append(node)
-            return "T"
-        if depth < 8 and kind in (tuple, list):
-            left, right = "()" if kind is tuple else "[]"
-            return left + ",".join(walk(item, depth + 1) for item in node) + right
-        if depth < 8 and kind is dict and all(type(key) is str for key in node):
-            return "{" + ",".join(f"{key}:{walk(item, depth + 1)}" for key, item in node.items()) + "}"
+
+def _described(node: Any, depth: int, leaves: list[Any]) -> str:
+    # No function within another: one that calls itself would keep the leaves alive until garbage is collected.
+    kind = type(node)
+    if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
         leaves.append(node)
-        return f"?{kind.__name__}"
-
-    return walk(value, 0), leaves
+        return "T"
+    if depth < 8 and kind in (tuple, list):
+        left, right = "()" if kind is tuple else "[]"
+        return left + ",".join(_described(item, depth + 1, leaves) for item in node) + right
+    if depth < 8 and kind is dict and all(type(key) is str for key in node):
+        return "{" + ",".join(f"{key}:{_described(item, depth + 1, leaves)}" for key, item in node.items()) + "}"
+    leaves.append(node)
+    return f"?{kind.__name__}"
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -438,7 +455,7 @@ class Binding:
     """The shared buffers of the inputs or outputs, in order.
 
     Attributes:
-        buffers: one for each tensor; of several sets of inputs one set behind the other.
+        buffers: one for each tensor.
         arguments: for inputs: the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
         structure: for outputs: the arrangement that the reference returns.
     """
@@ -453,15 +470,47 @@ class Draw:
     """Inputs to draw.
 
     Attributes:
+        slots: the numbers under which the sets are held.
         seeds: one for each input set.
         on_device: whether tensors are made on the device, unless the problem says where.
-        kinds: of the numbers that each set is drawn from, of :data:`~workers.judge.channel.randomness.KINDS`; empty
+        kind: of the numbers that inputs are drawn from, one of :data:`~workers.judge.channel.randomness.KINDS`; empty
             for the problem's own.
+        free: sets to let go of first.
     """
 
+    slots: tuple[int, ...]
     seeds: tuple[int, ...]
     on_device: bool
-    kinds: tuple[str, ...] = ()
+    kind: str = ""
+    free: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to a reference: its answer to a set of inputs that it holds.
+
+    Attributes:
+        slot: the set's number.
+        nudge: how far each value is moved before, as a share; 0 for not at all.
+        nudge_seed: what it is moved by.
+    """
+
+    slot: int
+    nudge: float = 0.0
+    nudge_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Sets of inputs to let go of.
+
+    Attributes:
+        slots: their numbers.
+        all: let go of every set, forget all memory that was announced, and give back what is not in use.
+    """
+
+    slots: tuple[int, ...] = ()
+    all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,13 +88,15 @@ class Baseline:
                 self._steps.alone("reference"),
                 self._steps.backstop(Phase.CHECK),
                 self._blaming(self._reference.exchange),
+                self._reference.timed() as exchange,
             ):
-                if self._stopwatch(self._reference.exchange).blocks():
+                if self._stopwatch(exchange).blocks():
                     self.basis, self._reference_blocks = "cpu_clock", True
 
     def take(self, basis: timing.Basis) -> None:
         """Take the baseline by the kernel's clock. The device is had alone, and the kernel has been ended."""
-        self._taken = self._time_reference(self._reference.exchange, basis)
+        with self._reference.timed() as exchange:
+            self._taken = self._time_reference(exchange, basis)
 
     def baseline_for(self, series: timing.Series) -> Measurement:
         """Return the baseline that was taken, else the cached one, else a new one.
@@ -173,11 +175,17 @@ class Baseline:
             return known
         if known is not None:
             self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
-        exchange = self._begin_compiled() if compiled else self._reference.exchange
+        if not compiled:
+            with (
+                self._steps.alone("measure_reference"),
+                self._steps.backstop(Phase.TIME),
+                self._reference.timed() as exchange,
+            ):
+                return self._time_reference(exchange, series.basis, known=known)
+        exchange = self._begin_compiled()
         with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
-            measurement = self._time_reference(exchange, series.basis, compiled=compiled, known=known)
-        if compiled:
-            exchange.process.stop()
+            measurement = self._time_reference(exchange, series.basis, compiled=True, known=known)
+        exchange.process.stop()
         return measurement
 
 
@@ -195,7 +203,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
         process.order(Order.LOAD)
         process.enter(Phase.CONSTRUCT, deadlines.construct_s)
         process.order(Order.CONSTRUCT, payload=reference.init_inputs)
-        exchange.bind_inputs(case.inputs, fill=case.inputs)
+        exchange.bind_inputs(case.inputs)
         process.enter(Phase.COMPILE, deadlines.compile_s)
         process.order(Order.REHEARSE)
     with steps.alone("reference"), steps.backstop(Phase.CHECK), blaming():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -17,6 +18,8 @@ DTYPES: Final = {
 }
 #: The kind of cases that come from the problem's own ``get_inputs()``.
 GIVEN: Final = "given"
+#: Words to look at at a time, to bound memory.
+_CHUNK: Final = 1 << 24
 #: KernelBench's tolerance by an evaluation's precision, absolute and relative alike.
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
 
@@ -27,21 +30,26 @@ class Case:
 
     Attributes:
         seed: set before the reference's and the candidate's forward alike, so that randomness agrees.
-        inputs: the tensors among the arguments, on the device, in the judge's own memory.
-        outputs: the reference's output tensors; empty until the case is answered.
-        exact: the same from the reference in float64, where that could be had.
+        drawn: the seed that the inputs are drawn under.
+        on_device: whether they are made on the device.
         kind: ``given``, from the problem's own ``get_inputs()``, or the name of a variant of such inputs.
-        drawn: the seed that the inputs were drawn under; 0 for variants.
         tolerance: the problem's own; None where it gives none.
+        slot: the number under which the reference holds the inputs; None while it does not.
+        inputs: the tensors among the arguments, on the device: on a GPU in the reference's memory, which the judge may
+            read; empty while the reference does not hold them.
+        outputs: the reference's output tensors, likewise; empty until the case is answered.
+        exact: the same from the reference in float64, where that could be had.
     """
 
     seed: int
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
-    exact: list[torch.Tensor] | None = None
-    kind: str = GIVEN
     drawn: int = 0
+    on_device: bool = False
+    kind: str = GIVEN
     tolerance: Tolerance | None = None
+    slot: int | None = None
+    inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    outputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    exact: list[torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,29 +59,28 @@ class Case:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one spec hold the same bits, NaN included."""
-    return bool(torch.equal(_bits(a), _bits(b)))
+    pairs = zip(_words(a), _words(b), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.contiguous()
-    return dense.view(torch.uint8) if dense.dim() else dense.reshape(1).view(torch.uint8)
+def checksum(tensor: torch.Tensor) -> int:
+    """Return a sum of a tensor's bits, for telling two draws apart. Whoever wants to can make two that agree."""
+    total = 0
+    for number, words in enumerate(_words(tensor)):
+        total = (total * 31 + number + int(words.sum(dtype=torch.int64))) % 2**64
+    return total
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the float64 reference's counterpart: float64, complex128, or the dtype itself."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
-
-
-def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return floating values in float64, each changed by about ``rounding``, within the range that they have."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return tensor
-    wide = tensor.double()
-    low, high = wide.aminmax()
-    typical = wide.square().mean().sqrt()
-    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Give a tensor's bits in pieces: numbers of 64 bits, and bytes at its end."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = flat.numel() // 8 * 8
+    words = flat[:whole].view(torch.int64)
+    for begin in range(0, words.numel(), _CHUNK):
+        yield words[begin : begin + _CHUNK]
+    yield flat[whole:]
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

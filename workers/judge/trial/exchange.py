@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -93,63 +92,51 @@ class Exchange:
         form: of the problem's calls; it may become known later.
     """
 
-    def __init__(self, process: SealedProcess, form: Form, device: str, *, wide: bool = False) -> None:
+    def __init__(self, process: SealedProcess, form: Form, device: str) -> None:
         """Share nothing yet.
 
         Args:
             process: the process.
             form: of the problem's calls; it may become known later.
             device: ``cpu`` or ``cuda``.
-            wide: mean the process's model in float64.
         """
         self.process = process
         self.form = form
         self._device = device
-        self._wide = wide
         self._inputs: list[SharedTensor] = []
-        #: Further sets of inputs, for drawing ahead.
-        self._more: list[list[SharedTensor]] = []
         #: What the outputs must look like.
         self._specs: tuple[TensorSpec, ...] = ()
 
-    def bind_inputs(self, like: Sequence[torch.Tensor], *, fill: Sequence[torch.Tensor] = (), sets: int = 1) -> None:
-        """Share inputs of the form of ``like``.
-
-        Args:
-            like: tensors of the form.
-            fill: their values, where they are to have some.
-            sets: how many sets of such inputs to share; calls use the first.
-        """
-        free([*self._inputs, *chain.from_iterable(self._more)])
-        self._inputs, *self._more = ([SharedTensor(tensor) for tensor in like] for _ in range(sets))
-        for shared, own in zip(self._inputs, fill, strict=False):
-            shared.tensor.copy_(own)
+    def bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Share inputs of the form of ``inputs``, and filled with them."""
+        self.unbind()
+        self._inputs = [SharedTensor(tensor) for tensor in inputs]
+        self.load(inputs)
         self.settle()
-        every = [*self._inputs, *chain.from_iterable(self._more)]
-        payload = Binding(tuple(shared.spec for shared in every), arguments=self.form.arguments)
-        fds = tuple(shared.descriptor for shared in every if shared.descriptor is not None)
-        self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds, wide=self._wide)
-        for shared in every:
+        payload = Binding(tuple(shared.spec for shared in self._inputs), arguments=self.form.arguments)
+        fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
+        self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
+        for shared in self._inputs:
             shared.close()
+
+    def unbind(self) -> None:
+        """Give the shared inputs back on this side; work on them is waited for."""
+        self.settle()
+        for shared in self._inputs:
+            shared.free()
+        self._inputs = []
 
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
         """Tell the outputs' form."""
         self._specs = tuple(specs)
         buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
         binding = Binding(buffers, structure=self.form.structure)
-        self.process.order(Order.BIND_OUTPUTS, payload=binding, wide=self._wide)
+        self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
         """Write inputs; :meth:`settle` waits until that has happened."""
         for shared, own in zip(self._inputs, inputs, strict=True):
             shared.tensor.copy_(own)
-
-    def inputs(self, sets: int) -> list[list[torch.Tensor]]:
-        """Return the first sets of shared inputs as they are now, in memory of the judge's own."""
-        chosen = [self._inputs, *self._more][:sets]
-        copies = [[shared.tensor.clone() for shared in inputs] for inputs in chosen]
-        self.settle()
-        return copies
 
     def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
         """Return the number of the first shared input that is not what was loaded; None if all are."""
@@ -176,15 +163,9 @@ class Exchange:
         try:
             if 0 in spec.shape:
                 return torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-            if place.where is Where.OWN and self.process.memory is not None:
-                if spec.dtype is None or not is_dense(spec.shape, place.stride):
-                    raise PlaceError("an output of an impossible layout")
-                return OwnOutput(self.process, place.offset, spec.shape, place.stride, spec.dtype)
-            if place.where is Where.EXPORTED and self.process.memory is None:
-                return self.process.imports.view(place, spec)
             if place.where is Where.INPUT and place.index < len(self._inputs):
                 view = view_within(self._inputs[place.index].flat, place, spec)
-                if self.may_alias(i, place.index):
+                if self.form.output_aliases[i] == place.index:
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,
@@ -193,25 +174,18 @@ class Exchange:
                     output=i,
                     input=place.index,
                 )
-            raise PlaceError("an output that was not delivered")
+            return own_memory(self.process, spec, place)
         except PlaceError as error:
             message = f"the process answered with {error}"
             raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, self.process.phase) from None
-
-    def may_alias(self, output: int, number: int) -> bool:
-        """Return whether an output may be a view of an input: where the reference's is one too."""
-        return self.form.output_aliases[output] == number
 
     def blanks(self) -> list[torch.Tensor]:
         """Return memory of the judge's own for one call's outputs."""
         return [torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in self._specs]
 
-    def snapshot(self, views: Sequence[Output]) -> list[torch.Tensor]:
-        """Return the outputs as they are now, in memory of the judge's own."""
-        copies = self.blanks()
-        copy_out(views, copies)
-        self.settle()
-        return copies
+    def read(self, views: Sequence[Output]) -> list[torch.Tensor]:
+        """Return outputs to look at: on a GPU where they lie, on a CPU as copies in memory of the judge's own."""
+        return [copied(view) if isinstance(view, OwnOutput) else view for view in views]
 
     def settle(self) -> None:
         """Wait until the judge's own work has happened."""
@@ -248,15 +222,15 @@ class Candidate(Exchange):
         self.process.order(Order.LOAD)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)
-        self.bind_inputs(case.inputs, fill=case.inputs)
+        self.bind_inputs(case.inputs)
         if rehearse:
             self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
             self.process.order(Order.REHEARSE)
 
-    def prepare_calls(self, case: Case) -> None:
-        """Tell the outputs' form, which is the case's. Begins the check phase."""
+    def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
+        """Tell the outputs' form. Begins the check phase."""
         self.process.enter(Phase.CHECK, self._deadlines.check_s)
-        self.bind_outputs([TensorSpec.of(tensor) for tensor in case.outputs])
+        self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:
         """Make one checked call on a case.
@@ -272,7 +246,7 @@ class Candidate(Exchange):
         views = self.outputs(self.process.order(Order.RUN, seed=case.seed))
         if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
             raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
-        return compare.check_values(self.snapshot(views), case, self._settings)
+        return compare.check_values(self.read(views), case, self._settings)
 
     def profile(self, case: Case) -> list[Activity]:
         """Return what a call runs on the GPU, as the candidate tells it.
@@ -307,12 +281,26 @@ def await_opening(process: SealedProcess, opening: int) -> None:
     process.stop_clock()
 
 
-def free(buffers: list[SharedTensor]) -> None:
-    """Give shared buffers back; work on them is waited for."""
-    if any(shared.spec.device == "cuda" for shared in buffers):
-        torch.cuda.synchronize()
-    for shared in buffers:
-        shared.free()
+def own_memory(process: SealedProcess, spec: TensorSpec, place: Place) -> Output:
+    """Return a tensor that lies in a process's own memory.
+
+    Raises:
+        PlaceError: it cannot lie where it is said to.
+    """
+    if place.where is Where.OWN and process.memory is not None:
+        if spec.dtype is None or not is_dense(spec.shape, place.stride):
+            raise PlaceError("a tensor of an impossible layout")
+        return OwnOutput(process, place.offset, spec.shape, place.stride, spec.dtype)
+    if place.where is Where.EXPORTED and process.memory is None:
+        return process.imports.view(place, spec)
+    raise PlaceError("a tensor that was not delivered")
+
+
+def copied(own: OwnOutput) -> torch.Tensor:
+    """Return a copy of a tensor in a process's own memory."""
+    copy = torch.empty(own.shape, dtype=own.dtype)
+    own.read(copy)
+    return copy
 
 
 def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:

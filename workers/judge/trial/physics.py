@@ -8,19 +8,18 @@ from kqueue.categories import Category
 from kqueue.contract import Phase
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
-from workers.judge.trial.cases import Case
 
 #: Tolerance below the bound, as a share and in milliseconds: bandwidth and time are both measurements.
 _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
 
-def floor(written: int, case: Case, bandwidth: float) -> dict[str, Any]:
+def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
     """Return how many bytes a kernel must move, and the least time for that.
 
     Args:
+        read: bytes of all inputs.
         written: bytes of output that must be written.
-        case: a case with answers.
         bandwidth: the device's memory bandwidth in bytes per second.
 
     Returns:
@@ -28,7 +27,6 @@ def floor(written: int, case: Case, bandwidth: float) -> dict[str, Any]:
         (all outputs written once; no kernel can be faster), ``bandwidth_gbs``, ``floor_ms`` for both, and
         ``floor_out_ms`` for the outputs alone.
     """
-    read = sum(tensor.nbytes for tensor in case.inputs)
     return {
         "bytes_in": read,
         "bytes_out": written,

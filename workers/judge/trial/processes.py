@@ -95,6 +95,8 @@ class Processes:
                 case = reference.again(memo.drawn, memo.seed)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
+                    reference.drop([case])
+                    reference.case = None
                     reference.renew()
                     return reference
                 told["replaced"] = "its answer to an earlier input has changed"

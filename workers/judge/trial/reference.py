@@ -1,14 +1,16 @@
 """The reference as the judge sees it: a sealed process that draws inputs and answers them.
 
-The problem's source runs there and nowhere else. The judge gives seeds and takes tensors, checks each reply against
-what a problem may be, and copies what it keeps into memory of its own. Failures of the process are the problem's; the
-fleet's, if somebody else killed it.
+The problem's source runs there and nowhere else. The judge gives seeds, checks each reply against what a problem may
+be, and reads inputs and answers where they lie. The process holds them until the judge lets go of them; what is needed
+again is drawn again, from the same seed. Failures of the process are the problem's; the fleet's, if somebody else
+killed it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import mmap
 import os
@@ -25,34 +27,51 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
+from workers.judge.channel.buffers import PlaceError
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import (
     MAX_DIMS,
-    MAX_EXPORTED,
     MAX_STRUCTURE_BYTES,
     MAX_TENSORS,
     Answer,
+    Ask,
     Draw,
     Job,
     Order,
+    Place,
+    Release,
     Reply,
     Tag,
     TensorSpec,
-    Where,
+    widened,
 )
-from workers.judge.channel.randomness import KINDS, set_seed
+from workers.judge.channel.randomness import KINDS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import compare, static
-from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case, distance, is_tame, moved, size, widened
-from workers.judge.trial.exchange import Exchange, Form, await_opening
+from workers.judge.trial.cases import (
+    CLOSE,
+    DTYPES,
+    GIVEN,
+    Case,
+    checksum,
+    distance,
+    is_tame,
+    same_bits,
+    size,
+)
+from workers.judge.trial.exchange import Exchange, Form, Output, await_opening, own_memory
 
 #: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
 #: processors, which small problems would feel.
 _MOST_SETS: Final = 8
 _AHEAD_BYTES: Final = 64 << 20
+#: What the inputs and answers of all cases may take together, in bytes, to be held at the same time.
+_ROOMY_BYTES: Final = 1 << 30
+#: The memory that a process has announced is forgotten beyond so many pieces, when it holds nothing.
+_MANY_RUNS: Final = 128
 #: The share of the reference's time that is left which drawing one input set may take, for variants to be made: that
 #: takes at least six such draws, and a few dozen at most.
 _VARIED_SHARE: Final = 1 / 100
@@ -66,7 +85,7 @@ _BOUND_TO_ITS_INPUTS: Final = re.compile(
 )
 #: What of a first call goes into loading a GPU's kernels, at most, in seconds.
 _COLD_S: Final = 0.5
-#: The share of a GPU's free memory that the reference in float64 may take.
+#: The share of the GPU's memory that the process may take, for the reference in float64.
 _MEMORY_SHARE: Final = 1 / 8
 #: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
 #: a variant to count.
@@ -76,6 +95,8 @@ _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
 #: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
 _HOST_SHARE: Final = 1 / 8
+#: Values to look at at a time, to bound memory.
+_CHUNK: Final = 1 << 24
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: How long a process may take to give memory back before it is kept, in seconds.
 _REST_S: Final = 5.0
@@ -88,22 +109,32 @@ class Bounds:
     Attributes:
         quick_s: the reference in float64 is run only where a forward took less than this, in seconds.
         exact_s: how long it may take, all calls together, in seconds.
-        kept_bytes: how much of its outputs is kept.
         host_bytes: how much memory one call of it may take on a CPU; on a GPU a share of the free memory counts.
         varied_bytes: the largest inputs of which variants are made.
     """
 
     quick_s: float
     exact_s: float
-    kept_bytes: int
     host_bytes: int
     varied_bytes: int
 
 
 BOUNDS: Final = {
-    "cuda": Bounds(quick_s=0.003, exact_s=0.1, kept_bytes=2 << 30, host_bytes=0, varied_bytes=256 << 20),
-    "cpu": Bounds(quick_s=0.05, exact_s=1.0, kept_bytes=256 << 20, host_bytes=512 << 20, varied_bytes=8 << 20),
+    "cuda": Bounds(quick_s=0.003, exact_s=0.1, host_bytes=0, varied_bytes=256 << 20),
+    "cpu": Bounds(quick_s=0.05, exact_s=1.0, host_bytes=512 << 20, varied_bytes=8 << 20),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What one call takes, in bytes, as the process has learned it without memory; None where it could not.
+
+    Attributes:
+        inputs, weights: of the problem.
+    """
+
+    inputs: int | None
+    weights: int | None
 
 
 class Reference:
@@ -118,6 +149,7 @@ class Reference:
         forward_s: the shortest that a forward took, as the judge saw it, in seconds.
         left_s: seconds that are left of the reference's deadline.
         case: the first case that was answered.
+        sizes: of a call; known from :meth:`plan` on.
         output_specs: of the outputs.
         memory_fraction: the share of the GPU's memory that the process may take.
     """
@@ -143,13 +175,15 @@ class Reference:
             memory_fraction: the share of the GPU's memory that the process may take.
         """
         self.memory_fraction = memory_fraction
+        #: Bytes of the GPU's memory that the process may take.
+        self.allowed_bytes = 0
         self._bounds = bounds or BOUNDS[device]
         self.process = process
         self.settings = settings
         self.device = device
         self.dtype = DTYPES[settings.precision]
         self.form = Form()
-        self.exchange = _Exchange(process, self.form, device)
+        self.exchange = Exchange(process, self.form, device)
         self.init_inputs: list[Any] | dict[str, Any] = []
         self.written_bytes = 0
         self.forward_s = math.inf
@@ -161,18 +195,23 @@ class Reference:
         self._on_device: bool | None = None
         #: What drawing one input set took, in seconds.
         self._draw_s = 0.0
-        #: How many input sets are drawn at once, and those that are not used yet.
-        self._sets = 1
+        #: Cases whose inputs the process holds, by their slots; those that were drawn ahead; those that are over.
+        self._held: dict[int, Case] = {}
         self._ready: list[Case] = []
-        self._exchange_wide = _Exchange(process, self.form, device, wide=True)
-        self._is_wide_bound = False
+        self._over: list[Case] = []
+        self._slots = itertools.count()
+        #: How many input sets are drawn at once; whether all cases are held together.
+        self._ahead = 1
+        self._is_roomy = False
+        self.sizes = Sizes(None, None)
         #: Whether the model in float64 may be of use.
         self._has_wide = False
         self._wide_left = self._bounds.exact_s
-        self._wide_cold = device == "cuda"
-        self._kept = 0
+        #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
+        self._wide_cold = {False, True} if device == "cuda" else set[bool]()
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
         self._same_answers: bool | None = None
+        self._first_sums: list[int] = []
         self._specs: tuple[TensorSpec, ...] = ()
         self.output_specs: tuple[TensorSpec, ...] = ()
         descriptor = memory("kqueue-sheet", sheet.SIZE)
@@ -225,62 +264,136 @@ class Reference:
             self._order(Order.WIDEN, what="the model in float64", optional=True)
             self._has_wide = True
 
-    def make_cases(self, most_bytes: float = math.inf) -> list[Case]:
+    def plan(self) -> Sizes:
+        """Learn what a call takes, without memory.
+
+        Raises:
+            EvaluationEnded: as :meth:`load`.
+        """
+        self._order(Order.PLAN, what="the problem")
+        told = self._read("the plan", dict)
+        known = {name: told.get(name) for name in ("inputs", "weights")}
+        if any(size is not None and (type(size) is not int or not 0 <= size < 1 << 60) for size in known.values()):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem told of impossible sizes", Phase.REFERENCE)
+        self.sizes = Sizes(**known)
+        return self.sizes
+
+    def allow(self, nbytes: int) -> None:
+        """Let the process take so much of the GPU's memory, in bytes."""
+        self.allowed_bytes = nbytes
+        self._order(Order.ALLOW, what="the problem", payload=nbytes)
+
+    def make_cases(self) -> list[Case]:
         """Return as many given cases as the settings ask for, each from a seed that nobody else knows, and variants.
 
-        Args:
-            most_bytes: what the inputs may take; where they would take more only the first case is made.
+        The first is answered. Where they would take too much memory together only the first case is made.
 
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        given = self._draw(1, on_device=False)
-        nbytes = sum(tensor.nbytes for tensor in given[0].inputs)
-        if self.settings.checks * nbytes > most_bytes:
-            return given
-        while (missing := self.settings.checks - len(given)) > 0:
-            given += self._draw(missing, on_device=False)
+        large = (self.sizes.inputs or 0) > _QUICK_BYTES and self._may_draw_on_device()
+        first = self._new(on_device=large)
+        self._draw([first])
+        nbytes = sum(tensor.nbytes for tensor in first.inputs)
+        self._ahead = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1)))
+        # Its first call loads and chooses kernels: while others may use the device. It tells the size of outputs.
+        self.answer(first)
+        self._is_roomy = (self.settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
+        if not self._is_roomy:
+            return [first]
+        given = [first, *(self._new(on_device=large) for _ in range(self.settings.checks - 1))]
+        for begin in range(1, len(given), self._ahead):
+            self._draw(given[begin : begin + self._ahead])
         # An evaluation's own tolerance was chosen for the given inputs.
         wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
         varies = wanted and self._may_vary and self._has_wide and self._draw_s <= _VARIED_SHARE * self.left_s
-        return given + self._vary(given[0]) if varies and nbytes <= self._bounds.varied_bytes else given
+        return given + self._vary(first) if varies and nbytes <= self._bounds.varied_bytes else given
 
-    def _vary(self, case: Case) -> list[Case]:
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the inputs of one call."""
+        return sum(map(_nbytes, self._specs))
+
+    @property
+    def is_roomy(self) -> bool:
+        """True if all cases are held at the same time; else one is, and the others are made when they are needed."""
+        return self._is_roomy
+
+    def _vary(self, given: Case) -> list[Case]:
         """Return the variants of a given case, as many as there are."""
         made: list[Case] = []
-        on_device = sum(tensor.nbytes for tensor in case.inputs) > _QUICK_BYTES and self._may_draw_on_device()
-        try:
-            for begin in range(0, len(KINDS), self._sets):
-                kinds = KINDS[begin : begin + self._sets]
-                self._order(Order.DRAW, what="get_inputs()", payload=Draw((case.drawn,) * len(kinds), on_device, kinds))
-                there = self._read("get_inputs()", list)
-                with self._blaming("get_inputs()"):
-                    every = self.exchange.inputs(len(kinds))
-                made += [
-                    Case(secrets.randbits(63), inputs, [], kind=kind, tolerance=self._tolerance)
-                    for kind, inputs, is_there in zip(kinds, every, there, strict=False)
-                    if is_there is True
-                ]
-        except EvaluationEnded:
-            if self.process.ended is not None:
-                raise
+        on_device = sum(tensor.nbytes for tensor in given.inputs) > _QUICK_BYTES and self._may_draw_on_device()
+        for kind in KINDS:
+            case = self._new(kind, drawn=given.drawn, on_device=on_device)
+            try:
+                if self._draw([case]):
+                    made.append(case)
+            except EvaluationEnded:
+                if self.process.ended is not None:
+                    raise
         return made
 
     def fresh(self) -> Case:
-        """Return one more input set, unanswered, drawn on the device itself where the problem's code allows.
+        """Return one more input set, unanswered. The one that was returned before is let go of.
 
         Raises:
             EvaluationEnded: as :meth:`make_cases`.
         """
         if not self._ready:
-            self._ready += self._draw(self._sets, on_device=self._may_draw_on_device())
-        return self._ready.pop()
+            on_device = self._may_draw_on_device()
+            self._ready += [self._new(on_device=on_device) for _ in range(self._ahead)]
+            over, self._over = self._over, []
+            self._draw(self._ready, free=over)
+        case = self._ready.pop()
+        self._over.append(case)
+        return case
 
-    def again(self, drawn: int, seed: int) -> Case:
-        """Return the case that was drawn under a seed before; ``seed`` is its forward's."""
-        [case] = self._draw(1, on_device=False, seeds=(drawn,))
+    def another(self) -> Case:
+        """Return one more input set, unanswered, which is held until :meth:`drop`."""
+        case = self._new(on_device=self._may_draw_on_device())
+        self._draw([case])
+        return case
+
+    def again(self, drawn: int, seed: int, *, on_device: bool = False) -> Case:
+        """Return the case that was drawn under a seed before, not drawn yet; ``seed`` is its forward's."""
+        case = self._new(drawn=drawn, on_device=on_device)
         case.seed = seed
         return case
+
+    def drop(self, cases: Sequence[Case]) -> None:
+        """Let go of cases: of their inputs and answers."""
+        slots = tuple(self._forget(case) for case in cases if case.slot is not None)
+        if slots:
+            self._settle()
+            self._order(Order.RELEASE, what="get_inputs()", payload=Release(slots))
+
+    def clear(self) -> None:
+        """Let go of all cases, and have the process give back all memory that is not in use."""
+        for case in list(self._held.values()):
+            self._forget(case)
+        self._ready, self._over = [], []
+        self._settle()
+        self._order(Order.RELEASE, what="get_inputs()", payload=Release(all=True))
+        self.process.imports.close()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
+        """Return a case that is not drawn yet."""
+        drawn = secrets.randbits(63) if drawn is None else drawn
+        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance)
+
+    def _forget(self, case: Case) -> int:
+        """Forget where a case's tensors lie, before the process lets go of them; return its slot."""
+        assert case.slot is not None
+        slot, case.slot = case.slot, None
+        case.inputs, case.outputs, case.exact = [], [], None
+        self._held.pop(slot, None)
+        return slot
+
+    def _settle(self) -> None:
+        """Wait until nothing reads any more what is let go of."""
+        self.exchange.settle()
 
     def _may_draw_on_device(self) -> bool:
         """Return whether ``get_inputs()`` makes the same kind of inputs with the GPU as torch's default device."""
@@ -288,93 +401,174 @@ class Reference:
             self._on_device = self.device == "cuda"
             try:
                 if self._on_device:
-                    self._draw(1, on_device=True)
+                    case = self._new(on_device=True)
+                    self._draw([case])
+                    self.drop([case])
             except EvaluationEnded:
                 self._on_device = False
                 if self.process.ended is not None:
                     raise
         return self._on_device
 
-    def _draw(self, most: int, *, on_device: bool, seeds: tuple[int, ...] = ()) -> list[Case]:
-        """Have input sets drawn, as many as fit and at most ``most``, and copy them into memory of the judge's own."""
-        seeds = seeds or tuple(secrets.randbits(63) for _ in range(min(most, self._sets)))
+    def _draw(self, cases: Sequence[Case], *, free: Sequence[Case] = ()) -> bool:
+        """Have the inputs of cases of one kind drawn; return False if there is no such variant.
+
+        Where cases are not held together, those that are held are let go of first.
+        """
+        kind, on_device = cases[0].kind, cases[0].on_device
+        if not self._is_roomy:
+            if len(self.process.imports) > _MANY_RUNS:
+                self.clear()
+            free = list(self._held.values())
+        self._settle()
+        slots = tuple(next(self._slots) for _ in cases)
+        order = Draw(
+            slots,
+            tuple(case.drawn for case in cases),
+            on_device,
+            "" if kind == GIVEN else kind,
+            free=tuple(self._forget(case) for case in free if case.slot is not None),
+        )
         begun = time.monotonic()
-        reply = self._order(Order.DRAW, what="get_inputs()", payload=Draw(seeds, on_device))
-        self._draw_s = (time.monotonic() - begun) / len(seeds)
+        reply = self._order(Order.DRAW, what="get_inputs()", payload=order)
+        self._draw_s = (time.monotonic() - begun) / len(slots)
+        if reply.answer is Answer.MISMATCH and kind != GIVEN:
+            return False
         arguments = self._read("get_inputs()", (list, dict))
+        specs = reply.tensors
         try:
-            if check(arguments) != len(reply.tensors):
+            if check(arguments) * len(slots) != len(specs):
                 raise ArgumentsError("another number of tensors than it told of")
         except ArgumentsError as error:
             raise _invalid(f"{FORM}; it returned {error}") from None
-        if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in reply.tensors):
+        if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in specs):
             raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        self._check_size(reply.tensors, "get_inputs()")
+        self._check_size(specs, "get_inputs()")
         if self.form.arguments is None:
-            self.form.arguments, self._specs = arguments, reply.tensors
-            self._bind()
-            self._order(Order.TAKE, what="get_inputs()")
-        elif (
-            reply.answer is Answer.MISMATCH
-            or repr(arguments) != repr(self.form.arguments)
-            or reply.tensors != self._specs
-        ):
+            self.form.arguments, self._specs = arguments, specs
+        elif repr(arguments) != repr(self.form.arguments) or specs != self._specs * len(slots):
             raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
-        with self._blaming("get_inputs()"):
-            every = self.exchange.inputs(len(seeds))
-        return [
-            Case(secrets.randbits(63), inputs, [], drawn=seed, tolerance=self._tolerance)
-            for seed, inputs in zip(seeds, every, strict=True)
-        ]
+        every = self._tensors(specs, reply.places, "get_inputs()")
+        count = len(self._specs)
+        for i, (slot, case) in enumerate(zip(slots, cases, strict=True)):
+            case.slot, case.inputs = slot, every[i * count : (i + 1) * count]
+            self._held[slot] = case
+        return True
 
-    def _bind(self) -> None:
-        """Share inputs of the form that is known now, as many sets as are drawn at once from now on."""
-        nbytes = sum(_nbytes(spec) for spec in self._specs)
-        self._sets = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_EXPORTED // max(len(self._specs), 1)))
-        with self._blaming("get_inputs()"):
-            like = [torch.empty(spec.shape, dtype=spec.dtype, device=self.device) for spec in self._specs]
-            self.exchange.bind_inputs(like, sets=self._sets)
+    def _tensors(self, specs: Sequence[TensorSpec], places: Sequence[Place], what: str) -> list[torch.Tensor]:
+        """Return tensors of the process: on a GPU where they lie, on a CPU as copies in the judge's own memory."""
+        views: list[Output] = []
+        try:
+            for spec, place in zip(specs, places, strict=True):
+                empty = 0 in spec.shape
+                blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if empty else None
+                views.append(own_memory(self.process, spec, place) if blank is None else blank)
+        except PlaceError as error:
+            raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
+        with self._blaming(what):
+            return self.exchange.read(views)
 
-    def answer(self, case: Case) -> bool:
-        """Run the reference on a case and keep its outputs, and those of the reference in float64 where it may.
+    def answer(self, *cases: Case) -> list[Case]:
+        """Run the reference on cases and, where it may, in float64; those that are not drawn are drawn first.
+
+        On a GPU its work is done for all of them before the judge begins with its own: the two would take turns.
 
         Returns:
-            True if it answered. False only for a variant: its inputs may lie outside the problem's domain. It
-            counts only if the reference in float64 agrees, and stays where it was when the inputs change by less
+            the cases that it answered. Left out are only variants: their inputs may lie outside the problem's domain.
+            One counts only if the reference in float64 agrees, and stays where it was when the inputs change by less
             than a rounding error: else a right kernel could answer otherwise.
 
         Raises:
             EvaluationEnded: as :meth:`make_cases`; for given cases only, or when the process has ended.
         """
-        if case.kind == GIVEN:
-            self._add_exact(case, drew=self._answer(case))
-            self._note(case)
-            return True
-        if not self._has_wide:
-            return False
+        asked: list[_Answer] = []
+        known = [case for case in cases if case.slot is not None and case.outputs]
+        for case in cases:
+            if case in known:
+                continue
+            if case.kind != GIVEN and not self._has_wide:
+                continue
+            try:
+                asked.append(self._ask(case))
+            except EvaluationEnded:
+                if case.kind == GIVEN or self.process.ended is not None:
+                    raise
+        taken = [answer.case for answer in asked if self._take(answer)]
+        return [case for case in cases if case in known or case in taken]
+
+    def _ask(self, case: Case) -> _Answer:
+        """Have the process answer a case, without looking at what it answers."""
+        if case.slot is None:
+            self._draw([case])
+        few = sum(tensor.nbytes for tensor in case.inputs) <= _AHEAD_BYTES
+        before = [tensor.clone() for tensor in case.inputs] if self.case is None and few else None
+        reply = self._call(case)
+        if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
+            reply = self._call(case)
+        if before is not None and not all(map(same_bits, case.inputs, before)):
+            self.form.mutates_inputs = True
+        self.form.mutates_inputs |= reply.mutated
+        if not self.form.structure:
+            self._learn_form(reply)
+        elif (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
+            what = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
+            raise _invalid(f"the reference must return the same {what} each time")
+        self.case = self.case or case
+        if reply.drew:
+            self._has_wide = False  # its random numbers are others in float64
+        answer = _Answer(case, reply)
+        if self.forward_s <= self._bounds.quick_s:
+            answer.exact = self._ask_wide(case)
+            if case.kind != GIVEN and answer.exact is not None:
+                answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
+        return answer
+
+    def _take(self, answer: _Answer) -> bool:
+        """Look at an answer; return whether it counts."""
+        case, reply = answer.case, answer.reply
+        case.outputs = self._tensors(self.output_specs, reply.places, "Model.forward")
         try:
-            drew = self._answer(case)
+            if any(leaf.is_floating_point() and _has_nan(leaf) for leaf in case.outputs):
+                raise _invalid("the reference's output holds NaN, so nothing can agree with it")
         except EvaluationEnded:
-            if self.process.ended is not None:
+            if case.kind == GIVEN:
                 raise
             return False
-        self._add_exact(case, drew=drew)
-        return case.exact is not None and self._is_steady(case, case.exact)
+        exact = self._wide_tensors(answer.exact) if self._has_wide else None
+        if case.kind == GIVEN:
+            if exact is not None and self._is_related(case, exact):
+                case.exact = exact
+            elif exact is not None:
+                self._has_wide = False
+            self._note(case)
+            return True
+        if exact is None or not self._is_precise(case, exact):
+            return False
+        nudged = self._wide_tensors(answer.nudged)
+        case.exact = exact
+        return nudged is not None and self._is_steady(exact, nudged)
 
     def confirm(self, case: Case) -> None:
-        """Answer a case again, before a kernel is called wrong on it.
+        """Answer a case again, and draw it again, before a kernel is called wrong on it.
 
         Raises:
-            EvaluationEnded: ``invalid_problem`` if the answers differ by more than a kernel's may.
+            EvaluationEnded: ``invalid_problem`` if the answers differ by more than a kernel's may, or the inputs do.
         """
         if self.left_s < 2 * self.forward_s:
             return
-        again = Case(case.seed, case.inputs, [])
-        self._answer(again)
+        self.answer(case)
+        reply = self._call(case)
+        again = self._tensors(self.output_specs, reply.places, "Model.forward")
         try:
-            compare.check_values(again.outputs, case, self.settings)
+            compare.check_values(again, case, self.settings)
         except EvaluationEnded as ended:
             raise _invalid(f"the reference's answers to one input differ: {ended.outcome.message}") from None
+        del again
+        before = [checksum(tensor) for tensor in case.inputs]
+        self.drop([case])
+        self.answer(case)
+        if [checksum(tensor) for tensor in case.inputs] != before:
+            raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
 
     def allow_exact(self) -> None:
         """Give float64 answers as much time again as they had at first."""
@@ -393,33 +587,15 @@ class Reference:
                 bits.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return bits.hexdigest()
 
-    def _answer(self, case: Case) -> bool:
-        """As :meth:`answer`, without the float64 reference; return whether the forward drew random numbers."""
-        reply = self._call(self.exchange, case)
-        if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
-            reply = self._call(self.exchange, case)
-        if not self.form.structure:
-            reply = self._learn_form(reply)
-        elif (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
-            what = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
-            raise _invalid(f"the reference must return the same {what} each time")
-        with self._blaming("Model.forward"):
-            case.outputs = self.exchange.snapshot(self.exchange.outputs(reply))
-        if any(leaf.is_floating_point() and bool(torch.isnan(leaf).any()) for leaf in case.outputs):
-            raise _invalid("the reference's output holds NaN, so nothing can agree with it")
-        self.form.mutates_inputs |= self.exchange.changed(case.inputs) is not None
-        return reply.drew
-
-    def _call(self, exchange: Exchange, case: Case) -> Reply:
-        exchange.load(case.inputs)
-        exchange.settle()
+    def _call(self, case: Case) -> Reply:
+        assert case.slot is not None
         begun = time.perf_counter()
-        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed)
+        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed, payload=Ask(case.slot))
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
         return reply
 
-    def _learn_form(self, reply: Reply) -> Reply:
-        """Check the form of the first outputs, and have them delivered."""
+    def _learn_form(self, reply: Reply) -> None:
+        """Check the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
         if "?" in structure or not specs or structure.count("T") > MAX_TENSORS:
             raise _invalid(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
@@ -431,47 +607,37 @@ class Reference:
             raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
         self._check_size(specs, "Model.forward")
         self.form.structure, self.output_specs = structure, specs
-        with self._blaming("Model.forward"):
-            self.exchange.bind_outputs(specs)
-        drew = reply.drew
-        reply = self._order(Order.DELIVER, what="Model.forward")
-        if reply.answer is Answer.MISMATCH or reply.tensors != specs:
-            raise _invalid("the reference must return the same structure each time")
-        self.form.output_aliases = tuple(place.index if place.where is Where.INPUT else None for place in reply.places)
+        self.form.output_aliases = tuple(place.index - 1 if place.index else None for place in reply.places)
         self.written_bytes = min(reply.written_bytes, sum(_nbytes(spec) for spec in specs))
-        return Reply(
-            reply.answer,
-            reply.sequence,
-            structure=reply.structure,
-            tensors=reply.tensors,
-            places=reply.places,
-            drew=drew,
-        )
 
     def _note(self, case: Case) -> None:
         """Compare the answer to a given case with that to the first."""
-        if self.case is None:
-            self.case = case
-        elif self._same_answers is not False:
+        if case is self.case or self.case is None:
+            self._first_sums = [checksum(tensor) for tensor in case.outputs]
+        elif self._same_answers is not False and self.case.outputs:
             share = CLOSE[self.settings.precision]
             pairs = zip(case.outputs, self.case.outputs, strict=True)
             self._same_answers = all(distance(a, b) <= share * size(b) for a, b in pairs)
+        elif self._same_answers is not False:
+            self._same_answers = [checksum(tensor) for tensor in case.outputs] == self._first_sums
 
-    def _add_exact(self, case: Case, *, drew: bool) -> None:
-        """Keep the float64 reference's outputs, if they can be had in time and memory and are the same function's."""
-        if drew:
-            self._has_wide = False  # its random numbers are others in float64
-        if self.forward_s > self._bounds.quick_s:
-            return
-        exact = self._run_wide(case.seed, case.inputs)
-        if exact is None:
-            return
-        related = self._is_precise(case, exact) if case.kind != GIVEN else self._is_related(case, exact)
-        if related:
-            case.exact = exact
-            self._kept += sum(tensor.nbytes for tensor in exact)
-        elif case.kind == GIVEN:
-            self._has_wide = False
+    @contextlib.contextmanager
+    def timed(self) -> Generator[Exchange]:
+        """Share inputs with the process meanwhile, which timed calls use."""
+        case = self.case
+        assert case is not None, "it has answered a case"
+        if case.slot is None:
+            self._draw([case])
+        with self._blaming("get_inputs()"):
+            self.exchange.bind_inputs(case.inputs)
+            self.exchange.bind_outputs(self.output_specs)
+        try:
+            self._order(Order.RUN, what="Model.forward", seed=case.seed)  # a null delivers the outputs of a call before
+            yield self.exchange
+        finally:
+            self.exchange.unbind()
+        if not self._is_roomy:
+            self.clear()
 
     def _is_related(self, case: Case, exact: list[torch.Tensor]) -> bool:
         """Return whether the outputs are a less precise form of the exact ones, be they rounding errors only."""
@@ -491,58 +657,47 @@ class Reference:
             for own, wide in zip(case.outputs, exact, strict=True)
         )
 
-    def _is_steady(self, case: Case, exact: list[torch.Tensor]) -> bool:
+    def _is_steady(self, exact: list[torch.Tensor], nudged: list[torch.Tensor]) -> bool:
         """Return whether inputs that differ by less than a rounding error have the same answer; not so at steps."""
-        rounding, close = _ROUNDING[self.settings.precision], CLOSE[self.settings.precision]
-        set_seed(secrets.randbits(63))
-        nudged = self._run_wide(case.seed, [moved(tensor, rounding) for tensor in case.inputs])
-        if nudged is None:
-            return False
+        close = CLOSE[self.settings.precision]
         pairs = [(a, b, b.abs()) for a, b in zip(nudged, exact, strict=True) if b.numel()]
         return all(
             bool(((a - b).abs() <= close * (b_size + b_size.square().mean().sqrt())).all()) for a, b, b_size in pairs
         )
 
-    def _run_wide(self, seed: int, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Return the float64 reference's answer; None where it cannot, or would take too much memory or time."""
+    def _ask_wide(self, case: Case, nudge: float = 0.0) -> Reply | None:
+        """Have the float64 reference answer; None where it cannot, or would take too much memory or time."""
         if not self._has_wide:
             return None
-        numbers = sum(tensor.numel() for tensor in inputs) + sum(math.prod(s.shape) for s in self.output_specs)
-        if self._wide_left <= 0 or self._kept > self._bounds.kept_bytes or not self._fits(4 * 8 * numbers):
+        numbers = sum(tensor.numel() for tensor in case.inputs) + sum(math.prod(s.shape) for s in self.output_specs)
+        if self._wide_left <= 0 or not self._fits(4 * 8 * numbers):
             return None
+        assert case.slot is not None
+        ask = Ask(case.slot, nudge, secrets.randbits(63) if nudge else 0)
         begun = time.perf_counter()
         try:
-            if not self._is_wide_bound:
-                self._bind_wide(inputs)
-            self._exchange_wide.load(inputs)
-            self._exchange_wide.settle()
-            reply = self._order(Order.RUN, what="the model in float64", seed=seed, wide=True, optional=True)
-            exact = self._exchange_wide.snapshot(self._exchange_wide.outputs(reply))
+            reply = self._order(
+                Order.RUN, what="the model in float64", seed=case.seed, payload=ask, wide=True, optional=True
+            )
+            expected = tuple(TensorSpec(widened(_dtype(s)), s.shape, s.device) for s in self.output_specs)
+            if (reply.structure, reply.tensors) != (self.form.structure, expected):
+                raise _invalid("the model in float64 answers in another form")
         except EvaluationEnded:
             self._has_wide = False  # the problem was not written for float64
             if self.process.ended is not None:
                 raise
             return None
         took = time.perf_counter() - begun
-        self._wide_left -= max(0.0, took - _COLD_S) if self._wide_cold else took
-        self._wide_cold = False
-        return exact
+        self._wide_left -= max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
+        self._wide_cold.discard(nudge > 0)
+        return reply
 
-    def _bind_wide(self, inputs: list[torch.Tensor]) -> None:
-        with self._blaming("the model in float64", optional=True):
-            self._exchange_wide.bind_inputs(
-                [torch.empty(tensor.shape, dtype=widened(tensor.dtype), device=self.device) for tensor in inputs]
-            )
-            specs = [TensorSpec(widened(_dtype(s)), s.shape, s.device) for s in self.output_specs]
-            self._exchange_wide.bind_outputs(specs)
-        self._is_wide_bound = True
+    def _wide_tensors(self, reply: Reply | None) -> list[torch.Tensor] | None:
+        return None if reply is None else self._tensors(reply.tensors, reply.places, "the model in float64")
 
     def _fits(self, nbytes: int) -> bool:
         """Return whether so much may be taken of the memory that is left."""
-        if self.device == "cuda":
-            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-            return nbytes < _MEMORY_SHARE * (torch.cuda.mem_get_info()[0] + unused)
-        return nbytes < self._bounds.host_bytes
+        return nbytes < (_MEMORY_SHARE * self.allowed_bytes if self.device == "cuda" else self._bounds.host_bytes)
 
     def _check_size(self, specs: Sequence[TensorSpec], what: str) -> None:
         """Refuse tensors of an impossible shape, or larger than the judge can hold a few copies of."""
@@ -599,12 +754,14 @@ class Reference:
         self.process.keep(key, memo)
 
 
-class _Exchange(Exchange):
-    """What is shared with a reference: its outputs may be views of whatever they like."""
+@dataclass(slots=True)
+class _Answer:
+    """What a reference has said to a case, and in float64, and in float64 on inputs that are moved a little."""
 
-    def may_alias(self, output: int, number: int) -> bool:
-        del output, number
-        return True
+    case: Case
+    reply: Reply
+    exact: Reply | None = None
+    nudged: Reply | None = None
 
 
 @contextlib.contextmanager
@@ -670,6 +827,12 @@ def _out_of_gpu_memory(
             return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
     message = f"{what} needs more memory than it may have on the GPU"
     return EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Return whether there is a NaN, without a mask of the tensor's size."""
+    pieces = tensor.reshape(-1).split(_CHUNK) if tensor.numel() > _CHUNK else (tensor,)
+    return any(bool(torch.isnan(piece).any()) for piece in pieces)
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

@@ -56,16 +56,11 @@ from workers.judge.trial.steps import Steps
 #: A candidate's own nulls, as a share of its calls.
 _NULL_SHARE: Final = 0.2
 #: How many timed calls are verified: as many as the reference answers in this time (in seconds), but not few for
-#: that alone, and as fit into this memory.
+#: that alone.
 _MOST_PROOFS: Final = 16
 _SLOW_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
 _PROOFS_S: Final = 0.05
-#: The shares of a GPU's memory, divided by its slots, for them and for the inputs of all cases to check; and what
-#: either may take of a host's.
-_PROOFS_SHARE: Final = 0.2
-_CASES_SHARE: Final = 0.2
-_HOST_BYTES: Final = 2 << 30
 #: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
 _SLACK_BYTES: Final = 2 << 30
 #: What a log may not hold where people read it: a terminal or a page would obey it.
@@ -181,10 +176,12 @@ class _Evaluation:
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             told = self._evidence["reference"] = {}
             reference = self._processes.make_reference_ready(told)
+            reference.plan()
+            if self._place.on_gpu:
+                total = torch.cuda.get_device_properties(0).total_memory
+                reference.allow(int(self._processes.memory_fraction * total))
             reference.widen()
-            cases = reference.make_cases(self._memory_for(_CASES_SHARE))
-            # Its first call loads and chooses kernels: while others may use the device.
-            reference.answer(cases[0])
+            cases = reference.make_cases()
         baseline = self._baseline() if timed else None
         with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
             cases, later, last = self._answer(cases)
@@ -199,6 +196,7 @@ class _Evaluation:
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
             triton = self._place.on_gpu and self._request.backend is Backend.TRITON
             candidate.form = reference.form
+            reference.answer(cases[0])
             candidate.construct(reference.init_inputs, cases[0], rehearse=triton)
         stopwatch = series = None
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
@@ -206,10 +204,10 @@ class _Evaluation:
         with self._steps.alone("measure"), self._steps.backstop(Phase.CHECK):
             self._evidence |= self._check(candidate, cases, later)
             if baseline is not None:
-                stopwatch = self._stopwatch(candidate, self._proofs(cases[0]))
+                stopwatch = self._stopwatch(candidate, self._proofs())
                 series = self._time(stopwatch, baseline.basis)
                 self._check_again(candidate, last)
-                self._evidence["floor"] = self._floor(cases[0])
+                self._evidence["floor"] = self._floor()
                 if baseline.known is None:
                     # Not beside a kernel that could disturb it.
                     self._look_at_provenance(candidate, cases[0])
@@ -289,40 +287,30 @@ class _Evaluation:
     def _answer(self, cases: list[Case]) -> tuple[list[Case], int, Case | None]:
         """Have the reference answer the cases to check, and one for after the timing.
 
-        Where they would take too much of the GPU's memory together there is only the first: the others are made and
-        answered one by one, when they are checked.
+        Where they would take too much memory together there is only the first: the others are made and answered one by
+        one, when they are checked.
 
         Returns:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
-        if len(cases) < self._settings.checks:
+        if not self._reference.is_roomy:
             return cases, self._settings.checks - 1, None
-        answered = [cases[0], *(case for case in cases[1:] if self._reference.answer(case))]
-        if not self._settings.timing.enabled:
-            return answered, 0, None
-        last = self._reference.fresh()
-        self._reference.answer(last)
-        return answered, 0, last
+        last = [self._reference.another()] if self._settings.timing.enabled else []
+        answered = self._reference.answer(*cases, *last)
+        return [case for case in answered if case not in last], 0, last[0] if last else None
 
-    def _proofs(self, case: Case) -> int:
-        """How many timed calls are verified: as the reference's speed and memory for their values allow."""
+    def _proofs(self) -> int:
+        """Return how many timed calls are verified, as the reference's speed allows."""
         by_time = max(int(_PROOFS_S / self._reference.forward_s), _SLOW_PROOFS)
         by_deadline = int(self._reference.left_s / 2 / self._reference.forward_s)
-        by_memory = int(self._memory_for(_PROOFS_SHARE) // max(case.nbytes, 1))
         most = _MOST_PROOFS if self._place.on_gpu else _SLOW_PROOFS
-        return max(_FEWEST_PROOFS, min(most, by_time, by_deadline, by_memory))
-
-    def _memory_for(self, share: float) -> float:
-        """Bytes of the device that this evaluation may spend on something."""
-        if not self._place.on_gpu:
-            return _HOST_BYTES
-        return share * torch.cuda.get_device_properties(0).total_memory / self._place.siblings
+        return max(_FEWEST_PROOFS, min(most, by_time, by_deadline))
 
     def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
-            candidate.prepare_calls(cases[0])
-            every = chain(cases, (self._answered() for _ in range(later)))
+            candidate.prepare_calls(self._reference.output_specs)
+            every = chain(cases, (self._reference.fresh() for _ in range(later)))
             try:
                 for case in every:
                     self._compared.append(self._check_case(candidate, case))
@@ -333,7 +321,7 @@ class _Evaluation:
                 raise
             try:
                 with self._confirming(cases[0]):
-                    candidate.run(cases[0])
+                    self._run(candidate, cases[0])
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
@@ -354,40 +342,43 @@ class _Evaluation:
     def _compare_one(self, candidate: Candidate, case: Case) -> None:
         """Compare one more answer of a wrong kernel. If there is none it is right by neither verdict."""
         try:
-            self._compared.append(candidate.run(case))
+            self._compared.append(self._run(candidate, case))
         except EvaluationEnded as ended:
             self._note(ended)
             if ended.outcome.category not in _ABOUT_VALUES:
                 self._compared.append({"strict_correct": False, "kernelbench_correct": False})
 
-    def _answered(self) -> Case:
-        """One more case with its answer."""
+    def _run(self, candidate: Candidate, case: Case) -> dict[str, Any]:
+        """Make one checked call on a case; see :meth:`Candidate.run`."""
+        self._have_answered(case)
+        return candidate.run(case)
+
+    def _have_answered(self, case: Case) -> None:
+        """Have the reference answer a case, unless it holds its answer."""
         with self._steps.backstop(Phase.REFERENCE):
-            case = self._reference.fresh()
             self._reference.answer(case)
         self._blackbox.enter(Phase.CHECK)
-        return case
 
     def _check_again(self, candidate: Candidate, case: Case | None) -> None:
         """One more checked call, on an input that it has not seen, when timing is over."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
-        case = case or self._answered()
+        case = case or self._reference.fresh()
         try:
             with self._confirming(case):
-                candidate.run(case)
+                self._run(candidate, case)
         except EvaluationEnded as ended:
             raise _unless_repeated(ended, "right before it was timed, wrong after") from None
 
     def _check_case(self, candidate: Candidate, case: Case) -> dict[str, Any]:
         try:
             with self._confirming(case):
-                return candidate.run(case)
+                return self._run(candidate, case)
         except EvaluationEnded as ended:
             if ended.outcome.category not in _ABOUT_VALUES:
                 raise
             first = ended
         try:
-            candidate.run(case)
+            self._run(candidate, case)
         except EvaluationEnded:
             raise first from None
         raise _unless_repeated(first, "wrong at first, right when the same input was run again")
@@ -409,6 +400,7 @@ class _Evaluation:
         if not self._place.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
             return
         with self._steps.timed("provenance"):
+            self._have_answered(case)
             try:
                 self._activities = candidate.profile(case)
             except NotRecorded as error:
@@ -440,13 +432,11 @@ class _Evaluation:
             evidence=self._evidence,
         )
 
-    def _floor(self, case: Case) -> dict[str, Any]:
-        """What memory allows, in figures; empty on a CPU."""
-        return (
-            physics.floor(self._reference.written_bytes, case, clocks.Flusher().bandwidth())
-            if self._place.on_gpu
-            else {}
-        )
+    def _floor(self) -> dict[str, Any]:
+        """Return what memory allows, in figures; empty on a CPU."""
+        if not self._place.on_gpu:
+            return {}
+        return physics.floor(self._reference.input_bytes, self._reference.written_bytes, clocks.Flusher().bandwidth())
 
     def _stop(self, candidate: Candidate) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""

@@ -1,11 +1,12 @@
 """Many timed calls of one candidate, and what they say.
 
-Every call has values of its own. Of those that count some are kept: when the candidate is gone the reference answers
-them. A call is chosen when it is over, so nothing that the candidate sees or does before can depend on it: the outputs
-of every call are copied to room that was made before it. Each call is as likely to be kept in the end as any
-other, and the candidate does not know how many there will be: whatever share of them it gets wrong, the same share of
-those that are kept is likely to be. A candidate that is right in some calls only, and lucky, gains nothing either: no
-call counts as shorter than the shortest that was kept (:func:`summarise`).
+Every call has values of its own. Of those that count some are kept: when the candidate is gone the reference draws
+their inputs again and answers them. A call is chosen when it is over, so nothing that the candidate sees or does before
+can depend on it: the outputs of every call are copied to room that was made before it. Each call is as likely to be
+kept in the end as any other, and the candidate does not know how many there will be: whatever share of them it gets
+wrong, the same share of those that are kept is likely to be. Of large outputs pieces are kept, at random places. A
+candidate that is right in some calls only, and lucky, gains nothing either: no call counts as shorter than the shortest
+that was kept (:func:`summarise`).
 
 From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
 that slowed its null would make itself look fast. So the null is also taken from a process that runs the
@@ -26,7 +27,7 @@ import random
 import statistics
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import torch
@@ -66,6 +67,12 @@ _IN_TURN_SLACK: Final = (10e3, 0.02)
 _RESOLUTION_NS: Final = 500.0
 #: Calls between two looks at the device's clocks.
 _LOOK_EVERY: Final = 8
+#: What is kept of a call's outputs, at most, and in pieces of how much, in bytes.
+_KEPT_BYTES: Final = 64 << 20
+_PIECE_BYTES: Final = 1 << 20
+#: Calls that are verified together, and what their answers may take, in bytes.
+_MOST_TOGETHER: Final = 16
+_TOGETHER_BYTES: Final = 256 << 20
 #: Making inputs for longer than this is not on the candidate's time, in seconds.
 _SLOW_DRAW_S: Final = 0.02
 #: Calls in a row that a candidate may fail to enqueue in time before its forward is taken to wait for the GPU.
@@ -110,14 +117,18 @@ class _Proof:
     """A call that is kept to be verified.
 
     Attributes:
-        outputs: what the candidate answered.
-        case: what it was asked.
+        outputs: what the candidate answered, or pieces of it.
+        pieces: where in the reference's answer these lie; None for all of it.
+        drawn, on_device, seed: what it was asked: how its inputs are drawn, and the seed of the forward.
         number: which it was of those that could have been kept.
         ns: its time, where that counts: its series is the last one, and the device was not throttled.
     """
 
     outputs: list[torch.Tensor]
-    case: Case
+    pieces: list[list[slice]] | None
+    drawn: int
+    on_device: bool
+    seed: int
     number: int
     ns: int | None
 
@@ -230,11 +241,17 @@ class Stopwatch:
             EvaluationEnded: ``nondeterministic``: a call was wrong although all checked calls were right.
         """
         kept, self._proofs = self._proofs, []
-        self._reference.allow_exact()
-        for proof in kept:
-            self._reference.answer(proof.case)
-            self._check(proof.outputs, proof.case)
-            proof.case.outputs.clear()
+        reference = self._reference
+        reference.allow_exact()
+        size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
+        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.is_roomy else 1
+        for begin in range(0, len(kept), together):
+            proofs = kept[begin : begin + together]
+            cases = [reference.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
+            reference.answer(*cases)
+            for proof, case in zip(proofs, cases, strict=True):
+                self._check(proof, case)
+            reference.drop(cases)
         return len(kept)
 
     def _take(
@@ -329,12 +346,24 @@ class Stopwatch:
         place = self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)
         if place >= self._most:
             return
-        outputs = self._into
-        if self._place.on_gpu:
+        outputs, pieces = self._into, None
+        if sum(tensor.nbytes for tensor in outputs) > _KEPT_BYTES:
+            pieces = [self._pieces(tensor) for tensor in outputs]
+            outputs = [_cut(tensor, where) for tensor, where in zip(outputs, pieces, strict=True)]
+        elif self._place.on_gpu:
             self._into = self._make_room()
         else:
             outputs = [tensor.clone() for tensor in outputs]
-        self._proofs[place : place + 1] = [_Proof(outputs, case, self._counted, ns)]
+        proof = _Proof(outputs, pieces, case.drawn, case.on_device, case.seed, self._counted, ns)
+        self._proofs[place : place + 1] = [proof]
+
+    def _pieces(self, tensor: torch.Tensor) -> list[slice]:
+        """Choose pieces of an output: places that nobody knew while it was made. Small outputs are kept whole."""
+        size, count = _PIECE_BYTES // tensor.dtype.itemsize, _KEPT_BYTES // _PIECE_BYTES
+        if tensor.numel() <= size * count:
+            return [slice(None)]
+        begins = (self._random.randrange(tensor.numel() - size + 1) for _ in range(count))
+        return [slice(begin, begin + size) for begin in begins]
 
     def _discount(self, last: int) -> None:
         """Forget the times of those that are kept of the last calls; they are verified all the same."""
@@ -342,17 +371,31 @@ class Stopwatch:
             if proof.number > self._counted - last:
                 proof.ns = None
 
-    def _check(self, outputs: list[torch.Tensor], case: Case) -> None:
+    def _check(self, proof: _Proof, case: Case) -> None:
+        asked = case
+        if proof.pieces is not None:
+            every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
+            cut = [[_cut(t, where) for t, where in zip(tensors, proof.pieces, strict=True)] for tensors in every]
+            asked = replace(case, slot=None, inputs=[], outputs=cut[0], exact=cut[1] if len(cut) > 1 else None)
         try:
-            compare.check_values(outputs, case, self._reference.settings)
+            compare.check_values(proof.outputs, asked, self._reference.settings)
         except EvaluationEnded as ended:
             self._reference.confirm(case)
+            facts = ended.outcome.facts.model_dump()
+            if proof.pieces is not None:
+                facts["first"] = None  # it counts from the beginning of the pieces
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
                 f"right when checked, wrong when timed: {ended.outcome.message}",
                 Phase.TIME,
-                **ended.outcome.facts.model_dump(),
+                **facts,
             ) from None
+
+
+def _cut(tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
+    """Return pieces of a tensor's values, one behind the other."""
+    flat = tensor.reshape(-1)
+    return torch.cat([flat[piece] for piece in pieces])
 
 
 def null_of(series: Series, place: Place, baseline: Measurement | None = None) -> float:

@@ -11,7 +11,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    Model.calls += 1
+    Model.calls += torch.empty(0).device.type != "meta"
     return [torch.randn(Model.calls, 8)]
 
 
