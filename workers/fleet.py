@@ -96,7 +96,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._workers = [WorkerProcess(slot, self._selector) for slot in slots]
         locks = {slot.device: slot.lock for slot in slots}
-        self._monitor = Monitor(self._books.engine, self._host, gpus, locks, canary=canary)
+        ledgers = {slot.device: slot.ledger for slot in slots}
+        self._monitor = Monitor(self._books.engine, self._host, gpus, locks, ledgers, canary=canary)
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
         self._look_at = 0.0

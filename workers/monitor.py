@@ -1,4 +1,4 @@
-"""The supervisor's GPU monitor: it records their health, tests suspects, and says which GPUs may take evaluations.
+"""The supervisor's GPU monitor: it records health and bookings of memory, tests suspects, and says which GPUs may work.
 
 A GPU's state is a row of the table ``gpus`` (:mod:`kqueue.store.gpus`). Judges, operators and this module change it;
 this module acts on it. Anyone who suspects a GPU requests a test, and the GPU takes no evaluations until it passes. A
@@ -28,7 +28,8 @@ from sqlalchemy import Engine
 
 from kqueue.store import gpus
 from kqueue.store.gpus import GpuStatus
-from workers.judge.gpu import facts
+from workers.judge.gpu import booking, facts
+from workers.judge.gpu.booking import Entry
 from workers.judge.gpu.devices import Device
 from workers.judge.host import linux
 from workers.judge.keeper import handle as launch
@@ -107,6 +108,7 @@ class Monitor:
         host: str,
         devices: Sequence[Device],
         locks: Mapping[str, Path],
+        ledgers: Mapping[str, Path],
         *,
         canary: str = "workers.judge.gpu.canary",
     ) -> None:
@@ -117,12 +119,16 @@ class Monitor:
             host: this host's name.
             devices: the GPUs.
             locks: the lock file for exclusive use of each GPU, by UUID.
+            ledgers: the folder in which each GPU's memory is booked, by UUID.
             canary: the module that a test runs.
         """
         self._engine = engine
         self._host = host
         self._devices = {device.uuid: device for device in devices}
         self._locks = locks
+        self._ledgers = ledgers
+        #: The bookings as last written.
+        self._booked: dict[str, list[Entry]] = {}
         self._canary = canary
         self._registered = False
         self._states: dict[str, GpuStatus] = {}
@@ -222,7 +228,23 @@ class Monitor:
             }
             gpus.see(self._engine, told)
             self._unsaid = False
+        for uuid in self._devices:
+            self._write_bookings(uuid, booking.entries(self._ledgers[uuid]))
         self._look()
+
+    def _write_bookings(self, uuid: str, entries: list[Entry]) -> None:
+        """Write how much of a GPU's memory is booked and who waits, if that has changed."""
+        if self._booked.get(uuid) == entries:
+            return
+        now = time.monotonic()
+        gpus.see_memory(
+            self._engine,
+            uuid,
+            booked_bytes=sum(entry.nbytes for entry in entries if not entry.waiting),
+            capacity_bytes=max((entry.capacity for entry in entries), default=None),
+            waiting=[(entry.label, entry.nbytes, now - entry.since) for entry in entries if entry.waiting],
+        )
+        self._booked[uuid] = entries
 
     # Facts -------------------------------------------------------------------------------------------
 

@@ -94,6 +94,11 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+def gib(value: int) -> str:
+    """Return bytes in GiB with one digit."""
+    return f"{value / (1 << 30):.1f}"
+
+
 def ratio(value: float | None) -> str:
     """Return a speedup, such as ``1.83x``; empty for None."""
     return "" if value is None else f"{value:.2f}x"

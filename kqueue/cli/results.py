@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from kqueue.contract import Outcome, Verdict
     from kqueue.evidence import Environment, Measurement
+    from kqueue.store.gpus import GpuStatus
     from kqueue.store.reports import Detail, Listed
+    from kqueue.store.workers import LiveWorker
 
 _WHERE: Final = ("category", "blame", "backend", "problem", "batch")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -79,7 +81,7 @@ def status(as_json: _Json = False) -> None:
             name: {**known, "workers": 0} for name, known in reports.states(engine).items()
         }
         live = workers.live(engine, within_s=LIVE_LEASES * config.lease_s)
-        idle = [gpu for gpu in gpus.find(engine) if gpu.paused is not None]
+        known = gpus.find(engine)
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
     for worker in live:
         for lane in worker.lanes:
@@ -95,7 +97,8 @@ def status(as_json: _Json = False) -> None:
     record = {
         "lanes": lanes,
         "workers": [asdict(worker) for worker in live],
-        "gpus_not_serving": [asdict(gpu) for gpu in idle],
+        "gpus_not_serving": [asdict(gpu) for gpu in known if gpu.paused is not None],
+        "gpu_memory": list(_gpu_memory(known, live)),
         "last_hour": {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         "broker": {"reachable": failure is None, "error": failure},
     }
@@ -105,6 +108,19 @@ def status(as_json: _Json = False) -> None:
         _print_status(record)
     if failure is not None:
         raise typer.Exit(3)
+
+
+def _gpu_memory(known: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
+    """Yield how much of each GPU's memory is booked, and who waits for some. Nobody waits where no worker lives."""
+    devices = {worker.device for worker in live}
+    busy = {worker.name: worker.busy_with for worker in live}
+    for gpu in known:
+        if gpu.memory is not None and gpu.uuid in devices:
+            found = {"uuid": gpu.uuid, "host": gpu.host, "index": gpu.index, **asdict(gpu.memory)}
+            found["waiting"] = [
+                {**asdict(one), "evaluation": busy.get(f"{one.label}@{gpu.host}")} for one in gpu.memory.waiting
+            ]
+            yield found
 
 
 def _print_status(record: Mapping[str, Any]) -> None:
@@ -131,6 +147,7 @@ def _print_status(record: Mapping[str, Any]) -> None:
             for worker in live
         )
         print_table(("worker", "device", "lanes", "busy with", "since", "paused"), rows, title="workers")
+    _print_waiting(record["gpu_memory"])
     for gpu in record["gpus_not_serving"]:
         what = f"GPU {gpu['index']} of {gpu['host']} does not serve since {age(gpu['since'])}: {gpu['state']}"
         console().print(text(what + (f", {gpu['reason']}" if gpu["reason"] else ""), "yellow"))
@@ -143,6 +160,26 @@ def _print_status(record: Mapping[str, Any]) -> None:
         console().print("redis: reachable")
     else:
         console().print(text(f"redis: {broker['error']}", "bold red"))
+
+
+def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
+    from kqueue.cli.render import age, gib, print_table
+
+    rows = [
+        (
+            f"{gpu['index']} of {gpu['host']}",
+            f"{gib(gpu['booked_bytes'])} of {gib(gpu['capacity_bytes'])}",
+            one["label"],
+            one["evaluation"],
+            gib(one["wanted_bytes"]),
+            f"for {age(one['since'])}",
+        )
+        for gpu in found
+        for one in gpu["waiting"]
+    ]
+    if rows:
+        columns = ("gpu", "booked GiB", "who waits", "evaluation", "for GiB", "since")
+        print_table(columns, rows, title="waiting for GPU memory")
 
 
 # show ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ supervisor acts on what stands here (:mod:`workers.monitor`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -31,6 +31,36 @@ _REASON_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """An evaluation that waits for memory of a GPU.
+
+    Attributes:
+        label: its id, or the name of its slot.
+        wanted_bytes: the memory that it waits for.
+        since: when it began to wait, UTC.
+    """
+
+    label: str
+    wanted_bytes: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A GPU's memory as evaluations have booked it.
+
+    Attributes:
+        booked_bytes: all that is booked.
+        capacity_bytes: the most that may be booked.
+        waiting: the evaluations that wait until theirs fits, the next one first.
+    """
+
+    booked_bytes: int
+    capacity_bytes: int
+    waiting: tuple[Waiting, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GpuStatus:
     """A GPU that some host's fleet uses.
 
@@ -48,6 +78,7 @@ class GpuStatus:
         reset_at: when its workers are ended at the latest, UTC; None if no reset was asked for.
         reset_due: True if they are to be ended now: nothing runs on it any more, or the time is over.
         facts: what was last seen of it (:mod:`workers.judge.gpu.facts`).
+        memory: what its supervisor last saw booked; None if that was nothing.
         seen_at: when its supervisor last reported it, UTC.
         running: the evaluations that its workers execute.
     """
@@ -65,6 +96,7 @@ class GpuStatus:
     reset_at: datetime | None
     reset_due: bool
     facts: dict[str, Any]
+    memory: Memory | None
     seen_at: datetime
     running: tuple[UUID, ...]
 
@@ -97,6 +129,41 @@ def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
                 .where(Gpu.uuid == uuid)
                 .values(seen_at=func.now(), facts=literal(clean.json(dict(known)), JSONB))
             )
+
+
+def see_memory(
+    engine: Engine,
+    uuid: str,
+    *,
+    booked_bytes: int,
+    capacity_bytes: int | None,
+    waiting: Sequence[tuple[str, int, float]],
+) -> None:
+    """Record how much of a GPU's memory is booked, and who waits for some.
+
+    Args:
+        engine: the database.
+        uuid: the GPU.
+        booked_bytes: all that is booked.
+        capacity_bytes: the most that may be booked; None if nobody books.
+        waiting: label, wanted bytes, and seconds waited of each evaluation that waits, the next one first.
+    """
+    with transaction(engine) as connection:
+        memory: Any = null()
+        if capacity_bytes is not None:
+            now = connection.scalar(select(func.now()))
+            assert now is not None
+            waits = [
+                {
+                    "label": clean.text(label),
+                    "wanted_bytes": wanted_bytes,
+                    "since": (now - timedelta(seconds=seconds)).isoformat(),
+                }
+                for label, wanted_bytes, seconds in waiting
+            ]
+            known = {"booked_bytes": booked_bytes, "capacity_bytes": capacity_bytes, "waiting": waits}
+            memory = literal(known, JSONB)
+        connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(memory=memory))
 
 
 def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | None = None) -> list[GpuStatus]:
@@ -296,5 +363,16 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     found: list[GpuStatus] = []
     for row in rows:
         fields: dict[str, Any] = dict(row) | {"state": GpuState(row["state"]), "running": tuple(row["running"])}
+        fields["memory"] = _memory(row["memory"])
         found.append(GpuStatus(**fields))
     return found
+
+
+def _memory(known: Mapping[str, Any] | None) -> Memory | None:
+    if known is None:
+        return None
+    waiting = tuple(
+        Waiting(label=one["label"], wanted_bytes=one["wanted_bytes"], since=datetime.fromisoformat(one["since"]))
+        for one in known["waiting"]
+    )
+    return Memory(booked_bytes=known["booked_bytes"], capacity_bytes=known["capacity_bytes"], waiting=waiting)

@@ -180,6 +180,8 @@ class Gpu(Base):
     """When its workers are ended at the latest, for a reset; null if no reset was asked for."""
     facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     """The last facts from NVML and the kernel's log."""
+    memory: Mapped[dict[str, Any] | None]
+    """Its memory as evaluations have booked it, a :class:`kqueue.store.gpus.Memory`; null while nobody books."""
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine
 
-from kqueue.store import gpus, workers
+from kqueue.contract import Request
+from kqueue.store import evaluations, gpus, workers
 
 UUIDS = ("GPU-11111111-aaaa", "GPU-22222222-bbbb")
 
@@ -51,6 +52,39 @@ def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engi
     assert "GPU 0 is drained" in check["detail"]
     assert cli("gpu", "resume", UUIDS[0][:8]).stdout == f"GPU 0 of {host} serves again\n"
     assert gpus.find(engine)[0].state == "serving"
+
+
+def test_the_status_tells_who_waits_for_memory(cli: Any, host: str, engine: Engine) -> None:
+    """As text and as JSON; nobody is shown for a GPU without a live worker."""
+    waiting = [("gpu0-0", 90 << 30, 75.0), ("9b2f\x1b[31m", 1 << 29, 2.0)]
+    for uuid in UUIDS:
+        gpus.see_memory(engine, uuid, booked_bytes=60 << 30, capacity_bytes=126 << 30, waiting=waiting)
+    identity = uuid4()
+    workers.register(engine, id=identity, name=f"gpu0-0@{host}", host=host, pid=2, lanes=["gpu"], device=UUIDS[0])
+    request = Request(problem="class Model: ...", kernel="class ModelNew: ...", backend="cuda", lane="gpu")
+    [submitted] = evaluations.submit(engine, [request])
+    assert evaluations.claim(engine, submitted.evaluation_id, worker_id=identity, lease_s=30)
+    [told] = json.loads(cli("status", "--json").stdout)["gpu_memory"]
+    waits = told.pop("waiting")
+    assert told == {
+        "uuid": UUIDS[0],
+        "host": host,
+        "index": 0,
+        "booked_bytes": 60 << 30,
+        "capacity_bytes": 126 << 30,
+    }
+    assert [(one["label"], one["wanted_bytes"], one["evaluation"]) for one in waits] == [
+        ("gpu0-0", 90 << 30, str(submitted.evaluation_id)),
+        ("9b2f\x1b[31m", 1 << 29, None),
+    ]
+    status = cli("status").stdout
+    assert "waiting for GPU memory" in status
+    [line] = [line for line in status.splitlines() if "90.0" in line]
+    assert line.split() == f"0 of {host} 60.0 of 126.0 gpu0-0 {submitted.evaluation_id} 90.0 for 1m".split()
+    assert "\x1b" not in status
+    gpus.see_memory(engine, UUIDS[0], booked_bytes=0, capacity_bytes=None, waiting=())
+    assert json.loads(cli("status", "--json").stdout)["gpu_memory"] == []
+    assert "waiting for GPU memory" not in cli("status").stdout
 
 
 def test_what_names_no_gpu_ends_with_2_and_says_which_there_are(cli: Any, host: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from kqueue.store import gpus
+from workers.judge.gpu import booking
+from workers.judge.host.scratch import device_lock
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,7 +36,12 @@ def both_serve(fleet: Any, fake: Any, watcher: Any) -> None:
 
 def _gpu(fleet: Any, *arguments: str) -> str:
     """What `kqueue gpu` prints."""
-    command = [sys.executable, "-m", "kqueue", "gpu", *arguments]
+    return _kqueue(fleet, "gpu", *arguments)
+
+
+def _kqueue(fleet: Any, *arguments: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "kqueue", *arguments]
     return subprocess.run(
         command, env=fleet.environment, capture_output=True, text=True, check=True, timeout=120
     ).stdout
@@ -130,6 +138,45 @@ def test_facts_are_in_the_row_and_those_that_there_are_not_are_left_out(fleet: A
     assert "HwThermalSlowdown" in listed
     assert "ECC uncorrected" in listed
     fake.say(0, throttle=0, processes=[])
+
+
+def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
+    """Judges book in the folder beside the device's lock; the supervisor only reads what stands there."""
+    folder = device_lock(services.config().scratch, fake.uuids[1]).with_suffix(".memory")
+    program = (
+        "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
+        "Ledger(Path(sys.argv[1]), 100 << 30).book(int(sys.argv[2]), label=sys.argv[3], wait_s=300); time.sleep(300)"
+    )
+
+    def book(nbytes: int, label: str) -> subprocess.Popen[bytes]:
+        judge = subprocess.Popen([sys.executable, "-c", program, str(folder), str(nbytes), label])
+        judges.append(judge)
+        services.until(lambda: label in [entry.label for entry in booking.entries(folder)], what="a booking")
+        return judge
+
+    def told() -> list[Any]:
+        found = json.loads(_kqueue(fleet, "status", "--json"))["gpu_memory"]
+        return [(gpu["uuid"], gpu["booked_bytes"], [one["label"] for one in gpu["waiting"]]) for gpu in found]
+
+    judges: list[subprocess.Popen[bytes]] = []
+    try:
+        holder, first = book(60 << 30, "gpu1-0"), book(90 << 30, "first")
+        book(10 << 30, "second")
+        services.until(lambda: (m := watcher.gpu(1).memory) and len(m.waiting) == 2, what="two who wait")
+        assert told() == [(fake.uuids[1], 60 << 30, ["first", "second"])]
+        assert watcher.gpu(1).memory.capacity_bytes == 100 << 30
+        assert "waiting for GPU memory" in _kqueue(fleet, "status")
+        first.kill()
+        services.until(lambda: not watcher.gpu(1).memory.waiting, what="nobody who waits")
+        assert told() == [(fake.uuids[1], 70 << 30, [])]
+        holder.kill()
+        services.until(lambda: watcher.gpu(1).memory.booked_bytes == 10 << 30, what="one booking")
+    finally:
+        for judge in judges:
+            judge.kill()
+            judge.wait()
+    services.until(lambda: watcher.gpu(1).memory is None, what="no booking")
+    assert watcher.gpu(0).memory is None
 
 
 def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:

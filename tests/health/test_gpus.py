@@ -160,6 +160,24 @@ def test_gpus_are_named_by_index_and_host_or_by_uuid(engine: Engine, gpu: str) -
             named(unknown)
 
 
+def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
+    """Who waits has waited since a time of the database's clock; a GPU on which nobody books has none of it."""
+    assert _state(engine).memory is None
+    waiting = [("first\x00", 70, 60.0), ("second", 20, 0.5)]
+    gpus.see_memory(engine, gpu, booked_bytes=40, capacity_bytes=100, waiting=waiting)
+    memory = _state(engine).memory
+    assert memory is not None
+    assert (memory.booked_bytes, memory.capacity_bytes) == (40, 100)
+    assert [(one.label, one.wanted_bytes) for one in memory.waiting] == [("first\ufffd", 70), ("second", 20)]
+    first, second = memory.waiting
+    assert (second.since - first.since).total_seconds() == 59.5
+    with engine.connect() as connection:
+        assert 60 <= (connection.execute(text("SELECT now()")).scalar_one() - first.since).total_seconds() < 90
+    assert _state(engine, "GPU-22222222-bbbb").memory is None
+    gpus.see_memory(engine, gpu, booked_bytes=0, capacity_bytes=None, waiting=())
+    assert _state(engine).memory is None
+
+
 def test_facts_are_kept_as_they_were_last_seen(engine: Engine, gpu: str) -> None:
     """Whatever text the driver gives."""
     facts: dict[str, Any] = {"temperature_c": 41, "processes": [{"name": "a\x00b"}]}

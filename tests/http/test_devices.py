@@ -76,6 +76,18 @@ def test_facts_of_devices(http: httpx.Client, services: Services, fake: Gpus, wa
     assert shown["devices"][1]["memory_allocated"] == 1 << 30
 
 
+def test_booked_memory_and_who_waits(http: httpx.Client, services: Services, fake: Gpus) -> None:
+    """As the supervisor saw it last."""
+    waiting = [("gpu1-0", 90, 5.0)]
+    gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=60, capacity_bytes=100, waiting=waiting)
+    first, second = services.until(lambda: (g := http.get("/v1/fleet").json()["gpus"])[1]["memory"] and g, 30)
+    assert first["memory"] is None
+    [waits] = second["memory"].pop("waiting")
+    assert second["memory"] == {"booked_bytes": 60, "capacity_bytes": 100}
+    assert (waits["label"], waits["wanted_bytes"]) == ("gpu1-0", 90)
+    gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=0, capacity_bytes=None, waiting=())
+
+
 def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
     result = evaluate(http, "ok", preferred_device=1).json()

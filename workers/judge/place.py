@@ -47,6 +47,11 @@ class Place:
         """True if the place is on a GPU."""
         return self.device != "cpu"
 
+    @property
+    def ledger(self) -> Path:
+        """The folder in which the memory of the place's GPU is booked (:mod:`workers.judge.gpu.booking`)."""
+        return self.lock.with_suffix(".memory")
+
 
 def set_environment(environment: MutableMapping[str, str], place: Place, cores: int) -> None:
     """Set the variables that torch, Triton and CUDA read in a judge. They must be set before torch is imported.

@@ -1,0 +1,361 @@
+"""The ledger of a GPU's memory, between processes that book, wait, change their minds and are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Request, Settings
+from tests.waiting import until
+from workers.judge.gpu.booking import Entry, Ledger, NotInTime, TooLarge
+
+if TYPE_CHECKING:
+    from tests.judge.rig import Rig
+
+#: Books what its arguments say, prints `booked`, and then does as it is told, a line at a time, until its input ends.
+_JUDGE = """
+import os, sys, time
+from pathlib import Path
+from workers.judge.gpu.booking import Ledger
+folder, capacity, nbytes, label = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+with Ledger(folder, capacity).book(nbytes, label=label, wait_s=120) as booking:
+    print("booked", flush=True)
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "resize":
+            print(booking.resize(int(rest[0])), booking.nbytes, flush=True)
+        elif word == "fork":
+            child = os.fork()
+            if not child:
+                time.sleep(120)
+            print(child, flush=True)
+        elif word == "release":
+            booking.release()
+            print("released", flush=True)
+"""
+#: Books, changes and releases at random, and counts what all such processes hold in a file. Prints the most it saw.
+_BUSY = """
+import fcntl, os, random, sys, time
+from pathlib import Path
+from workers.judge.gpu.booking import Ledger
+folder, capacity, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+draw = random.Random(seed)
+ledger = Ledger(folder, capacity)
+most = 0
+def count(change):
+    global most
+    with open(folder.with_suffix(".sum"), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        total = int(file.read() or 0) + change
+        file.seek(0); file.truncate(); file.write(str(total))
+    most = max(most, total)
+for _ in range(60):
+    with ledger.book(draw.randrange(1, capacity + 1), label=str(seed), wait_s=120) as booking:
+        count(booking.nbytes)
+        for _ in range(3):
+            before, wanted = booking.nbytes, draw.randrange(capacity + 1)
+            if wanted < before:
+                count(wanted - before)
+                assert booking.resize(wanted)
+            elif booking.resize(wanted):
+                count(wanted - before)
+            assert booking.nbytes in (before, wanted)
+        count(-booking.nbytes)
+with ledger.book(1, label=str(seed), wait_s=120) as booking:
+    for _ in range(500):
+        if booking.resize(capacity * 2 // 3):
+            count(booking.nbytes)
+            count(-booking.nbytes)
+            booking.resize(1)
+print(most)
+"""
+_CAPACITY = 100
+
+
+class Judge:
+    """A process that books memory."""
+
+    def __init__(self, folder: Path, nbytes: int, label: str) -> None:
+        self.label = label
+        arguments = [str(folder), str(_CAPACITY), str(nbytes), label]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _JUDGE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def booked(self) -> None:
+        """Wait until it holds its memory."""
+        assert self.hear() == "booked"
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, words: str) -> str:
+        """Have it do something, and return what it says then."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        """Have it end by itself."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        assert self.process.wait() == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a ledger that nobody has used."""
+    return tmp_path / "GPU-1.memory"
+
+
+@pytest.fixture
+def ledger(folder: Path) -> Ledger:
+    """The ledger as this process sees it."""
+    return Ledger(folder, _CAPACITY)
+
+
+@pytest.fixture
+def start(folder: Path, ledger: Ledger) -> Iterator[Callable[..., Judge]]:
+    """Start a judge, and wait until it stands in the ledger; they are killed when the test ends."""
+    judges: list[Judge] = []
+
+    def start(nbytes: int, label: str) -> Judge:
+        judges.append(Judge(folder, nbytes, label))
+        until(lambda: any(entry.pid == judges[-1].process.pid for entry in ledger.holders()), what=label)
+        return judges[-1]
+
+    yield start
+    for judge in judges:
+        judge.kill()
+
+
+def _seen(ledger: Ledger) -> list[tuple[str, bool]]:
+    return [(entry.label, entry.waiting) for entry in ledger.holders()]
+
+
+def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
+    ledger: Ledger, start: Callable[..., Judge]
+) -> None:
+    """It gets its memory when somebody gives back enough. Everybody sees who holds what since when."""
+    assert ledger.holders() == []
+    before = time.monotonic()
+    large, small = start(70, "large"), start(30, "small")
+    large.booked()
+    small.booked()
+    late = start(40, "late")
+    assert _seen(ledger) == [("large", False), ("small", False), ("late", True)]
+    first = ledger.holders()[0]
+    assert first == Entry(large.process.pid, 70, "large", False, first.since, _CAPACITY)
+    assert before < first.since < ledger.holders()[-1].since < time.monotonic()
+    large.end()
+    late.booked()
+    assert _seen(ledger) == [("small", False), ("late", False)]
+
+
+def test_a_large_booking_that_waits_is_not_overtaken(ledger: Ledger, start: Callable[..., Judge]) -> None:
+    """A small one that would fit waits behind it; then both run, as they fit beside each other."""
+    holder = start(60, "holder")
+    holder.booked()
+    large, small = start(80, "large"), start(20, "small")
+    with pytest.raises(NotInTime, match=r"20 bytes of GPU memory did not become free .* 60 of 100 are booked"):
+        ledger.book(20, label="later", wait_s=0.3)
+    assert _seen(ledger) == [("holder", False), ("large", True), ("small", True)]
+    holder.end()
+    large.booked()
+    small.booked()
+    assert [entry.since for entry in ledger.holders()] == sorted(entry.since for entry in ledger.holders())
+
+
+def test_a_stream_of_small_bookings_starves_no_large_one(folder: Path, start: Callable[..., Judge]) -> None:
+    """Between them they always hold something, but for the large one's turn."""
+    program = (
+        "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1]), 100)\n"
+        "while True:\n"
+        "    with ledger.book(30, label='stream', wait_s=120): time.sleep(0.05)\n"
+    )
+    streams = [subprocess.Popen([sys.executable, "-c", program, str(folder)]) for _ in range(3)]
+    try:
+        until(lambda: sum(not entry.waiting for entry in Ledger(folder, _CAPACITY).holders()) > 1, what="the stream")
+        large = start(_CAPACITY, "large")
+        large.booked()
+        large.end()
+        assert all(stream.poll() is None for stream in streams)
+    finally:
+        for stream in streams:
+            stream.kill()
+            stream.wait()
+
+
+def test_a_killed_holder_holds_nothing(ledger: Ledger, start: Callable[..., Judge], folder: Path) -> None:
+    """Its memory goes to whoever waits, and its file is removed."""
+    holder = start(_CAPACITY, "holder")
+    holder.booked()
+    waiter = start(50, "waiter")
+    holder.kill()
+    waiter.booked()
+    assert _seen(ledger) == [("waiter", False)]
+    waiter.end()
+    ledger.book(_CAPACITY, label="mine", wait_s=0).release()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_a_killed_waiter_keeps_nobody_waiting(ledger: Ledger, start: Callable[..., Judge]) -> None:
+    """Those behind it move up."""
+    start(60, "holder").booked()
+    first, second = start(90, "first"), start(40, "second")
+    assert _seen(ledger) == [("holder", False), ("first", True), ("second", True)]
+    first.kill()
+    second.booked()
+    assert _seen(ledger) == [("holder", False), ("second", False)]
+
+
+def test_a_booking_that_was_released_is_free_although_a_child_process_lives(
+    ledger: Ledger, start: Callable[..., Judge]
+) -> None:
+    """A fork inherits the file's lock."""
+    holder = start(_CAPACITY, "holder")
+    holder.booked()
+    child = int(holder.tell("fork"))
+    try:
+        assert holder.tell("release") == "released"
+        ledger.book(_CAPACITY, label="mine", wait_s=0).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
+    ledger: Ledger, start: Callable[..., Judge]
+) -> None:
+    """It does not grow beyond the capacity, nor while somebody waits; what it asked for in vain changes nothing."""
+    judge, other = start(50, "judge"), start(30, "other")
+    judge.booked()
+    other.booked()
+    assert judge.tell("resize 70") == "True 70"
+    assert judge.tell("resize 71") == "False 70"
+    assert judge.tell("resize 10") == "True 10"
+    waiter = start(80, "waiter")
+    assert judge.tell("resize 11") == "False 10"
+    assert judge.tell("resize 5") == "True 5"
+    assert [entry.nbytes for entry in ledger.holders()] == [5, 30, 80]
+    other.end()
+    waiter.booked()
+    assert judge.tell("resize 20") == "True 20"
+    assert judge.tell("resize 21") == "False 20"
+
+
+def test_more_than_the_capacity_is_refused_at_once(ledger: Ledger, folder: Path) -> None:
+    """The error names both numbers, and nobody is kept waiting by such a request."""
+    with pytest.raises(TooLarge, match=r"101 bytes .* 100$"):
+        ledger.book(_CAPACITY + 1, label="giant", wait_s=60)
+    assert ledger.holders() == []
+    with ledger.book(_CAPACITY, label="all", wait_s=0) as booking:
+        assert not booking.resize(_CAPACITY + 1)
+        for wrong in (ledger.book, lambda nbytes, **_: booking.resize(nbytes)):
+            with pytest.raises(ValueError, match="-1 bytes"):
+                wrong(-1, label="wrong", wait_s=0)
+
+
+def test_who_waited_in_vain_leaves_nothing(ledger: Ledger, folder: Path) -> None:
+    """Neither a place in the queue nor a file; the error is a TimeoutError."""
+    with ledger.book(60, label="holder", wait_s=0) as booking:
+        with pytest.raises(TimeoutError):
+            ledger.book(50, label="waiter", wait_s=0)
+        assert _seen(ledger) == [("holder", False)]
+        assert booking.resize(_CAPACITY)
+    booking.release()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_waiting_costs_next_to_nothing(ledger: Ledger) -> None:
+    """A waiter uses less than a twentieth of a core."""
+    with ledger.book(_CAPACITY, label="holder", wait_s=0):
+        before = time.process_time()
+        with pytest.raises(NotInTime):
+            ledger.book(1, label="waiter", wait_s=2)
+        assert time.process_time() - before < 0.1
+
+
+def test_what_is_held_never_exceeds_the_capacity(folder: Path) -> None:
+    """Five processes book, grow, shrink and release at random."""
+    folder.with_suffix(".sum").touch()
+    busy = [
+        subprocess.Popen(
+            [sys.executable, "-c", _BUSY, str(folder), str(_CAPACITY), str(seed)], stdout=subprocess.PIPE, text=True
+        )
+        for seed in range(5)
+    ]
+    most = [int(process.communicate()[0]) for process in busy]
+    assert [process.returncode for process in busy] == [0] * 5
+    assert max(most) <= _CAPACITY
+    assert folder.with_suffix(".sum").read_text() == "0"
+
+
+def test_labels_are_kept_short_and_any_text(ledger: Ledger) -> None:
+    """They are for people."""
+    with ledger.book(1, label="ü\n" * 1000, wait_s=0), ledger.book(2, label="\udcff", wait_s=0):
+        first, second = ledger.holders()
+    assert first.label.startswith("ü\nü\n")
+    assert len(first.label) < 200
+    assert (second.label, second.nbytes) == ("?", 2)
+
+
+def test_the_ledger_is_its_users_alone(rig: Rig) -> None:
+    """Other users cannot enter it, and a kernel can neither see nor open it."""
+    ledger = Ledger(rig.place.ledger, _CAPACITY)
+    with ledger.book(1, label="judge", wait_s=0):
+        assert stat.S_IMODE(rig.place.ledger.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in rig.place.ledger.iterdir()} == {0o600}
+        files = [str(path) for path in rig.place.ledger.iterdir()]
+        assert len(files) == 2
+        assert rig.judge(_spy([str(rig.place.ledger), *files])).category is Category.PASSED
+    assert rig.judge(_spy(["/dev/null"])).category is Category.WRONG_VALUES  # the spy sees what it may open
+
+
+def _spy(paths: list[str]) -> Request:
+    """A kernel that is wrong if it can open one of these."""
+    kernel = f"""
+import os, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        for path in {paths!r}:
+            for flags in (os.O_RDONLY, os.O_RDWR):
+                try:
+                    os.close(os.open(path, flags))
+                except (PermissionError, FileNotFoundError):
+                    continue
+                return x - 1
+        return x + 1
+"""
+    problem = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.rand(8)]
+def get_init_inputs():
+    return []
+"""
+    settings: dict[str, Any] = {"timing": {"enabled": False}}
+    return Request(
+        problem=problem, kernel=kernel, backend="torch", lane="cpu", settings=Settings.model_validate(settings)
+    )
