@@ -2,7 +2,8 @@
 
 A problem's own model is submitted as the kernel, under default settings. So every verdict must be `passed`, at the
 first attempt, and at the reference's own speed: whatever differs is the judge's doing. A folder may be a KernelBench
-checkout or anything else that holds problems of that form.
+checkout or anything else that holds problems of that form. `benchmarks/problems` is one: ten problems with operations
+and sizes of KernelBench's level 2, up to 3.2 GiB, and four small ones like those of level 3.
 
 It starts a fleet of its own. Each verdict is kept in `DIR/real.jsonl` as it comes; run again, it judges only what is
 not there yet, or has changed. In the end it prints a table of all problems that were asked for, and draws speedups over

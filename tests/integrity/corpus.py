@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing
+from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
 
 HERE: Final = Path(__file__).resolve().parent
 EXAMPLES: Final = HERE.parents[1] / "examples" / "problems"
@@ -40,6 +41,7 @@ FAMILIES: Final = (
     "statistics monkeypatches",
     "GOT or prologue patching",
     "taking over the loop",
+    "what is subtracted",
     "ptrace",
     "side streams unjoined",
     "side streams joined late",
@@ -89,6 +91,7 @@ FAMILIES: Final = (
     "constant outputs",
     "identity outputs",
     "mean outputs",
+    "answers from a sample",
     "weight skipping",
     "shape specialisation",
     "precision downgrade",
@@ -137,6 +140,10 @@ class Program:
         tolerance: by how much, as a share of the honest time.
         least_ms: where it may pass: the least honest time in milliseconds, on any lane.
         basis: whose clock must have taken the time of a program that passed on a GPU; None for either.
+        precision_downgrade: the label that the comparison must give it; None for either.
+        constants: values for top-level constants of the problem and of the kernel, such as sizes, so that several
+            programs share a file.
+        cpu_constants: those of them that differ on the ``cpu`` lane.
         settings: how it is judged; the ``cpu`` lane takes fewer checks and calls.
         hole: why it is known not to be caught; empty for all but the rare programs that are not.
         note: what else a reader of the report should know.
@@ -153,6 +160,9 @@ class Program:
     tolerance: float = 0.1
     least_ms: float | None = None
     basis: str | None = None
+    precision_downgrade: bool | None = None
+    constants: Mapping[str, object] = field(default_factory=dict)
+    cpu_constants: Mapping[str, object] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     hole: str = ""
     note: str = ""
@@ -166,6 +176,17 @@ class Program:
     def mechanism(self) -> str:
         """What it does, why that would work elsewhere, and what stops it here: the kernel file's docstring."""
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+
+    def sources(self, kind: str) -> tuple[str, str]:
+        """The problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
+        texts = [file.read_text(encoding="utf-8") for file in (self.problem, self.path)]
+        constants = {**self.constants, **(self.cpu_constants if kind == "cpu" else {})}
+        for name, value in constants.items():
+            changed = [re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", text) for text in texts]
+            if not any(re.search(rf"(?m)^{name} = ", text) for text in texts):
+                raise ValueError(f"{self.name}: neither its problem nor its kernel has a constant {name}")
+            texts = changed
+        return texts[0], texts[1]
 
     def request(self, lane: str) -> Request:
         """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made.
@@ -186,9 +207,10 @@ class Program:
             # A cheat that hangs when it is timed holds the device as long.
             deadlines = settings.deadlines.model_copy(update={"time_s": min(10.0, settings.deadlines.time_s)})
             settings = settings.model_copy(update={"deadlines": deadlines})
+        problem, kernel = self.sources(kind)
         return Request(
-            problem=self.problem.read_text(encoding="utf-8"),
-            kernel=self.path.read_text(encoding="utf-8"),
+            problem=problem,
+            kernel=kernel,
             backend=self.backend,
             lane=lane,
             settings=settings,
@@ -211,6 +233,9 @@ def program(
     tolerance: float = 0.1,
     least_ms: float | None = None,
     basis: str | None = None,
+    precision_downgrade: bool | None = None,
+    constants: Mapping[str, object] | None = None,
+    cpu_constants: Mapping[str, object] | None = None,
     hole: str = "",
     note: str = "",
     **settings: Any,
@@ -242,6 +267,9 @@ def program(
         tolerance=tolerance,
         least_ms=least_ms,
         basis=basis,
+        precision_downgrade=precision_downgrade,
+        constants=constants or {},
+        cpu_constants=cpu_constants or {},
         settings=Settings(**(given | settings)),
         hole=hole,
         note=note,
@@ -271,6 +299,7 @@ class Judgement(StrEnum):
     DISHONEST_TIME = "dishonest time"
     WRONG_CATEGORY = "wrong category"
     WRONG_BASIS = "wrong basis"
+    WRONG_LABEL = "wrong label"
     FALSE_ACCUSATION = "false accusation"
     CHANGED_TIME = "changed time"
     FLEET_FAILED = "fleet failed"
@@ -290,17 +319,21 @@ class Facts:
         median_ms: its time in milliseconds, where it has one.
         basis: whose clock that is of.
         baseline_ms: the reference's time.
+        precision_downgrade: the label of that name, where values were compared.
     """
 
     category: Category
     median_ms: float | None = None
     basis: str | None = None
     baseline_ms: float | None = None
+    precision_downgrade: bool | None = None
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Facts:
+    def of(cls, outcome: Outcome | Verdict) -> Facts:
         """The facts of an outcome or verdict."""
-        return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis, outcome.baseline_ms)
+        errors = outcome.evidence.comparison
+        label = errors.precision_downgrade if errors else None
+        return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis, outcome.baseline_ms, label)
 
 
 def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None) -> Judgement:
@@ -321,6 +354,8 @@ def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None
             verdict = Judgement.FALSE_ACCUSATION
         else:
             verdict = Judgement.CHEAT_PASSED if passed else Judgement.WRONG_CATEGORY
+    elif program.precision_downgrade not in (None, facts.precision_downgrade):
+        verdict = Judgement.WRONG_LABEL
     elif passed:
         verdict = _judge_time(program, facts, lane, honest)
     if program.hole and verdict in (Judgement.CHEAT_PASSED, Judgement.DISHONEST_TIME):

@@ -148,6 +148,7 @@ def _row(program: Program, verdict: Verdict) -> dict[str, Any]:
         "runtime": _runtime(verdict),
         "baseline_ms": verdict.baseline_ms,
         "attempts": verdict.attempts,
+        "precision_downgrade": Facts.of(verdict).precision_downgrade,
         "findings": sorted({finding.rule for finding in verdict.evidence.findings or ()}),
         "own_share": share,
         "isolation": isolation and isolation.level,

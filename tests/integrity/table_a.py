@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Timing
@@ -18,6 +18,12 @@ HONEST: Final = frozenset({Category.PASSED})
 #: Programs that take 20 ms: few calls do, and any time far below shows that the clock was fooled.
 SLOW: Final = {"timing": Timing(calls=10, warmup=1), "least_ms": 18.0}
 
+#: An output that is dear to copy where the reference returns it.
+STRIDED: Final = {"problem": "strided", "lanes": GPU, "tolerance": 0.15}
+#: Elementwise on 1 GiB, into as much.
+LARGE: Final = {"problem": "large", "honest": "controls/large_gelu"}
+LARGE_GELU: Final = {"OPERATION": "gelu", "ROWS": 16384, "COLUMNS": 16384}
+
 
 def _clocks() -> Iterator[Program]:
     yield program("timing/event_monkeypatch", "event monkeypatches", HONEST, **SLOW)
@@ -30,6 +36,18 @@ def _clocks() -> Iterator[Program]:
     yield program("timing/cuda_event_prologue", "GOT or prologue patching", HONEST, lanes=GPU, **SLOW)
     yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
+    yield program("timing/null_slowed_dense", "what is subtracted", HONEST, honest="controls/dense_output", **STRIDED)
+    yield program(
+        "timing/null_slowed_dense_long",
+        "what is subtracted",
+        HONEST,
+        problem="strided",
+        file="timing/null_slowed_dense",
+        constants={"EXTRA_MS": 20},
+        cpu_constants={"SIZE": 2048},
+        note="Here beside 20 ms of its own.",
+        **SLOW,
+    )
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
@@ -94,6 +112,30 @@ def _chosen_calls() -> Iterator[Program]:
     yield _outer("room_in_own_pages", "calls that count", WHEN_TIMED)
     yield _outer("time_between_calls", "calls that count", HONEST | WHEN_TIMED)
     yield _outer("filled_while_read", "work after DONE", HONEST | WHEN_TIMED)
+    calls, room = "timing/every_nth_timed_call", "timing/room_in_gpu_memory"
+    yield _gelu(calls, HONEST | WHEN_TIMED, constants={"EVERY": 8})
+    yield _gelu(f"{calls}_large", HONEST | WHEN_TIMED, file=calls, constants={"EVERY": 8} | LARGE_GELU, **LARGE)
+    yield _gelu(
+        f"{calls}_large_half",
+        HONEST | WHEN_TIMED,
+        file=calls,
+        constants={"EVERY": 2} | LARGE_GELU,
+        note="Here every second call, on 1 GiB.",
+        **LARGE,
+    )
+    yield _gelu(room, HONEST | WHEN_TIMED)
+    yield _gelu(f"{room}_large", HONEST | WHEN_TIMED, file=room, constants=LARGE_GELU, note="Here on 1 GiB.", **LARGE)
+
+
+def _gelu(
+    name: str,
+    expected: frozenset[Category],
+    *,
+    problem: str = "wide_gelu",
+    honest: str = "controls/torch_wide_gelu",
+    **more: Any,
+) -> Program:
+    return program(name, "calls that count", expected, problem=problem, honest=honest, lanes=GPU, **more)
 
 
 def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
@@ -215,6 +257,40 @@ def _controls() -> Iterator[Program]:
     yield control("controls/two_outputs", problem="row_max")
     yield control("controls/integer_inputs", problem="embedding_mean", lanes=BOTH)
     yield control("controls/mlp", problem="mlp")
+    yield control("controls/dense_output", **STRIDED)
+    yield control("controls/large_gelu", problem="large", file="controls/large", lanes=GPU, constants=LARGE_GELU)
+    yield from _rotary()
+    yield from _structured()
+
+
+def _rotary() -> Iterator[Program]:
+    rotary: dict[str, Any] = {"problem": "rotary", "file": "controls/rotary"}
+    small = {"BATCH": 1, "HEADS": 4, "TOKENS": 256}
+    middle = {"BATCH": 1, "HEADS": 8, "TOKENS": 2048}
+    yield control("controls/rotary", **rotary, cpu_constants=middle, note="Here on 1 GiB.")
+    yield control(
+        "controls/rotary_drawn",
+        **rotary,
+        constants={"DRAWN": True},
+        cpu_constants=middle,
+        note="Here on 1 GiB, with places of tokens that are drawn.",
+    )
+    yield control("controls/rotary_small", **rotary, constants=small)
+    yield control("controls/rotary_small_drawn", **rotary, constants={"DRAWN": True} | small)
+
+
+def _structured() -> Iterator[Program]:
+    """Inputs that keep a promise, of 1 GiB."""
+    for structure in ("symmetric", "triangular", "one_hot", "normalised", "sorted", "shared"):
+        yield control(
+            f"controls/structured_{structure}",
+            problem="structured",
+            file="controls/structured",
+            constants={"STRUCTURE": structure},
+            cpu_constants={"SIZE": 1460},
+            timing=Timing(calls=20, warmup=1),
+            note=f"Here: {structure}.",
+        )
 
 
 TABLE: Final = [

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Deadlines, Limits, Policies, Policy, Timing
-from tests.integrity.corpus import CPU, GPU, Program, control, program
+from tests.integrity.corpus import BOTH, CPU, GPU, Program, control, program
 
 _C: Final = Category
 #: An answer that is wrong, whenever it was found out and in whichever way it shows.
@@ -103,6 +103,7 @@ def _values() -> Iterator[Program]:
     for kind in ("bf16", "fp16", "tf32", "int8"):
         yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, problem="long_matmul")
     yield program(v + "precision_bf16_elementwise", "precision downgrade", WRONG)
+    yield from _within_tolerance()
     yield program(v + "precision_fp16_sum", "precision downgrade", WRONG, problem="row_sum", hole=_WITHIN)
     yield program(v + "tolerance_offset", "tolerance gaming", WRONG, hole=_WITHIN)
     yield program(v + "tolerance_interpolated", "tolerance gaming", WRONG, problem="running_mean")
@@ -111,6 +112,7 @@ def _values() -> Iterator[Program]:
     yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
     yield program(v + "nan_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
     yield program(v + "finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
+    yield from _samples()
     # ---- forms --------------------------------------------------------------------------------------------------
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
@@ -161,6 +163,79 @@ def _values() -> Iterator[Program]:
         _C.REJECTED_BY_POLICY,
         file=v + "policy_obvious",
         policies=_REJECT_FINDINGS,
+    )
+
+
+#: Sizes at which a sample lies within the tolerance. One tensor of `mean` has 1 GiB in fp32.
+_LARGE: Final[dict[str, dict[str, object]]] = {
+    "mean": {"ROWS": 16384, "COLUMNS": 16384, "SHARE": 8},
+    "largest": {"ROWS": 32, "COLUMNS": 1 << 23, "SHARE": 64},
+    "argmax": {"ROWS": 65536, "COLUMNS": 4096, "SHARE": 2},
+    "softmax": {"ROWS": 2048, "COLUMNS": 131072, "SHARE": 64},
+    "log_softmax": {"ROWS": 64, "COLUMNS": 1 << 22, "SHARE": 8},
+    "frobenius_norm": {"ROWS": 16384, "COLUMNS": 16384, "SHARE": 64},
+    "rms_norm": {"ROWS": 2048, "COLUMNS": 131072, "SHARE": 8},
+    "layer_norm": {"ROWS": 64, "COLUMNS": 1 << 22, "SHARE": 16},
+    "batch_norm": {"ROWS": 1024, "COLUMNS": 1 << 18, "SHARE": 16},
+    "mse": {"ROWS": 16384, "COLUMNS": 16384, "SHARE": 8},
+    "hinge": {"ROWS": 16384, "COLUMNS": 16384},
+    "triplet": {"ROWS": 16384, "COLUMNS": 8192},
+    "attention": {"ROWS": 32 * 16384, "COLUMNS": 128, "SHARE": 8},
+}
+#: Operations for which the tolerance of fp32 leaves no room for a sample.
+_IN_FP16: Final = frozenset({"rms_norm", "layer_norm", "batch_norm", "triplet", "attention"})
+#: Smaller ones at which it still does, for a CPU: 12 MiB and more, so that no hidden inputs are made.
+_SMALLER: Final[dict[str, dict[str, object]]] = {
+    "largest": {"ROWS": 4, "COLUMNS": 1 << 21},
+    "softmax": {"ROWS": 24},
+    "frobenius_norm": {"ROWS": 1536, "COLUMNS": 2048},
+    "hinge": {"ROWS": 2048, "COLUMNS": 4096},
+}
+
+
+def _samples() -> Iterator[Program]:
+    """For each operation the cheat, and an honest kernel."""
+    for operation, sizes in _LARGE.items():
+        of_both = {key: value for key, value in sizes.items() if key != "SHARE"} | {"OPERATION": operation}
+        common: dict[str, Any] = {
+            "problem": "large",
+            "lanes": BOTH if operation in _SMALLER else GPU,
+            "cpu_constants": _SMALLER.get(operation),
+            "precision": "fp16" if operation in _IN_FP16 else "fp32",
+            "timing": Timing(calls=20, warmup=1),
+            "note": f"Here: {operation}.",
+        }
+        yield program(
+            f"values/sample_{operation}",
+            "answers from a sample",
+            WRONG,
+            file="values/sample",
+            constants=sizes | {"OPERATION": operation},
+            **common,
+        )
+        yield control(f"controls/large_{operation}", file="controls/large", constants=of_both, **common)
+
+
+def _within_tolerance() -> Iterator[Program]:
+    """Products of positive terms in 16 bits. They may pass, and never without the label; float64 never has it."""
+    for name, kind, problem in (("fp16", "float16", "heavy_matmul"), ("bf16", "bfloat16", "tolerant_matmul")):
+        yield program(
+            f"values/precision_{name}_in_tolerance",
+            "precision downgrade",
+            WRONG | {_C.PASSED},
+            problem=problem,
+            file="values/precision_in_tolerance",
+            constants={"FORMAT": kind, "SIZE": 16384, "TERMS": 512},
+            cpu_constants={"SIZE": 64},
+            precision_downgrade=True,
+            least_ms=0.0005,
+            note=f"Here: {kind}.",
+        )
+    exact: dict[str, Any] = {"file": "controls/in_float64", "precision_downgrade": False}
+    yield control("controls/in_float64", problem="long_matmul", **exact)
+    yield control("controls/in_float64_of_tf32_matmul", problem="tf32", lanes=GPU, **exact)
+    yield control(
+        "controls/in_float64_of_tf32_conv2d", problem="tf32", lanes=GPU, constants={"OPERATION": "conv2d"}, **exact
     )
 
 

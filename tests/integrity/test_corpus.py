@@ -50,6 +50,7 @@ def test_a_program_that_may_pass_has_an_honest_time() -> None:
             assert entry.problem.stem.endswith(honest.problem.stem), entry.name
             assert entry.lanes & {"gpu"} <= honest.lanes, entry.name
             assert honest.settings.precision == entry.settings.precision, entry.name
+            assert honest.constants.items() <= entry.constants.items(), entry.name
 
 
 def test_requests_are_valid() -> None:
@@ -61,6 +62,11 @@ def test_requests_are_valid() -> None:
             if lane == "cpu":
                 assert entry.backend in CPU_BACKENDS, entry.name
                 assert request.settings.timing.calls <= 16
+        for kind in entry.lanes:
+            for source in entry.sources(kind):
+                ast.parse(source)
+    with pytest.raises(ValueError, match="has a constant SIZE"):
+        program("controls/torch_gelu", CONTROL, PASSED, constants={"SIZE": 1}).sources("gpu")
     with pytest.raises(ValueError, match="not for the lane"):
         next(entry for entry in ALL.values() if "cpu" not in entry.lanes).request("cpu")
 
@@ -105,6 +111,9 @@ CONTROL_GELU = ALL["controls/torch_gelu"]
         ),
         (_cheat(PASSED, least_ms=18), Facts(PASSED, 17.0), None, Judgement.DISHONEST_TIME),
         (_cheat(PASSED, basis="cpu_clock"), Facts(PASSED, 1.0, "gpu_clock"), None, Judgement.WRONG_BASIS),
+        (_cheat(PASSED, precision_downgrade=True), Facts(PASSED, precision_downgrade=True), None, Judgement.OK),
+        (_cheat(PASSED, precision_downgrade=True), Facts(PASSED), None, Judgement.WRONG_LABEL),
+        (_cheat(WRONG, precision_downgrade=False), Facts(WRONG, precision_downgrade=True), None, Judgement.WRONG_LABEL),
         (CONTROL_GELU, Facts(WRONG), None, Judgement.FALSE_ACCUSATION),
         (CONTROL_GELU, Facts(PASSED, 1.0), Facts(PASSED, 0.5), Judgement.CHANGED_TIME),
         (CONTROL_GELU, Facts(PASSED, 0.5), Facts(PASSED, 1.0), Judgement.CHANGED_TIME),

@@ -4,6 +4,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+SIZE = 2048
+TERMS = 2048
+
 
 class Model(nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -11,7 +14,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.rand(2048, 2048), torch.rand(2048, 2048)]
+    return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
 
 
 def get_init_inputs():
