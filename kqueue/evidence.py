@@ -320,6 +320,26 @@ class ReferenceProcess(Part):
     """The reason why a kept process was replaced by a new one."""
 
 
+class GpuMemory(Part):
+    """What each process of the evaluation might take of the GPU's memory, in bytes, its CUDA context left out."""
+
+    inputs_bytes: int
+    """Size of the inputs of one call."""
+    outputs_bytes: int | None = None
+    """Size of its outputs. Null where the reference has not answered."""
+    weights_bytes: int
+    """Size of the reference's weights."""
+    judge_bytes: int
+    """What the judge may take."""
+    reference_bytes: int
+    """What the reference may take."""
+    candidate_bytes: int
+    """What the kernel is promised, weights and outputs included."""
+    used_bytes: int | None = None
+    """The most that the processes of the evaluation were seen to hold together, contexts included. Null where that was
+    not looked at: small problems, and hosts whose driver does not tell."""
+
+
 class Environment(Part):
     """The device and software on which an attempt ran."""
 
@@ -412,7 +432,9 @@ class Facts(Part):
     held_bytes: int | None = _ABSENT
     """Memory of the GPU that the candidate held, in bytes."""
     allowed_bytes: int | None = _ABSENT
-    """Memory of the GPU that it may hold, in bytes."""
+    """Memory of the GPU that may be held, in bytes."""
+    needed_bytes: int | None = _ABSENT
+    """Memory of the GPU that the problem needs, in bytes, where the GPU does not have so much."""
     line: int | None = _ABSENT
     """Line of a syntax error, from 1."""
     column: int | None = _ABSENT
@@ -523,6 +545,8 @@ class Evidence(Part):
     """Processes of others on the GPU while the kernel was timed. ``unknown`` where they cannot be told apart."""
     reference: ReferenceProcess | None = _ABSENT
     """The process that ran the reference."""
+    gpu_memory: GpuMemory | None = _ABSENT
+    """The plan of the GPU's memory. None on a CPU."""
     isolation: Isolation | None = _ABSENT
     """The seal around the candidate. None where no candidate was started."""
     slots_on_device: int | None = _ABSENT

@@ -171,7 +171,7 @@ def directory_of(pid: int) -> str | None:
 
 def _job(source: str, role: str) -> Job:
     entry = "Model" if role == "reference" else "ModelNew"
-    return Job(source=source, entry=entry, device="cpu", dtype=torch.float32, seed=1, memory_fraction=1.0)
+    return Job(source=source, entry=entry, device="cpu", dtype=torch.float32, seed=1)
 
 
 @pytest.fixture(scope="module")

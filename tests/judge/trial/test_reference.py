@@ -45,9 +45,15 @@ def bounded(**bounds: Any) -> Reference:
     return reference(source, bounds=replace(BOUNDS["cpu"], **bounds))
 
 
+def cases_of(made: Reference) -> list[Case]:
+    """The first case, answered, and the others."""
+    first = made.first_case()
+    return [first, *made.more_cases(first)]
+
+
 def answered(made: Reference) -> list[Case]:
     """The cases that the reference answers."""
-    return [case for case in made.make_cases() if made.answer(case)]
+    return [case for case in cases_of(made) if made.answer(case)]
 
 
 def kinds(made: Reference) -> set[str]:
@@ -110,7 +116,7 @@ def test_variants_are_for_the_strict_verdict_by_its_own_tolerance(settings: dict
 )
 def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Callable[[torch.Tensor], bool]) -> None:
     """A kernel may rely on rows that sum to one, symmetric matrices, repeated halves and the like."""
-    cases = loaded("return x * 2.0", inputs).make_cases()
+    cases = cases_of(loaded("return x * 2.0", inputs))
     varied = [case.inputs[0] for case in cases if case.kind != GIVEN]
     assert varied
     assert all(holds(case.inputs[0]) for case in cases)
@@ -131,7 +137,7 @@ def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Ca
 )
 def test_masks_and_tables_are_not_varied(inputs: str) -> None:
     """Nor are indices, and a kernel may know what never changes."""
-    cases = loaded("return x.clamp(-9, 9) * 2.0", inputs).make_cases()
+    cases = cases_of(loaded("return x.clamp(-9, 9) * 2.0", inputs))
     assert {case.kind for case in cases} == {GIVEN}
 
 
@@ -152,7 +158,7 @@ def test_inputs_beside_a_varied_one_stay_true_to_it(
 ) -> None:
     """What is discrete or a table stays as it is given; what is another input, or made of it, follows it."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, y)").format(forward="return x + 0", inputs=inputs)
-    given, *others = reference(source, checks=1).make_cases()
+    given, *others = cases_of(reference(source, checks=1))
     assert {case.kind for case in others} == ALL - {GIVEN}
     for case in others:
         assert kept(*case.inputs, given.inputs[1]), case.kind
@@ -179,13 +185,13 @@ def get_init_inputs():
     bf16, half, phase, double = torch.bfloat16, torch.float16, torch.complex64, torch.float64
     for keeps, last in ((False, bf16), (True, double)):
         made = reference(source, precision=Precision.BF16, keeps_float64=keeps, checks=1)
-        made.answer(made.make_cases()[0])
+        made.answer(cases_of(made)[0])
         assert [spec.dtype for spec in made.output_specs] == [bf16, half, phase, bf16, half, last, torch.int32]
 
 
 def drawn(inputs: str, kind: str) -> torch.Tensor:
     """The first input of a variant."""
-    [found] = [case.inputs[0] for case in loaded("return x", inputs).make_cases() if case.kind == kind]
+    [found] = [case.inputs[0] for case in cases_of(loaded("return x", inputs)) if case.kind == kind]
     return found
 
 
@@ -244,7 +250,7 @@ def test_a_given_case_that_fails_is_still_the_problem_s_fault() -> None:
     """Only variants are excused."""
     made = loaded("raise ValueError('x')")
     with pytest.raises(EvaluationEnded):
-        made.answer(made.make_cases()[0])
+        made.answer(cases_of(made)[0])
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ def test_a_given_case_that_fails_is_still_the_problem_s_fault() -> None:
 def test_what_was_not_written_for_float64_has_no_exact_outputs(forward: str) -> None:
     """Silently: the comparison does without."""
     made = loaded(forward)
-    cases = made.make_cases()[:3]
+    cases = cases_of(made)[:3]
     assert all(made.answer(case) for case in cases)
     assert cases[-1].exact is None
 
@@ -270,7 +276,7 @@ def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
     """The default dtype and plain tensors follow."""
     forward = "self.k = getattr(self, 'k', torch.full((8, 8), 0.1, dtype=x.dtype))\nreturn x @ self.k + torch.ones(8)"
     made = loaded(forward)
-    [first, *_] = made.make_cases()
+    [first, *_] = cases_of(made)
     made.answer(first)
     assert first.exact is not None
     assert torch.get_default_dtype() is torch.float32
@@ -302,8 +308,8 @@ def test_fresh_cases_have_new_values_each() -> None:
     ]
     for source in sources:
         made = loaded("return x", source)
-        cases = [*made.make_cases()[:3], *(made.fresh() for _ in range(3))]
-        assert all(case.kind == GIVEN and not case.outputs for case in cases)
+        cases = [*cases_of(made)[:3], *(made.fresh() for _ in range(3))]
+        assert all(case.kind == GIVEN for case in cases)
         for i, one in enumerate(cases):
             assert not any(torch.equal(one.inputs[0], other.inputs[0]) for other in cases[:i])
         assert len({case.seed for case in cases}) == len(cases)
@@ -317,7 +323,7 @@ def test_seeds_of_python_s_generator_are_not_the_process_s() -> None:
     for _ in range(2):
         random.seed(1)
         made = loaded("return x", "import random; return [torch.tensor([random.random()])]")
-        drawn.append(made.make_cases()[0].inputs[0])
+        drawn.append(cases_of(made)[0].inputs[0])
     assert not torch.equal(*drawn)
 
 
@@ -338,7 +344,7 @@ def test_outputs_that_are_inputs_are_told(forward: str, expected: tuple[int | No
     source = source.format(forward=forward, inputs="return [torch.randn(4, 8), torch.randn(8, 8)]")
     made = reference(source, checks=1)
     assert made.form.output_aliases == ()
-    made.answer(made.make_cases()[0])
+    made.answer(cases_of(made)[0])
     assert made.form.output_aliases == expected
 
 
@@ -362,7 +368,7 @@ def test_a_reference_that_does_not_depend_on_its_inputs_is_told(forward: str, co
 def test_outputs_that_change_their_shape_are_the_problem_s_fault() -> None:
     """Buffers are made for one form."""
     made = loaded("self.n = getattr(self, 'n', 0) + 1\nreturn x[: self.n]")
-    first, second, *_ = made.make_cases()
+    first, second, *_ = cases_of(made)
     made.answer(first)
     with pytest.raises(EvaluationEnded, match="invalid_problem"):
         made.answer(second)

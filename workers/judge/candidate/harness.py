@@ -140,6 +140,11 @@ class Instance:
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
+    def forget(self) -> None:
+        """Let go of the last call's outputs, which the judge has read: the next ones may take their memory."""
+        self.last, self.delivered = None, []
+        self.dense.clear()
+
     def input_of(self, leaf: torch.Tensor) -> int | None:
         """Return the number of the last call's input whose memory a tensor begins in; None if it is none's."""
         at = leaf.data_ptr()
@@ -226,7 +231,6 @@ class Harness:
             if self._job.one_queue:
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
             torch.cuda.init()
-            torch.cuda.set_per_process_memory_fraction(self._job.memory_fraction)
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
@@ -363,6 +367,7 @@ class Harness:
 
     def _run(self, command: Command) -> Reply:
         own = self.instance(command)
+        own.forget()
         positional, keywords = own.arguments()
         set_seed(command.seed)
         with torch.no_grad(), self._compiler_watched():
@@ -413,8 +418,12 @@ class Harness:
         Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
         turn. So a null launches an empty kernel, and where it is asked for a call does so too.
         """
-        model, last, (positional, keywords) = self.own.model, self.own.last, self.own.arguments()
+        model, last, (positional, keywords) = self.own.model, None, self.own.arguments()
         null = command.order in (Order.TIME_NULL, Order.AHEAD_NULL)
+        if null:
+            last = self.own.last
+        else:
+            self.own.forget()
         forward = (lambda: last) if null else (lambda: model(*positional, **keywords))
         if command.order is Order.AHEAD or not self.on_gpu:
             return forward

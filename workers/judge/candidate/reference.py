@@ -127,6 +127,7 @@ class ReferenceHarness(Harness):
         with contextlib.suppress(Exception), torch.device("meta"):
             _, tensors = take_apart(self._get_inputs())
             told["inputs"] = sum(tensor.numel() * self.dtype_of(tensor).itemsize for tensor in tensors)
+        told["peak"] = torch.cuda.max_memory_reserved() if self.on_gpu else None
         self._tell(told, "the plan")
         return self.done(command)
 

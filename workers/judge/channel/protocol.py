@@ -107,8 +107,8 @@ class Order(IntEnum):
     INITIAL = 15
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
     PLAN = 17
-    """In a reference: learn without memory what a call takes. The sheet tells the bytes of inputs and of weights, or
-    None for what could not be learned so."""
+    """In a reference: learn without memory what a call takes. The sheet tells the bytes of inputs and of weights, None
+    for what could not be learned so, and the most that the process has taken of the GPU's memory."""
     ALLOW = 18
     """Take so many bytes of the GPU's memory at most from now on."""
     DRAW = 16
@@ -413,7 +413,6 @@ class Job:
         dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
         one_queue: open the device with one hardware queue, which is enough for one stream and opens sooner.
-        memory_fraction: the share of the GPU's memory that torch may take.
         keeps_float64: leave what is float64 as it is.
         compiled: run the model under ``torch.compile``.
         built: where libraries lie that were compiled before; empty where none were.
@@ -424,7 +423,6 @@ class Job:
     device: str
     dtype: torch.dtype
     seed: int
-    memory_fraction: float
     keeps_float64: bool = False
     compiled: bool = False
     built: str = ""

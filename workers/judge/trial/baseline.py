@@ -161,7 +161,7 @@ class Baseline:
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        return blaming_the_problem(_WHAT, exchange.process, self._reference.memory_fraction)
+        return blaming_the_problem(_WHAT, exchange.process, self._reference.allowed_bytes)
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, null_share=1.0)
@@ -197,7 +197,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
     """
     deadlines = reference.settings.deadlines
     process = exchange.process
-    blaming = partial(blaming_the_problem, _WHAT, process, reference.memory_fraction)
+    blaming = partial(blaming_the_problem, _WHAT, process, reference.allowed_bytes)
     with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blaming():
         process.enter(Phase.LOAD, deadlines.load_s)
         process.order(Order.LOAD)

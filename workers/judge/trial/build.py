@@ -57,7 +57,7 @@ class Build:
         self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
         # The builder learns nothing else about the evaluation.
-        bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0, memory_fraction=1.0)
+        bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0)
         self._opening = self.process.send(Order.OPEN, payload=bare)
 
     @property

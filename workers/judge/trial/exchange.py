@@ -21,6 +21,7 @@ from workers.judge.keeper.handle import ForkServerError
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import compare
 from workers.judge.trial.cases import Case, same_bits
+from workers.judge.trial.plan import Plan
 
 #: How long a process may take to open the device, in seconds; others may be opening it at the same time.
 PREPARE_S: Final = 120.0
@@ -206,12 +207,13 @@ class Candidate(Exchange):
         """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
         self._opening = self.process.send(Order.OPEN, payload=job)
 
-    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, *, rehearse: bool) -> None:
+    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, rehearse: bool) -> None:
         """Import the source, construct the model, share inputs of the case's form, filled.
 
         Args:
             init_inputs: the constructor's arguments.
             case: fills the inputs.
+            plan: tells what the process may take of the GPU's memory.
             rehearse: compile now what the first call would compile, while the device need not be had alone.
 
         Raises:
@@ -219,6 +221,7 @@ class Candidate(Exchange):
         """
         await_opening(self.process, self._opening)
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
+        self.process.order(Order.ALLOW, payload=plan.candidate)
         self.process.order(Order.LOAD)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)

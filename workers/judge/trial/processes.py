@@ -29,8 +29,6 @@ _REFERENCE_HOST: Final = 4
 _HOST_SHARE: Final = 0.5
 #: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
 _KEPT_S: Final = 10.0
-#: The share of a GPU's memory that all its slots' candidates may take together.
-_MEMORY_SHARE: Final = 0.9
 
 
 class Processes:
@@ -40,7 +38,6 @@ class Processes:
         reference: the evaluation's; None before :meth:`begin_reference`.
         candidate: the evaluation's; None before :meth:`begin_candidate`.
         builder: compiles what the candidate is going to import; None where nothing is compiled so.
-        memory_fraction: the share of the GPU's memory that each of them may take.
     """
 
     def __init__(self, request: Request, place: Place, forkserver: ForkServer) -> None:
@@ -48,7 +45,6 @@ class Processes:
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
         self.builder: Build | None = None
-        self.memory_fraction = _MEMORY_SHARE / place.siblings
         self._request = request
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
@@ -77,11 +73,12 @@ class Processes:
             return reference
         return self._fork_reference()
 
-    def make_reference_ready(self, told: dict[str, Any]) -> Reference:
+    def make_reference_ready(self, told: dict[str, Any], allowed_bytes: int) -> Reference:
         """Have the reference's model constructed; replace a reference that is not what it was.
 
         Args:
             told: takes, for the evidence, whether it was ``kept``, its ``uses``, and why it was ``replaced``, if so.
+            allowed_bytes: what it may take of the GPU's memory.
 
         Raises:
             EvaluationEnded: the problem failed.
@@ -91,6 +88,7 @@ class Processes:
         told |= {"kept": memo is not None, "uses": self._uses}
         if memo is not None:
             try:
+                reference.allow(allowed_bytes)
                 reference.construct()
                 case = reference.again(memo.drawn, memo.seed)
                 reference.answer(case)
@@ -105,6 +103,7 @@ class Processes:
             reference.process.stop()
             reference = self._fork_reference()
         reference.load()
+        reference.allow(allowed_bytes)
         reference.construct()
         return reference
 
@@ -130,6 +129,7 @@ class Processes:
         exchange = Exchange(process, self.reference.form, self._device)
         opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
         await_opening(process, opening)
+        process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
         return exchange
 
     def stop_others(self) -> None:
@@ -169,9 +169,7 @@ class Processes:
         return ""
 
     def _hold(self, process: SealedProcess) -> Reference:
-        self.reference = Reference(
-            process, self._request.problem, self._settings, self._device, memory_fraction=self.memory_fraction
-        )
+        self.reference = Reference(process, self._request.problem, self._settings, self._device)
         return self.reference
 
     def _fork_reference(self) -> Reference:
@@ -224,7 +222,6 @@ class Processes:
             dtype=DTYPES[self._settings.precision],
             keeps_float64=self._settings.keeps_float64,
             seed=self._settings.seed,
-            memory_fraction=self.memory_fraction,
             compiled=compiled,
             built=built,
         )

@@ -131,10 +131,12 @@ class Sizes:
 
     Attributes:
         inputs, weights: of the problem.
+        peak: the most that the process has taken of the GPU's memory; None on a CPU.
     """
 
     inputs: int | None
     weights: int | None
+    peak: int | None
 
 
 class Reference:
@@ -151,7 +153,7 @@ class Reference:
         case: the first case that was answered.
         sizes: of a call; known from :meth:`plan` on.
         output_specs: of the outputs.
-        memory_fraction: the share of the GPU's memory that the process may take.
+        allowed_bytes: what the process may take of the GPU's memory.
     """
 
     def __init__(
@@ -161,8 +163,6 @@ class Reference:
         settings: Settings,
         device: str,
         bounds: Bounds | None = None,
-        *,
-        memory_fraction: float = 1.0,
     ) -> None:
         """Take a process that runs nothing yet.
 
@@ -172,10 +172,7 @@ class Reference:
             settings: the evaluation's.
             device: ``cpu`` or ``cuda``.
             bounds: of what may be spent on exact answers and variants; None for the device's.
-            memory_fraction: the share of the GPU's memory that the process may take.
         """
-        self.memory_fraction = memory_fraction
-        #: Bytes of the GPU's memory that the process may take.
         self.allowed_bytes = 0
         self._bounds = bounds or BOUNDS[device]
         self.process = process
@@ -203,7 +200,7 @@ class Reference:
         #: How many input sets are drawn at once; whether all cases are held together.
         self._ahead = 1
         self._is_roomy = False
-        self.sizes = Sizes(None, None)
+        self.sizes = Sizes(None, None, None)
         #: Whether the model in float64 may be of use.
         self._has_wide = False
         self._wide_left = self._bounds.exact_s
@@ -227,7 +224,6 @@ class Reference:
             dtype=self.dtype,
             keeps_float64=self.settings.keeps_float64,
             seed=self.settings.seed,
-            memory_fraction=self.memory_fraction,
             # Streams of its own would wait for one another.
             one_queue="Stream" not in self._source,
         )
@@ -272,7 +268,7 @@ class Reference:
         """
         self._order(Order.PLAN, what="the problem")
         told = self._read("the plan", dict)
-        known = {name: told.get(name) for name in ("inputs", "weights")}
+        known = {name: told.get(name) for name in ("inputs", "weights", "peak")}
         if any(size is not None and (type(size) is not int or not 0 <= size < 1 << 60) for size in known.values()):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem told of impossible sizes", Phase.REFERENCE)
         self.sizes = Sizes(**known)
@@ -283,31 +279,42 @@ class Reference:
         self.allowed_bytes = nbytes
         self._order(Order.ALLOW, what="the problem", payload=nbytes)
 
-    def make_cases(self) -> list[Case]:
-        """Return as many given cases as the settings ask for, each from a seed that nobody else knows, and variants.
-
-        The first is answered. Where they would take too much memory together only the first case is made.
+    def first_case(self) -> Case:
+        """Return a given case, answered: only then it is known what a call takes.
 
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        large = (self.sizes.inputs or 0) > _QUICK_BYTES and self._may_draw_on_device()
-        first = self._new(on_device=large)
-        self._draw([first])
-        nbytes = sum(tensor.nbytes for tensor in first.inputs)
-        self._ahead = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1)))
-        # Its first call loads and chooses kernels: while others may use the device. It tells the size of outputs.
+        first = self._new(on_device=self._is_large and self._may_draw_on_device())
+        # Its first call loads and chooses kernels.
         self.answer(first)
+        nbytes = self.input_bytes
+        self._ahead = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1)))
         self._is_roomy = (self.settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
+        return first
+
+    def more_cases(self, first: Case) -> list[Case]:
+        """Return further given cases, as many as the settings ask for, each from a secret seed, and variants.
+
+        Where they would take too much memory together there are none.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
         if not self._is_roomy:
-            return [first]
-        given = [first, *(self._new(on_device=large) for _ in range(self.settings.checks - 1))]
-        for begin in range(1, len(given), self._ahead):
+            return []
+        given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
+        for begin in range(0, len(given), self._ahead):
             self._draw(given[begin : begin + self._ahead])
         # An evaluation's own tolerance was chosen for the given inputs.
         wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
         varies = wanted and self._may_vary and self._has_wide and self._draw_s <= _VARIED_SHARE * self.left_s
-        return given + self._vary(first) if varies and nbytes <= self._bounds.varied_bytes else given
+        return given + self._vary(first) if varies and self.input_bytes <= self._bounds.varied_bytes else given
+
+    @property
+    def _is_large(self) -> bool:
+        """True if inputs are drawn on the device: on a CPU that would take long."""
+        return (self.sizes.inputs or 0) > _QUICK_BYTES
 
     @property
     def input_bytes(self) -> int:
@@ -322,7 +329,7 @@ class Reference:
     def _vary(self, given: Case) -> list[Case]:
         """Return the variants of a given case, as many as there are."""
         made: list[Case] = []
-        on_device = sum(tensor.nbytes for tensor in given.inputs) > _QUICK_BYTES and self._may_draw_on_device()
+        on_device = self._is_large and self._may_draw_on_device()
         for kind in KINDS:
             case = self._new(kind, drawn=given.drawn, on_device=on_device)
             try:
@@ -337,7 +344,7 @@ class Reference:
         """Return one more input set, unanswered. The one that was returned before is let go of.
 
         Raises:
-            EvaluationEnded: as :meth:`make_cases`.
+            EvaluationEnded: as :meth:`first_case`.
         """
         if not self._ready:
             on_device = self._may_draw_on_device()
@@ -479,7 +486,7 @@ class Reference:
             than a rounding error: else a right kernel could answer otherwise.
 
         Raises:
-            EvaluationEnded: as :meth:`make_cases`; for given cases only, or when the process has ended.
+            EvaluationEnded: as :meth:`first_case`; for given cases only, or when the process has ended.
         """
         asked: list[_Answer] = []
         known = [case for case in cases if case.slot is not None and case.outputs]
@@ -705,7 +712,7 @@ class Reference:
             raise _invalid(f"{what} told of a tensor of an impossible shape")
         nbytes = sum(math.prod(max(size, 1) for size in spec.shape) * _dtype(spec).itemsize for spec in specs)
         if self.device == "cuda":
-            most = int(self.memory_fraction * torch.cuda.get_device_properties(0).total_memory)
+            most = self.allowed_bytes
         else:
             most = min(self.settings.limits.host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes()))
         if nbytes > most:
@@ -733,7 +740,7 @@ class Reference:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.001)
 
     def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
-        return blaming_the_problem(what, self.process, self.memory_fraction, optional=optional)
+        return blaming_the_problem(what, self.process, self.allowed_bytes, optional=optional)
 
     def renew(self) -> None:
         """Give a process that was taken over all the time that a new one has."""
@@ -766,14 +773,14 @@ class _Answer:
 
 @contextlib.contextmanager
 def blaming_the_problem(
-    what: str, process: SealedProcess, memory_fraction: float, *, optional: bool = False
+    what: str, process: SealedProcess, allowed_bytes: int, *, optional: bool = False
 ) -> Generator[None]:
     """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
 
     Args:
         what: what the process does, for the message.
         process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
-        memory_fraction: the share of the GPU's memory that it may take.
+        allowed_bytes: what it may take of the GPU's memory.
         optional: True where the evaluation does without what fails: the process may live on then.
 
     Raises:
@@ -788,13 +795,13 @@ def blaming_the_problem(
         if ended.outcome.blame is Blame.FLEET and ended.outcome.category is not Category.WORKER_LOST:
             raise
         if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
-            raise _out_of_gpu_memory(what, process, memory_fraction, dict(ended.outcome.facts)) from None
+            raise _out_of_gpu_memory(what, process, allowed_bytes, dict(ended.outcome.facts)) from None
         raise _blamed(ended, what) from None
     except (torch.OutOfMemoryError, CudaCallError) as error:
         # The judge found no room for its own copies.
         if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
             raise
-        raise _out_of_gpu_memory(what, process, memory_fraction, {}) from None
+        raise _out_of_gpu_memory(what, process, allowed_bytes, {}) from None
 
 
 def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
@@ -814,19 +821,22 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
 
 
-def _out_of_gpu_memory(
-    what: str, process: SealedProcess, memory_fraction: float, facts: dict[str, Any]
-) -> EvaluationEnded:
-    """Return whose failure it is that memory ran out: others', if the process could not have had its share."""
+class OutOfAllowance(EvaluationEnded):
+    """A reference needs more of the GPU's memory than it may take."""
+
+
+def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, facts: dict[str, Any]) -> EvaluationEnded:
+    """Return whose failure it is that memory ran out: others', if the process could not have had what it may take."""
     process.stop()
+    process.imports.close()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
-        if free < memory_fraction * total:
+        if torch.cuda.mem_get_info()[0] < allowed_bytes:
             message = f"{what} found too little memory free on the GPU"
             return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
-    message = f"{what} needs more memory than it may have on the GPU"
-    return EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
+    message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes that it may take"
+    facts["allowed_bytes"] = allowed_bytes
+    return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

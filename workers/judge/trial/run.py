@@ -23,10 +23,12 @@ import torch
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Policy, Request
 from kqueue.evidence import ErrorFigures, Facts
+from kqueue.limits import GPU_WAIT_S
 from workers.judge.channel.activities import Activity, NotRecorded
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
-from workers.judge.gpu import environment
+from workers.judge.gpu import booking, environment
+from workers.judge.host import linux
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.keeper.control import End, Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
@@ -42,6 +44,7 @@ from workers.judge.trial import (
     health,
     killed,
     physics,
+    plan,
     provenance,
     static,
     timing,
@@ -50,7 +53,7 @@ from workers.judge.trial import (
 from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.exchange import Candidate, Exchange
 from workers.judge.trial.processes import Processes
-from workers.judge.trial.reference import Reference
+from workers.judge.trial.reference import OutOfAllowance, Reference
 from workers.judge.trial.steps import Steps
 
 #: A candidate's own nulls, as a share of its calls.
@@ -87,13 +90,30 @@ def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBo
     Raises:
         Exception: the judge itself failed; nothing is known of the kernel.
     """
-    return _Evaluation(request, place, records, blackbox, forkserver).run()
+    try:
+        return _Evaluation(request, place, records, blackbox, forkserver).run()
+    except OutOfAllowance:
+        # It has what it needs, or the GPU does not have it.
+        return _Evaluation(request, place, records, blackbox, forkserver, has_all=True).run()
 
 
 class _Evaluation:
     def __init__(
-        self, request: Request, place: Place, records: Records, blackbox: BlackBox, forkserver: ForkServer
+        self,
+        request: Request,
+        place: Place,
+        records: Records,
+        blackbox: BlackBox,
+        forkserver: ForkServer,
+        *,
+        has_all: bool = False,
     ) -> None:
+        """Prepare an evaluation.
+
+        Args:
+            request, place, records, blackbox, forkserver: as for :func:`evaluate`.
+            has_all: True to let the reference's first call have all memory of the GPU, as it has run out of less.
+        """
         self._request = request
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
@@ -111,6 +131,9 @@ class _Evaluation:
         timed_on_gpu = place.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
         self._tested = False
+        self._has_all = has_all
+        self._plan: plan.Plan
+        self._booking: booking.Booking | None = None
         #: The figures of all calls that were compared.
         self._compared: list[dict[str, Any]] = []
 
@@ -121,6 +144,9 @@ class _Evaluation:
                 outcome = self._judge()
         except EvaluationEnded as ended:
             outcome = ended.outcome
+            if isinstance(ended, OutOfAllowance) and not self._has_all:
+                self._clean_up(outcome)
+                raise
             self._note(ended)
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
@@ -148,12 +174,12 @@ class _Evaluation:
             return None
         try:
             self._processes.stop_others()
-            before, total = torch.cuda.mem_get_info()
+            before, _ = torch.cuda.mem_get_info()
             candidate.process.stop()
             held = torch.cuda.mem_get_info()[0] - before
         except (torch.AcceleratorError, CudaCallError, ForkServerError):
             return None
-        allowed = int(total * self._processes.memory_fraction)
+        allowed = self._plan.candidate
         if held <= allowed + _SLACK_BYTES:
             return None
         return Outcome(
@@ -161,6 +187,28 @@ class _Evaluation:
             message=f"the kernel held {held} bytes of the GPU's memory, of which {allowed} are its share",
             phase=Phase.CHECK,
             facts=Facts(held_bytes=held, allowed_bytes=allowed),
+        )
+
+    def _check_memory(self, outcome: Outcome) -> Outcome:
+        """Look whether a kernel that ran out of the GPU's memory was given what its plan promised.
+
+        All processes of the evaluation are gone: what it had booked must be free, or others hold it.
+        """
+        if outcome.category is not Category.GPU_OUT_OF_MEMORY or self._booking is None:
+            return outcome
+        try:
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info()
+        except (torch.AcceleratorError, CudaCallError):
+            return outcome
+        if free >= self._plan.total:
+            facts = outcome.facts.model_copy(update={"allowed_bytes": self._plan.candidate})
+            return outcome.model_copy(update={"facts": facts})
+        return Outcome(
+            category=Category.JUDGE_ERROR,
+            message=f"the kernel was promised {self._plan.candidate} bytes of the GPU's memory, which others hold",
+            phase=outcome.phase,
+            facts=Facts(instead_of=outcome.category, allowed_bytes=self._plan.candidate),
         )
 
     def _judge(self) -> Outcome:
@@ -173,20 +221,12 @@ class _Evaluation:
         self._processes.begin_reference()
         candidate = self._processes.begin_candidate()
         timed = self._settings.timing.enabled
-        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            told = self._evidence["reference"] = {}
-            reference = self._processes.make_reference_ready(told)
-            reference.plan()
-            if self._place.on_gpu:
-                total = torch.cuda.get_device_properties(0).total_memory
-                reference.allow(int(self._processes.memory_fraction * total))
-            reference.widen()
-            cases = reference.make_cases()
+        reference, first = self._begin_reference()
         baseline = self._baseline() if timed else None
         with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
-            cases, later, last = self._answer(cases)
-        # The comparison's own kernels and buffers are loaded at first use: now, while others may use the device.
-        compare.check_values(cases[0].outputs, cases[0], self._settings)
+            cases, later, last = self._answer(first)
+            # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
+            compare.check_values(first.outputs, first, self._settings)
         self._test_device()
         if timed and self._flusher is not None:
             self._flusher()
@@ -196,8 +236,8 @@ class _Evaluation:
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
             triton = self._place.on_gpu and self._request.backend is Backend.TRITON
             candidate.form = reference.form
-            reference.answer(cases[0])
-            candidate.construct(reference.init_inputs, cases[0], rehearse=triton)
+            reference.answer(first)
+            candidate.construct(reference.init_inputs, first, self._plan, rehearse=triton)
         stopwatch = series = None
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
@@ -210,12 +250,12 @@ class _Evaluation:
                 self._evidence["floor"] = self._floor()
                 if baseline.known is None:
                     # Not beside a kernel that could disturb it.
-                    self._look_at_provenance(candidate, cases[0])
+                    self._look_at_provenance(candidate, first)
                     self._stop(candidate)
                     baseline.take(series.basis)
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
-                self._look_at_provenance(candidate, cases[0])
+                self._look_at_provenance(candidate, first)
         self._stop(candidate)
         if stopwatch is not None:
             with self._steps.alone("verify"):
@@ -284,7 +324,76 @@ class _Evaluation:
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
 
-    def _answer(self, cases: list[Case]) -> tuple[list[Case], int, Case | None]:
+    def _begin_reference(self) -> tuple[Reference, Case]:
+        """Have the problem imported and its first case answered, within memory that is booked.
+
+        Returns:
+            the reference, and the case.
+        """
+        self._book(plan.of_first_call(0, 0, **self._whole, alone=self._has_all))
+        told = self._evidence["reference"] = {}
+        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            reference = self._processes.make_reference_ready(told, self._plan.reference)
+            sizes = reference.plan()
+        inputs, weights = sizes.inputs or 0, sizes.weights or 0
+        self._book(plan.of_first_call(inputs, weights, **self._whole, alone=self._has_all))
+        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            reference.allow(self._plan.reference)
+            reference.widen()
+            first = reference.first_case()
+            peak = reference.plan().peak or 0
+        outputs = first.nbytes - reference.input_bytes
+        self._book(plan.settled(reference.input_bytes, outputs, weights, peak, **self._whole))
+        with self._steps.backstop(Phase.REFERENCE):
+            reference.allow(self._plan.reference)
+        return reference, first
+
+    @cached_property
+    def _whole(self) -> dict[str, int]:
+        """What the evaluations of the device may book together, and how many they are."""
+        if not self._place.on_gpu:
+            return {"whole": linux.physical_bytes(), "siblings": self._place.siblings}
+        total = torch.cuda.get_device_properties(0).total_memory
+        return {"whole": plan.capacity(total, self._place.siblings), "siblings": self._place.siblings}
+
+    def _book(self, wanted: plan.Plan) -> None:
+        """Book what a plan takes of the GPU's memory; wait for it, holding nothing, if it is not to be had at once.
+
+        Raises:
+            EvaluationEnded: ``reference_error``: the GPU does not have so much; ``judge_error``: others held it for
+                longer than an evaluation waits.
+        """
+        self._plan = wanted
+        if not self._place.on_gpu:
+            return
+        if self._booking is None or not self._booking.resize(wanted.total):
+            if self._booking is not None:
+                with self._steps.backstop(Phase.REFERENCE):
+                    self._reference.clear()
+                self._booking.release()
+            self._blackbox.enter(Phase.PREPARE)
+            ledger = booking.Ledger(self._place.ledger, self._whole["whole"])
+            try:
+                with self._steps.timed("wait_for_memory"):
+                    self._booking = ledger.book(wanted.total, label=self._place.name, wait_s=GPU_WAIT_S)
+            except booking.TooLarge:
+                needs, has = wanted.total, self._whole["whole"]
+                raise EvaluationEnded(
+                    Category.REFERENCE_ERROR,
+                    f"the problem needs {needs / 2**30:.1f} GiB of the GPU's memory, of which evaluations may use"
+                    f" {has / 2**30:.1f} GiB",
+                    Phase.REFERENCE,
+                    needed_bytes=needs,
+                    allowed_bytes=has,
+                ) from None
+            except booking.NotInTime as error:
+                raise EvaluationEnded(Category.JUDGE_ERROR, str(error), Phase.PREPARE) from None
+        self._evidence["gpu_memory"] = wanted.evidence()
+        if wanted.judge:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, wanted.judge / total))
+
+    def _answer(self, first: Case) -> tuple[list[Case], int, Case | None]:
         """Have the reference answer the cases to check, and one for after the timing.
 
         Where they would take too much memory together there is only the first: the others are made and answered one by
@@ -293,11 +402,14 @@ class _Evaluation:
         Returns:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
-        if not self._reference.is_roomy:
-            return cases, self._settings.checks - 1, None
-        last = [self._reference.another()] if self._settings.timing.enabled else []
-        answered = self._reference.answer(*cases, *last)
-        return [case for case in answered if case not in last], 0, last[0] if last else None
+        reference = self._reference
+        reference.answer(first)
+        if not reference.is_roomy:
+            return [first], self._settings.checks - 1, None
+        cases = reference.more_cases(first)
+        last = [reference.another()] if self._settings.timing.enabled else []
+        answered = reference.answer(*cases, *last)
+        return [first, *(case for case in answered if case not in last)], 0, last[0] if last else None
 
     def _proofs(self) -> int:
         """Return how many timed calls are verified, as the reference's speed allows."""
@@ -444,6 +556,8 @@ class _Evaluation:
         # One that has not survived being profiled has done all that counts.
         profiled_to_death = candidate.process.ended is not None
         report = candidate.process.stop()
+        candidate.unbind()
+        candidate.process.imports.close()
         if report.reason is not End.STOPPED and not profiled_to_death:
             raise candidate.process.died()
         if report.leftovers:
@@ -464,7 +578,9 @@ class _Evaluation:
             if why := processes.end(outcome, reports):
                 evidence["cleanup"] = why
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
-        outcome = self._check_device(self._check_disk(outcome, list(reports.values())))
+        outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
+        if self._booking is not None:
+            self._booking.release()
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._place.siblings

@@ -1,0 +1,113 @@
+"""What an evaluation takes of its GPU's memory: planned before anything is allocated, and booked.
+
+Inputs are measured on torch's meta device, weights in the model, outputs and what the reference needs for them in its
+first call. Until then the plan allows for that call alone. Then it promises each process a part:
+
+- the judge: the inputs of a call, which it shares with the candidate; room for the outputs of a call; what is kept of
+  timed calls, and what comparing takes;
+- the reference: what its calls took at most, and some more;
+- the candidate: twice that, as a kernel may need other memory than the reference.
+
+Small problems have at least a few gigabytes, so that no kernel fails for want of a workspace. Where a GPU is shared by
+many places, or small, that is as much as fits for all of them at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: What a process takes of a GPU's memory by having opened it, in bytes, generously; each place has three of them. And
+#: what is left for the driver and for others.
+_CONTEXT_BYTES: Final = 640 << 20
+_OTHERS_BYTES: Final = 1 << 30
+#: The least that each process is promised, in bytes, and as a share of what one place of many may have.
+_LEAST: Final = {"judge": (2 << 30, 1 / 6), "reference": (2 << 30, 1 / 6), "candidate": (8 << 30, 1 / 2)}
+#: What the judge takes beside inputs and outputs, in bytes: pieces of timed calls, the comparison.
+_BESIDE_BYTES: Final = 2 << 30
+#: What the reference's first call may take, in multiples of inputs and of weights, and in bytes: outputs may be eight
+#: times as large as inputs.
+_FIRST_INPUTS: Final = 12
+_FIRST_WEIGHTS: Final = 4
+_FIRST_BYTES: Final = 8 << 30
+#: What the reference is allowed beyond what its first calls took.
+_MORE: Final = 1.25
+_MORE_BYTES: Final = 1 << 30
+#: How many times the reference's memory a kernel may take.
+_KERNEL: Final = 2
+
+
+def capacity(total: int, siblings: int) -> int:
+    """Return what the evaluations of a GPU may book together, in bytes; all its judges know the same number.
+
+    Args:
+        total: the GPU's memory, in bytes.
+        siblings: its places.
+    """
+    return max(0, total - _OTHERS_BYTES - 3 * siblings * _CONTEXT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each process of an evaluation may take of the GPU's memory, in bytes, its CUDA context left out.
+
+    Attributes:
+        inputs, outputs, weights: of one call; outputs are None before the first call.
+        judge, reference, candidate: what each may take.
+    """
+
+    inputs: int
+    outputs: int | None
+    weights: int
+    judge: int
+    reference: int
+    candidate: int
+
+    @property
+    def total(self) -> int:
+        """What is booked."""
+        return self.judge + self.reference + self.candidate
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the plan as evidence."""
+        return {
+            "inputs_bytes": self.inputs,
+            "outputs_bytes": self.outputs,
+            "weights_bytes": self.weights,
+            "judge_bytes": self.judge,
+            "reference_bytes": self.reference,
+            "candidate_bytes": self.candidate,
+        }
+
+
+def of_first_call(inputs: int, weights: int, *, whole: int, siblings: int, alone: bool) -> Plan:
+    """Return the plan for the reference's first call; no other process takes anything until it is over.
+
+    Args:
+        inputs, weights: their bytes.
+        whole: what all evaluations of the GPU may book together.
+        siblings: the GPU's places.
+        alone: True to give the reference all of it, as it has run out of less.
+    """
+    needed = max(_FIRST_INPUTS * inputs + _FIRST_WEIGHTS * weights, min(_FIRST_BYTES, whole // siblings))
+    reference = whole if alone else max(min(needed, whole), inputs + weights)
+    return Plan(inputs, None, weights, 0, reference, 0)
+
+
+def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, siblings: int) -> Plan:
+    """Return the plan once the reference has answered.
+
+    Args:
+        inputs, outputs, weights: their bytes.
+        peak: the most that the reference's process has taken so far.
+        whole, siblings: as for :func:`of_first_call`.
+    """
+    share = whole // siblings
+    least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}
+    judge = max(least["judge"], inputs + outputs + min(_BESIDE_BYTES, share // 6))
+    reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 12))
+    candidate = max(least["candidate"], _KERNEL * max(peak, inputs + outputs + weights))
+    # A problem that fills the GPU leaves its kernels what is left.
+    must = outputs + weights
+    candidate = max(min(candidate, whole - judge - reference), must)
+    return Plan(inputs, outputs, weights, judge, reference, candidate)
