@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, RowMapping, Select, column, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Engine, Select, column, literal, or_, select, table, tuple_
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
@@ -15,6 +16,7 @@ from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
+from kqueue.store.sql import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ _LISTED: Final = (
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
     .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
 )
+#: A column of text.
+_Text = ColumnElement[Any] | InstrumentedAttribute[Any]
 #: Asks for the time, so that its index can give the order.
 _FINISHED: Final = Verdict.finished_at.is_not(None)
 _BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
@@ -220,31 +224,19 @@ def best(
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c
     if problem is not None:
-        wanted.append(or_(columns.problem_label == problem, columns.problem_hash.startswith(problem, autoescape=True)))
+        wanted.append(_is_named(problem, columns.problem_label, columns.problem_hash))
     if precision is not None:
         wanted.append(columns.precision == precision)
     if device is not None:
         wanted.append(columns.device.icontains(device, autoescape=True))
     order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
     with transaction(engine) as connection:
-        rows = connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)).mappings()
-        found = [{str(name): value for name, value in row.items()} for row in rows]
-    for record in found:
-        record["backend"] = Backend(record["backend"])
-    return [Best(**record) for record in found]
+        return read(Best, connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)))
 
 
 def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[Listed]:
     with transaction(engine) as connection:
-        return [_listed(row) for row in connection.execute(query.limit(limit)).mappings()]
-
-
-def _listed(row: RowMapping) -> Listed:
-    known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    known |= {"state": EvaluationState(row["state"]), "backend": Backend(row["backend"])}
-    if row["category"] is not None:
-        known |= {"category": Category(row["category"]), "blame": Blame(row["blame"])}
-    return Listed(**known)
+        return read(Listed, connection.execute(query.limit(limit)))
 
 
 def _wanted(
@@ -271,10 +263,10 @@ def _wanted(
         if value is not None
     ]
     if problem is not None:
-        wanted.append(_problem_is(problem))
+        wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))
     return wanted
 
 
-def _problem_is(named: str) -> ColumnElement[bool]:
+def _is_named(name: str, label: _Text, digest: _Text) -> ColumnElement[bool]:
     """The condition that a problem has this label, or a hash that begins with it."""
-    return or_(Evaluation.problem_label == named, Evaluation.problem_hash.startswith(named, autoescape=True))
+    return or_(label == name, digest.startswith(name, autoescape=True))
