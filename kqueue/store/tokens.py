@@ -18,8 +18,8 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Token
 from kqueue.store.sql import read
 
@@ -155,7 +155,7 @@ def unfinished(engine: Engine, token_id: UUID) -> int:
     """Return the number of a token's evaluations that have no verdict yet."""
     with transaction(engine) as connection:
         return connection.scalars(
-            select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, _OPEN)
+            select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, OPEN)
         ).one()
 
 
@@ -179,7 +179,6 @@ _COLUMNS: Final = (
     Token.last_used_at,
 )
 _VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
-_OPEN: Final = Evaluation.state != EvaluationState.DONE
 
 
 def _new_secret() -> str:
