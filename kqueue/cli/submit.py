@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
+from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
@@ -147,18 +148,14 @@ def wait(
     """Wait for the verdicts of evaluations submitted earlier, by anyone. Exit with 1 if one did not pass."""
     from kqueue.cli.sources import Entry
     from kqueue.client import Client
-    from kqueue.config import load
     from kqueue.store import reports
-    from kqueue.store.engine import connect
 
     if not ids and batch is None:
         raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
-    engine = connect(load().require_database(), application="kqueue wait", pool_size=1)
+    with database("wait") as engine:
+        named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
     with Client() as client:
-        try:
-            tickets = [client.get(reports.resolve_id(engine, prefix)) for prefix in ids or ()]
-        finally:
-            engine.dispose()
+        tickets = [client.get(identity) for identity in named]
         if batch is not None:
             found = client.batch(batch)
             if not found:

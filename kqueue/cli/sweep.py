@@ -37,7 +37,6 @@ def sweep(
     from kqueue.config import load
     from kqueue.errors import ConfigError
     from kqueue.store import schema
-    from kqueue.store.engine import connect
     from kqueue.store.retention import Pruned
 
     config = load()
@@ -45,15 +44,11 @@ def sweep(
         raise ConfigError(
             "--prune: no retention is set; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
         )
-    engine = connect(config.require_database(), application="kqueue sweep", pool_size=2)
-    try:
-        schema.check(engine)
+    with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
         reports = list(_sweeps(engine, config))
         pruned = sum((report.pruned for report in reports), Pruned())
         if prune:
             pruned += _prune(engine, config)
-    finally:
-        engine.dispose()
     record = {
         "swept": reports[-1].swept,
         "lost": [

@@ -27,7 +27,6 @@ from kqueue.http import OPEN_WARNING, trusts_local_users
 from kqueue.http.app import create_app
 from kqueue.http.auth import PEER_UID
 from kqueue.store import schema
-from kqueue.store.engine import connect
 
 #: How long requests in progress may take to end when the server is stopped, in seconds.
 _GRACE_S: Final = 10
@@ -58,12 +57,8 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
         DatabaseUnavailable, SchemaMismatch: the database cannot be used.
     """
     config.require_redis()
-    engine = connect(config.require_database(), application="kqueue-http", pool_size=1)
-    try:
-        schema.check(engine)
-    finally:
-        engine.dispose()
-    app = create_app(config)
+    with schema.checked(config.require_database(), application="kqueue-http"):
+        app = create_app(config)
     with ExitStack() as stack:
         sockets = [stack.enter_context(listen(config.http_address, config.http_port))]
         address = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
