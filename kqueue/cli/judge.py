@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
+from kqueue.cli.render import say
 from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 
@@ -69,7 +69,7 @@ def judge(
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
             if not as_json:
-                _say(_where(local.machine))
+                say(_where(local.machine))
         advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
         try:
             for task in tasks:
@@ -107,7 +107,7 @@ class _Task:
     def fail(self, error: Exception, status: int) -> None:
         """Record that there is no verdict, and say why."""
         self.item.error, self.status = str(error), status
-        _say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
+        say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
 
 
 def _task(entry: Entry) -> _Task:
@@ -138,7 +138,7 @@ def _run(local: LocalJudge, task: _Task) -> None:
         task.fail(error, _UNJUDGED)
         return
     for doubt in local.doubts[known:]:
-        _say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
+        say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
     task.item.verdict = task.outcome.summary()
     if not task.outcome.passed:
         task.status = _UNJUDGED if task.outcome.blame is Blame.FLEET else _FAILED
@@ -179,9 +179,3 @@ def _where(machine: Machine) -> str:
     known = machine.environment
     device = known.device if machine.device == "cpu" else f"{known.device} ({machine.device})"
     return f"judging on {device}, torch {known.torch}, isolation {machine.isolation}"
-
-
-def _say(text: str) -> None:
-    from kqueue.cli.render import one_line
-
-    print(f"kqueue: {one_line(text)}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
+from kqueue.cli.render import say
 from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
@@ -246,8 +247,6 @@ def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[Item]:
-    from kqueue.cli.render import one_line
-
     good = [entry for entry in entries if entry.error is None]
     slots = iter(client.submit_each([entry.fields for entry in good], allow_idle_lane=allow_idle_lane))
     items: list[Item] = []
@@ -258,8 +257,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
         item = Item(type(entry)(entry.where, labels))
         if isinstance(result, InvalidRequest):
             item.error = str(result)
-            named = item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}"
-            print(f"kqueue: {one_line(named)}", file=sys.stderr)
+            say(item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}")
         else:
             item.ticket = result
         items.append(item)
@@ -283,14 +281,14 @@ def _await(
                 advance(str(verdict.category))
                 arrived()
     except KeyboardInterrupt:
-        print("kqueue: the evaluations continue; `kqueue cancel` ends them", file=sys.stderr)
+        say("the evaluations continue; `kqueue cancel` ends them")
         raise
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
             item.error = f"no verdict within {timeout:g} s; the evaluation continues"
         arrived()
-        print(f"kqueue: {len(late)} of {len(items)} without a verdict after {timeout:g} s", file=sys.stderr)
+        say(f"{len(late)} of {len(items)} without a verdict after {timeout:g} s")
 
 
 @contextmanager
