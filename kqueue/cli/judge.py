@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options
-from kqueue.cli.render import say
+from kqueue.cli import options, sources
+from kqueue.cli.render import print_table, say, write_json
+from kqueue.cli.sources import Entry
 from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 
 if TYPE_CHECKING:
-    from kqueue.cli.sources import Entry
     from kqueue.contract import Outcome, Request
     from kqueue.judging import LocalJudge, Machine
 
@@ -52,7 +52,6 @@ def judge(
     ] = False,
 ) -> None:
     """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
-    from kqueue.cli import sources
     from kqueue.judging import LocalJudge
 
     tree = options.settings_of(
@@ -145,8 +144,6 @@ def _run(local: LocalJudge, task: _Task) -> None:
 
 
 def _write(task: _Task, local: LocalJudge) -> None:
-    from kqueue.cli.render import write_json
-
     record = task.item.to_json()
     if task.outcome is not None and task.request is not None:
         record["verdict"] = {
@@ -168,8 +165,6 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:
-    from kqueue.cli.render import print_table
-
     judged = [task.item for task in tasks if task.outcome is not None]
     if judged:
         print_table(("kernel", *VERDICT_COLUMNS), ((item.entry.where, *verdict_cells(item.verdict)) for item in judged))

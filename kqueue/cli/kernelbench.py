@@ -16,7 +16,8 @@ from uuid import uuid4
 
 import typer
 
-from kqueue.cli.render import say
+from kqueue.cli.render import category_text, print_table, ratio, say, write_json
+from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -157,7 +158,6 @@ class _Run:
 
     def to_do(self, samples: Iterable[_Sample], arguments: dict[str, Any]) -> list[_Work]:
         """Return the samples without a result. A source that cannot be a kernel gets its result at once."""
-        from kqueue.cli.sources import read_source
         from kqueue.integrations.answers import request_for
 
         work: list[_Work] = []
@@ -357,7 +357,6 @@ def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int])
 
 def _print(record: dict[str, Any], *, as_json: bool) -> None:
     from kqueue.categories import Category
-    from kqueue.cli.render import category_text, print_table, ratio, write_json
 
     if as_json:
         write_json(record)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.render import console, text, write_json
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
@@ -33,7 +35,6 @@ def sweep(
 
     Every fleet does this by itself every few seconds. Exits with 3 if Redis cannot be reached.
     """
-    from kqueue.cli.render import write_json
     from kqueue.config import load
     from kqueue.errors import ConfigError
     from kqueue.store import schema
@@ -99,8 +100,6 @@ def _prune(engine: Engine, config: Config) -> Pruned:
 
 
 def _print(record: dict[str, Any]) -> None:
-    from kqueue.cli.render import console, text
-
     if not record["swept"]:
         typer.echo("another sweeper was busy all the time")
     counts = {
