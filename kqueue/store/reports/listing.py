@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Engine, Select, column, literal, or_, select, table, tuple_
@@ -47,6 +47,19 @@ class Listed:
     speedup: float | None
     device: str | None
     finished_at: datetime | None
+
+
+class Filters(TypedDict, total=False):
+    """The conditions on the evaluations of a list. None is no condition."""
+
+    state: EvaluationState | None
+    category: Category | None
+    blame: Blame | None
+    problem: str | None
+    """A problem's label, or the beginning of its hash."""
+    backend: Backend | None
+    lane: str | None
+    batch: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +117,17 @@ _BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(B
 
 
 def results(
-    engine: Engine,
-    *,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    since: datetime | None = None,
-    batch: str | None = None,
-    limit: int = 100,
+    engine: Engine, *, since: datetime | None = None, limit: int = 100, **filters: Unpack[Filters]
 ) -> list[Listed]:
     """Return finished evaluations, the latest first.
 
     Args:
         engine: the database.
-        category: only this one.
-        blame: only this one.
-        problem: a problem's label, or the beginning of its hash.
-        backend: only kernels of this one.
         since: finished then or later.
-        batch: only of this batch.
         limit: at most so many.
+        filters: only those that fit.
     """
-    wanted = _wanted(category=category, blame=blame, problem=problem, backend=backend, batch=batch)
+    wanted = _wanted(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
     return _read(engine, _LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id), limit)
@@ -135,35 +136,21 @@ def results(
 def listing(
     engine: Engine,
     *,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    lane: str | None = None,
-    batch: str | None = None,
     since: datetime | None = None,
     after: tuple[datetime, UUID] | None = None,
     limit: int = 100,
+    **filters: Unpack[Filters],
 ) -> list[Listed]:
     """Return evaluations, the latest submitted first.
 
     Args:
         engine: the database.
-        state: only those in this one.
-        category: only those that came to this.
-        blame: only those of this blame.
-        problem: a problem's label, or the beginning of its hash.
-        backend: only kernels of this one.
-        lane: only those submitted to this one.
-        batch: only of this batch.
         since: submitted then or later.
         after: ``submitted_at`` and id of the last one that the caller has: what follows it.
         limit: at most so many.
+        filters: only those that fit.
     """
-    wanted = _wanted(
-        state=state, category=category, blame=blame, problem=problem, backend=backend, lane=lane, batch=batch
-    )
+    wanted = _wanted(filters)
     if since is not None:
         wanted.append(Evaluation.submitted_at >= since)
     if after is not None:
@@ -239,30 +226,20 @@ def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[L
         return read(Listed, connection.execute(query.limit(limit)))
 
 
-def _wanted(
-    *,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    lane: str | None = None,
-    batch: str | None = None,
-) -> list[ColumnElement[bool]]:
-    """Return the conditions that a list's filters stand for; None: no condition."""
+def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
+    """Return the conditions that a list's filters stand for."""
+    columns = {
+        "state": Evaluation.state,
+        "category": Verdict.category,
+        "blame": Verdict.blame,
+        "backend": Kernel.backend,
+        "lane": Evaluation.lane,
+        "batch": Evaluation.batch,
+    }
     wanted: list[ColumnElement[bool]] = [
-        column == value
-        for column, value in (
-            (Evaluation.state, state),
-            (Verdict.category, category),
-            (Verdict.blame, blame),
-            (Kernel.backend, backend),
-            (Evaluation.lane, lane),
-            (Evaluation.batch, batch),
-        )
-        if value is not None
+        column == value for name, column in columns.items() if (value := filters.get(name)) is not None
     ]
-    if problem is not None:
+    if (problem := filters.get("problem")) is not None:
         wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))
     return wanted
 
