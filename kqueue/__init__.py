@@ -10,13 +10,33 @@
     with kqueue.Client() as kq:  # on a fleet
         verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
 
-The names below are the public face. Each is imported when first used, so that ``import kqueue`` is light.
+The names below are the public face. All but the exceptions are imported when first used, so that ``import kqueue`` is
+light.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from kqueue.errors import AccessRefused as AccessRefused
+from kqueue.errors import BrokerUnavailable as BrokerUnavailable
+from kqueue.errors import ConfigError as ConfigError
+from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
+from kqueue.errors import EvaluationFailed as EvaluationFailed
+from kqueue.errors import IdempotencyConflict as IdempotencyConflict
+from kqueue.errors import InvalidRequest as InvalidRequest
+from kqueue.errors import JudgeUnavailable as JudgeUnavailable
+from kqueue.errors import KqueueError as KqueueError
+from kqueue.errors import LaneUnavailable as LaneUnavailable
+from kqueue.errors import LocalFleetError as LocalFleetError
+from kqueue.errors import SchemaMismatch as SchemaMismatch
+from kqueue.errors import ServerUnavailable as ServerUnavailable
+from kqueue.errors import ServiceError as ServiceError
+from kqueue.errors import UnknownEvaluation as UnknownEvaluation
+from kqueue.errors import UnknownLane as UnknownLane
+from kqueue.errors import UnknownProblem as UnknownProblem
+from kqueue.errors import WaitTimeout as WaitTimeout
 
 if TYPE_CHECKING:
     from kqueue.categories import Blame as Blame
@@ -39,24 +59,6 @@ if TYPE_CHECKING:
     from kqueue.contract import Timing as Timing
     from kqueue.contract import Tolerance as Tolerance
     from kqueue.contract import Verdict as Verdict
-    from kqueue.errors import AccessRefused as AccessRefused
-    from kqueue.errors import BrokerUnavailable as BrokerUnavailable
-    from kqueue.errors import ConfigError as ConfigError
-    from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
-    from kqueue.errors import EvaluationFailed as EvaluationFailed
-    from kqueue.errors import IdempotencyConflict as IdempotencyConflict
-    from kqueue.errors import InvalidRequest as InvalidRequest
-    from kqueue.errors import JudgeUnavailable as JudgeUnavailable
-    from kqueue.errors import KqueueError as KqueueError
-    from kqueue.errors import LaneUnavailable as LaneUnavailable
-    from kqueue.errors import LocalFleetError as LocalFleetError
-    from kqueue.errors import SchemaMismatch as SchemaMismatch
-    from kqueue.errors import ServerUnavailable as ServerUnavailable
-    from kqueue.errors import ServiceError as ServiceError
-    from kqueue.errors import UnknownEvaluation as UnknownEvaluation
-    from kqueue.errors import UnknownLane as UnknownLane
-    from kqueue.errors import UnknownProblem as UnknownProblem
-    from kqueue.errors import WaitTimeout as WaitTimeout
     from kqueue.evidence import Evidence as Evidence
     from kqueue.evidence import Facts as Facts
     from kqueue.evidence import Measurement as Measurement
@@ -79,26 +81,6 @@ _HOMES: Final = {
         "Timing",
         "Tolerance",
         "Verdict",
-    ],
-    "kqueue.errors": [
-        "AccessRefused",
-        "BrokerUnavailable",
-        "ConfigError",
-        "DatabaseUnavailable",
-        "EvaluationFailed",
-        "IdempotencyConflict",
-        "InvalidRequest",
-        "JudgeUnavailable",
-        "KqueueError",
-        "LaneUnavailable",
-        "LocalFleetError",
-        "SchemaMismatch",
-        "ServerUnavailable",
-        "ServiceError",
-        "UnknownEvaluation",
-        "UnknownLane",
-        "UnknownProblem",
-        "WaitTimeout",
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],

@@ -21,6 +21,7 @@ from kqueue.cli import (
     sweep,
     token,
 )
+from kqueue.cli.render import say
 from kqueue.errors import (
     AccessRefused,
     ConfigError,
@@ -70,8 +71,6 @@ def main() -> NoReturn:
     try:
         app(prog_name="kqueue")
     except KqueueError as error:
-        from kqueue.cli.render import one_line
-
-        print(f"kqueue: {one_line(str(error))}", file=sys.stderr)
+        say(error)
         sys.exit(exit_status(error))
     sys.exit(0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import typer
 
 from kqueue.categories import Category
+from kqueue.cli.render import category_text, print_table, yes_no
 
 if TYPE_CHECKING:
     from kqueue.evidence import Needs, Part
@@ -70,8 +71,6 @@ def categories(
     if markdown:
         typer.echo(table.markdown(), nl=False)
         return
-    from kqueue.cli.render import category_text, print_table, yes_no
-
     print_table(
         ("category", "blame", "compiled", "correct", "meaning"),
         (
@@ -96,8 +95,6 @@ def evidence(
     if markdown:
         typer.echo(page(), nl=False)
         return
-    from kqueue.cli.render import print_table
-
     for model in (Facts, Evidence):
         print_table(("field", "type", "meaning"), _fields(model), title=model.__name__.lower())
 

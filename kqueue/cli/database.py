@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kqueue.cli.results import database
+
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
 
 
@@ -53,16 +55,10 @@ def current() -> None:
 @_group.command()
 def check() -> None:
     """Exit with 0 if this version of kqueue works with the database; otherwise say what to do and exit with 3."""
-    from kqueue.config import load
     from kqueue.store import schema
-    from kqueue.store.engine import connect
 
-    engine = connect(load().require_database(), application="kqueue db check", pool_size=1)
-    try:
-        schema.check(engine)
-    finally:
-        engine.dispose()
-    typer.echo(f"schema {schema.head()} ok")
+    with database("db check"):
+        typer.echo(f"schema {schema.head()} ok")
 
 
 @_group.command()
@@ -74,18 +70,12 @@ def login(
 
     The password is read from stdin or asked for, so that neither `ps` nor the server's log shows it.
     """
-    from kqueue.config import load
-    from kqueue.store import roles, schema
-    from kqueue.store.engine import connect
+    from kqueue.store import roles
 
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
-    engine = connect(load().require_database(), application="kqueue db login", pool_size=1)
-    try:
-        schema.check(engine)
+    with database("db login") as engine:
         roles.login(engine, name, f"kqueue_{role}", password)
-    finally:
-        engine.dispose()
     typer.echo(f"{name} may do what a {role} needs")

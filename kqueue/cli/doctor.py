@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from kqueue.cli.render import console, one_line, text, write_json
+
 _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
@@ -21,7 +23,6 @@ def doctor(
 
     Exits with 1 if something is broken.
     """
-    from kqueue.cli.render import console, one_line, text, write_json
     from kqueue.config import load
     from kqueue.doctor import State, examine
 

@@ -107,19 +107,14 @@ def worker(
     from kqueue.config import load
     from kqueue.local.fleet import require_worker, worker_command
     from kqueue.store import schema
-    from kqueue.store.engine import connect
 
     config = load(
         database_url=database_url, redis_url=redis_url, gpus=gpus, slots_per_gpu=slots_per_gpu, cpu_slots=cpu_slots
     )
     require_worker()
     config.require_redis()
-    engine = connect(config.require_database(), application="kqueue-worker", pool_size=1)
-    try:
-        schema.check(engine)
-    finally:
-        engine.dispose()
-    command = worker_command()
+    with schema.checked(config.require_database(), application="kqueue-worker"):
+        command = worker_command()
     os.execve(command[0], command, dict(os.environ) | config.environment())  # noqa: S606 our own interpreter
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.render import age, print_table, text, write_json
 from kqueue.cli.results import database
 from kqueue.states import GpuState
 
@@ -36,7 +37,6 @@ def list_gpus(
     host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: _Json = False
 ) -> None:
     """List the GPUs of all hosts: state, reason, and last known health."""
-    from kqueue.cli.render import age, print_table, text, write_json
     from kqueue.store import gpus
 
     with database("gpu list") as engine:

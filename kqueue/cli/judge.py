@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options
+from kqueue.cli import options, sources
+from kqueue.cli.render import print_table, say, write_json
+from kqueue.cli.sources import Entry
 from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 
 if TYPE_CHECKING:
-    from kqueue.cli.sources import Entry
     from kqueue.contract import Outcome, Request
     from kqueue.judging import LocalJudge, Machine
 
@@ -52,7 +52,6 @@ def judge(
     ] = False,
 ) -> None:
     """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
-    from kqueue.cli import sources
     from kqueue.judging import LocalJudge
 
     tree = options.settings_of(
@@ -69,7 +68,7 @@ def judge(
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
             if not as_json:
-                _say(_where(local.machine))
+                say(_where(local.machine))
         advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
         try:
             for task in tasks:
@@ -107,7 +106,7 @@ class _Task:
     def fail(self, error: Exception, status: int) -> None:
         """Record that there is no verdict, and say why."""
         self.item.error, self.status = str(error), status
-        _say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
+        say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
 
 
 def _task(entry: Entry) -> _Task:
@@ -138,15 +137,13 @@ def _run(local: LocalJudge, task: _Task) -> None:
         task.fail(error, _UNJUDGED)
         return
     for doubt in local.doubts[known:]:
-        _say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
+        say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
     task.item.verdict = task.outcome.summary()
     if not task.outcome.passed:
         task.status = _UNJUDGED if task.outcome.blame is Blame.FLEET else _FAILED
 
 
 def _write(task: _Task, local: LocalJudge) -> None:
-    from kqueue.cli.render import write_json
-
     record = task.item.to_json()
     if task.outcome is not None and task.request is not None:
         record["verdict"] = {
@@ -168,8 +165,6 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:
-    from kqueue.cli.render import print_table
-
     judged = [task.item for task in tasks if task.outcome is not None]
     if judged:
         print_table(("kernel", *VERDICT_COLUMNS), ((item.entry.where, *verdict_cells(item.verdict)) for item in judged))
@@ -179,9 +174,3 @@ def _where(machine: Machine) -> str:
     known = machine.environment
     device = known.device if machine.device == "cpu" else f"{known.device} ({machine.device})"
     return f"judging on {device}, torch {known.torch}, isolation {machine.isolation}"
-
-
-def _say(text: str) -> None:
-    from kqueue.cli.render import one_line
-
-    print(f"kqueue: {one_line(text)}", file=sys.stderr, flush=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from uuid import uuid4
 
 import typer
 
+from kqueue.cli.render import category_text, print_table, ratio, say, write_json
+from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -89,14 +91,14 @@ def kernelbench(
         with Client() as client:
             left_out = _judge(client, todo, run)
     except KeyboardInterrupt:
-        print("kqueue: the evaluations continue; run the same command again to collect them", file=sys.stderr)
+        say("the evaluations continue; run the same command again to collect them")
         raise
     finally:
         run.write()
     scores = scores_of(run.results, ks, ps)
     _write(run.file.with_name("pass_at_k_results.json"), _pass_at_k_file(run.results, ks))
     for line in [*bad, *(f"{name}: left out, {why}" for name, why in left_out)]:
-        _complain(line)
+        say(line)
     record = {
         "level": found.level,
         "results": str(run.file),
@@ -165,7 +167,9 @@ class _Run:
             if self._has(sample, digest):
                 continue
             labels = {"problem_label": sample.problem.stem[:200], "kernel_label": sample.path.stem}
-            request = request_for(_text(sample.problem), _decoded(data), **arguments, **labels)
+            # Bytes that are not UTF-8 become surrogates, for which the request is refused.
+            kernel = data.decode("utf-8-sig", errors="surrogateescape")
+            request = request_for(read_source(sample.problem), kernel, **arguments, **labels)
             if isinstance(request, InvalidRequest):
                 self.add(sample, _refused(sample, str(request)), digest)
             else:
@@ -180,7 +184,8 @@ class _Run:
         """Insert a sample's result, replacing an older one."""
         row["metadata"] |= {"level": self._level, "file_sha256": digest}
         table = self.results.setdefault(str(sample.problem_id), [])
-        table[:] = sorted([r for r in table if r["sample_id"] != sample.sample_id] + [row], key=_sample_id)
+        others = [known for known in table if known["sample_id"] != sample.sample_id]
+        table[:] = sorted([*others, row], key=itemgetter("sample_id"))
         if time.monotonic() - self._written > _WRITE_EVERY_S:
             self.write()
 
@@ -352,7 +357,6 @@ def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int])
 
 def _print(record: dict[str, Any], *, as_json: bool) -> None:
     from kqueue.categories import Category
-    from kqueue.cli.render import category_text, print_table, ratio, write_json
 
     if as_json:
         write_json(record)
@@ -387,12 +391,6 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _complain(line: str) -> None:
-    from kqueue.cli.render import one_line
-
-    print(f"kqueue: {one_line(line)}", file=sys.stderr)
-
-
 def _numbers(given: str, option: str, kind: type[NumberT]) -> list[NumberT]:
     try:
         numbers = [kind(part) for part in given.split(",")]
@@ -402,21 +400,6 @@ def _numbers(given: str, option: str, kind: type[NumberT]) -> list[NumberT]:
         what = "whole numbers from 1" if kind is int else "numbers from 0"
         raise InvalidRequest(f"{option} {given}: give {what}, separated by commas")
     return sorted(set(numbers))
-
-
-def _text(problem: Path) -> str:
-    from kqueue.cli.sources import read_source
-
-    return read_source(problem)
-
-
-def _decoded(data: bytes) -> str:
-    # Bytes that are not UTF-8 become surrogates, for which the request is refused.
-    return data.decode("utf-8-sig", errors="surrogateescape")
-
-
-def _sample_id(row: dict[str, Any]) -> int:
-    return row["sample_id"]
 
 
 def _write(file: Path, content: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kqueue.cli import sources
+
 Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]
@@ -35,8 +37,6 @@ def settings_of(
     Raises:
         InvalidRequest: the settings are not JSON, or an assignment has no name.
     """
-    from kqueue.cli import sources
-
     tree = sources.read_settings(settings, assignments)
     for short in (
         {} if precision is None else {"precision": precision},

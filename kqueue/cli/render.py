@@ -40,6 +40,11 @@ def one_line(value: object) -> str:
     return " ".join(clean(value).split())
 
 
+def say(value: object) -> None:
+    """Print one line to stderr in the name of `kqueue`."""
+    print(f"kqueue: {one_line(value)}", file=sys.stderr, flush=True)
+
+
 def write_json(record: Mapping[str, Any]) -> None:
     """Print one record as one line of ASCII JSON, and flush."""
     print(json.dumps(record, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"), flush=True)

@@ -51,14 +51,9 @@ def database(command: str) -> Generator[Engine]:
     """
     from kqueue.config import load
     from kqueue.store import schema
-    from kqueue.store.engine import connect
 
-    engine = connect(load().require_database(), application=f"kqueue {command}", pool_size=1)
-    try:
-        schema.check(engine)
+    with schema.checked(load().require_database(), application=f"kqueue {command}") as engine:
         yield engine
-    finally:
-        engine.dispose()
 
 
 # status ----------------------------------------------------------------------------------------------

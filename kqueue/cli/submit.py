@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options
+from kqueue.cli import options, sources
+from kqueue.cli.render import category_text, console, milliseconds, print_table, ratio, say, write_json
+from kqueue.cli.results import database
+from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from kqueue.cli.sources import Entry
     from kqueue.client import Client, Ticket
 
 #: Names of the columns of :func:`verdict_cells`.
@@ -110,8 +112,6 @@ def submit(
     ] = False,
 ) -> None:
     """Submit kernels, one evaluation each."""
-    from kqueue.cli import sources
-
     if timeout is not None and not wait:
         raise InvalidRequest("--timeout: give --wait too")
     tree = options.settings_of(
@@ -145,20 +145,15 @@ def wait(
     ] = False,
 ) -> None:
     """Wait for the verdicts of evaluations submitted earlier, by anyone. Exit with 1 if one did not pass."""
-    from kqueue.cli.sources import Entry
     from kqueue.client import Client
-    from kqueue.config import load
     from kqueue.store import reports
-    from kqueue.store.engine import connect
 
     if not ids and batch is None:
         raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
-    engine = connect(load().require_database(), application="kqueue wait", pool_size=1)
+    with database("wait") as engine:
+        named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
     with Client() as client:
-        try:
-            tickets = [client.get(reports.resolve_id(engine, prefix)) for prefix in ids or ()]
-        finally:
-            engine.dispose()
+        tickets = [client.get(identity) for identity in named]
         if batch is not None:
             found = client.batch(batch)
             if not found:
@@ -179,8 +174,6 @@ def _exit_by_verdicts(items: Sequence[Item]) -> None:
 
 
 def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, Any]) -> Iterable[Entry]:
-    from kqueue.cli import sources
-
     if jsonl is not None:
         if patterns:
             raise InvalidRequest("--kernel and --jsonl: give only one of them")
@@ -220,8 +213,6 @@ def _run(
 
 def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
     """Return a function that prints each item once it and all items before it are ready."""
-    from kqueue.cli.render import write_json
-
     written = 0
 
     def write_ready() -> None:
@@ -249,8 +240,6 @@ def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[Item]:
-    from kqueue.cli.render import one_line
-
     good = [entry for entry in entries if entry.error is None]
     slots = iter(client.submit_each([entry.fields for entry in good], allow_idle_lane=allow_idle_lane))
     items: list[Item] = []
@@ -258,11 +247,10 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
         result = entry.error or next(slots)
         # The sources have been sent. Drop them, so that a long stream does not fill the memory.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
-        item = Item(type(entry)(entry.where, labels))
+        item = Item(Entry(entry.where, labels))
         if isinstance(result, InvalidRequest):
             item.error = str(result)
-            named = item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}"
-            print(f"kqueue: {one_line(named)}", file=sys.stderr)
+            say(item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}")
         else:
             item.ticket = result
         items.append(item)
@@ -286,14 +274,14 @@ def _await(
                 advance(str(verdict.category))
                 arrived()
     except KeyboardInterrupt:
-        print("kqueue: the evaluations continue; `kqueue cancel` ends them", file=sys.stderr)
+        say("the evaluations continue; `kqueue cancel` ends them")
         raise
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
             item.error = f"no verdict within {timeout:g} s; the evaluation continues"
         arrived()
-        print(f"kqueue: {len(late)} of {len(items)} without a verdict after {timeout:g} s", file=sys.stderr)
+        say(f"{len(late)} of {len(items)} without a verdict after {timeout:g} s")
 
 
 @contextmanager
@@ -312,8 +300,6 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from kqueue.cli.render import console
-
     passed = 0
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
@@ -328,8 +314,6 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
 
 
 def _print(items: Sequence[Item], *, wait: bool) -> None:
-    from kqueue.cli.render import print_table
-
     accepted = [item for item in items if item.ticket is not None]
     if not accepted:
         return
@@ -361,8 +345,6 @@ def _print(items: Sequence[Item], *, wait: bool) -> None:
 
 def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
     """Return the cells of a table that tell a verdict, given as JSON; None where there is none yet."""
-    from kqueue.cli.render import category_text, milliseconds, ratio
-
     known = verdict or {}
     return (
         category_text(known["category"], known["blame"]) if known else "no verdict yet",

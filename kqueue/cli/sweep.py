@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.render import console, text, write_json
+
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
@@ -33,11 +35,9 @@ def sweep(
 
     Every fleet does this by itself every few seconds. Exits with 3 if Redis cannot be reached.
     """
-    from kqueue.cli.render import write_json
     from kqueue.config import load
     from kqueue.errors import ConfigError
     from kqueue.store import schema
-    from kqueue.store.engine import connect
     from kqueue.store.retention import Pruned
 
     config = load()
@@ -45,15 +45,11 @@ def sweep(
         raise ConfigError(
             "--prune: no retention is set; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
         )
-    engine = connect(config.require_database(), application="kqueue sweep", pool_size=2)
-    try:
-        schema.check(engine)
+    with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
         reports = list(_sweeps(engine, config))
         pruned = sum((report.pruned for report in reports), Pruned())
         if prune:
             pruned += _prune(engine, config)
-    finally:
-        engine.dispose()
     record = {
         "swept": reports[-1].swept,
         "lost": [
@@ -104,8 +100,6 @@ def _prune(engine: Engine, config: Config) -> Pruned:
 
 
 def _print(record: dict[str, Any]) -> None:
-    from kqueue.cli.render import console, text
-
     if not record["swept"]:
         typer.echo("another sweeper was busy all the time")
     counts = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.render import moment, one_line, print_table, write_json
 from kqueue.cli.results import database, duration
 from kqueue.errors import InvalidRequest
 
@@ -39,7 +40,6 @@ def create(
     as_json: _Json = False,
 ) -> None:
     """Make a token and print it. It is shown this once and kept nowhere."""
-    from kqueue.cli.render import write_json
     from kqueue.store import tokens
 
     try:
@@ -61,7 +61,6 @@ def create(
 @_group.command("list")
 def list_(as_json: _Json = False) -> None:
     """Show all tokens but their secrets."""
-    from kqueue.cli.render import moment, print_table, write_json
     from kqueue.store import tokens
 
     with database("token") as engine:
@@ -91,7 +90,6 @@ def revoke(which: Annotated[str, typer.Argument(help="An id, or a name: all toke
 
     The exit status is 1 if no valid token has this id or name.
     """
-    from kqueue.cli.render import one_line
     from kqueue.store import tokens
 
     with database("token") as engine:

@@ -113,7 +113,9 @@ class AsyncClient:
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
         """As :meth:`Client.get`."""
-        return self._ticket_of(await asyncio.to_thread(self._transport.existing, id_of(evaluation_id)))
+        identity = id_of(evaluation_id)
+        await self.verdict(identity)
+        return self._ticket_of(identity)
 
     async def batch(self, name: str) -> list[AsyncTicket]:
         """As :meth:`Client.batch`."""

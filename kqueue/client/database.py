@@ -25,7 +25,6 @@ from kqueue.errors import (
     InvalidRequest,
     KqueueError,
     LaneUnavailable,
-    UnknownEvaluation,
     UnknownProblem,
 )
 from kqueue.store import evaluations, schema, workers
@@ -148,12 +147,6 @@ class DatabaseTransport(Transport):
         except (BrokerUnavailable, DatabaseUnavailable) as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
         return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
-
-    def existing(self, evaluation_id: UUID) -> UUID:
-        self._ready()
-        if not evaluations.existing(self._engine, [evaluation_id]):
-            raise UnknownEvaluation(evaluation_id)
-        return evaluation_id
 
     def batch(self, name: str) -> list[UUID]:
         self._ready()

@@ -68,10 +68,6 @@ class HttpTransport(Transport):
         rest = iter(results)
         return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
 
-    def existing(self, evaluation_id: UUID) -> UUID:
-        self.verdict(evaluation_id)
-        return evaluation_id
-
     def batch(self, name: str) -> list[UUID]:
         found: list[UUID] = []
         cursor: dict[str, str] = {}

@@ -171,7 +171,9 @@ class Client:
         Raises:
             UnknownEvaluation: no evaluation has this id.
         """
-        return self._ticket_of(self._transport.existing(id_of(evaluation_id)))
+        identity = id_of(evaluation_id)
+        self.verdict(identity)  # refuses an id that no evaluation has
+        return self._ticket_of(identity)
 
     def batch(self, name: str) -> list[Ticket]:
         """Return tickets for all that anybody submitted under a batch's name, in the order of submission.

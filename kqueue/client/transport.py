@@ -50,10 +50,6 @@ class Transport(Protocol):
         """
         ...
 
-    def existing(self, evaluation_id: UUID) -> UUID:
-        """Return the same id, or raise UnknownEvaluation."""
-        ...
-
     def batch(self, name: str) -> list[UUID]:
         """Return the evaluations of a batch, in the order of their submission."""
         ...

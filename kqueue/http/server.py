@@ -27,7 +27,6 @@ from kqueue.http import OPEN_WARNING, trusts_local_users
 from kqueue.http.app import create_app
 from kqueue.http.auth import PEER_UID
 from kqueue.store import schema
-from kqueue.store.engine import connect
 
 #: How long requests in progress may take to end when the server is stopped, in seconds.
 _GRACE_S: Final = 10
@@ -58,12 +57,8 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
         DatabaseUnavailable, SchemaMismatch: the database cannot be used.
     """
     config.require_redis()
-    engine = connect(config.require_database(), application="kqueue-http", pool_size=1)
-    try:
-        schema.check(engine)
-    finally:
-        engine.dispose()
-    app = create_app(config)
+    with schema.checked(config.require_database(), application="kqueue-http"):
+        app = create_app(config)
     with ExitStack() as stack:
         sockets = [stack.enter_context(listen(config.http_address, config.http_port))]
         address = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
@@ -164,15 +159,18 @@ class _Protocol(H11Protocol):
 
     _late: asyncio.TimerHandle | None = None
 
-    def __init__(self, *arguments: Any, receive_s: float, **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, receive_s: float, peer_uid: Callable[[socket.socket], int], **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
         self._receive_s = receive_s
+        self._peer_uid = peer_uid
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         connection: socket.socket = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
-            self.app = _from_peer(self.app, _peer_uid(connection))
+            self.app = _from_peer(self.app, self._peer_uid(connection))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -195,8 +193,8 @@ class _Protocol(H11Protocol):
             self._late = None
 
 
-def _peer_uid(connection: socket.socket) -> int:
-    """The uid of the process that connected to a unix socket, as the kernel noted it at that moment."""
+def peer_uid(connection: socket.socket) -> int:
+    """Return the uid of the process that connected to a unix socket, as the kernel noted it at that moment."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     _pid, uid, _gid = struct.unpack("iII", credentials)
     return uid
@@ -214,18 +212,26 @@ def _from_peer(app: Any, uid: int) -> ASGIApp:
 class Server(uvicorn.Server):
     """uvicorn, with an end of waiting requests when it is told to stop: they answer at once."""
 
-    def __init__(self, app: FastAPI, *, receive_s: float = 60.0, room: int | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        receive_s: float = 60.0,
+        room: int | None = None,
+        peer_uid: Callable[[socket.socket], int] = peer_uid,
+    ) -> None:
         """Make a server.
 
         Args:
             app: the application.
             receive_s: how long a request may take to come in, from the connection or the end of the one before.
             room: the most connections at once; None for as many as this process may have.
+            peer_uid: asked for the uid of a unix socket's peer.
         """
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast("type[asyncio.Protocol]", partial(_Protocol, receive_s=receive_s)),
+                http=cast("type[asyncio.Protocol]", partial(_Protocol, receive_s=receive_s, peer_uid=peer_uid)),
                 loop="asyncio",
                 ws="none",
                 log_config=None,

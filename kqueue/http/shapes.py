@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Self
@@ -10,13 +11,14 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field
 
 from kqueue import contract
-from kqueue.categories import Blame, Category, CategoryInfo
+from kqueue.categories import Blame, Category
 from kqueue.config import MAX_BATCH
 from kqueue.contract import Backend
 from kqueue.http.failures import ProblemDetails
-from kqueue.states import EvaluationState, Writer
+from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
+from kqueue.store.workers import LiveWorker
 
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
 
@@ -126,19 +128,6 @@ class EntryResults(_Shape):
     results: list[EntryResult]
 
 
-class Attempt(_Shape):
-    """One execution of an evaluation by one worker."""
-
-    number: int
-    worker: str
-    started_at: datetime
-    ended_at: datetime | None
-    category: Category | None
-    message: str | None
-    written_by: Writer | None
-    environment: dict[str, Any] | None
-
-
 class Evaluation(_Shape):
     """One evaluation in full but for its sources, which are artifacts."""
 
@@ -150,11 +139,11 @@ class Evaluation(_Shape):
     problem_hash: str
     kernel_label: str | None
     kernel_hash: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     batch: str | None
     submitted_at: datetime
     expires_at: datetime | None
-    attempts: list[Attempt]
+    attempts: Sequence[reports.AttemptDetail]
     verdict: VerdictShape | None
     """Null while there is none."""
 
@@ -163,8 +152,6 @@ class Evaluation(_Shape):
         """An evaluation's shape."""
         known = {name: getattr(detail, name) for name in cls.model_fields}
         known["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
-        known["attempts"] = [Attempt.model_validate(attempt) for attempt in detail.attempts]
-        known["settings"] = dict(detail.settings)
         return cls.model_construct(**known)
 
 
@@ -254,11 +241,6 @@ class CategoryShape(_Shape):
     """True if the fleet makes another attempt, until those of the evaluation are used up."""
     meaning: str
 
-    @classmethod
-    def of(cls, row: CategoryInfo) -> Self:
-        """A row's shape."""
-        return cls.model_validate(row)
-
 
 class Categories(_Shape):
     """All categories."""
@@ -281,24 +263,9 @@ class Lane(_Shape):
     """Those that live."""
 
 
-class Worker(_Shape):
-    """A live worker: one slot of a device."""
-
-    id: UUID
-    name: str
-    host: str
-    pid: int
-    lanes: list[str]
-    device: str
-    paused: str | None
-    """Why it takes no evaluations at present."""
-    busy_with: UUID | None
-    busy_since: datetime | None
-
-
 class Fleet(_Shape):
     """The fleet at this moment, a second old at most as a rule."""
 
     lanes: dict[str, Lane]
-    workers: list[Worker]
+    workers: Sequence[LiveWorker]
     gpus: list[GpuStatus]

@@ -272,7 +272,7 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
     """Return the table of categories, with the party to blame for each."""
-    return shapes.Categories(categories=[shapes.CategoryShape.of(row) for row in CATEGORIES.values()])
+    return shapes.Categories(categories=[shapes.CategoryShape.model_validate(row) for row in CATEGORIES.values()])
 
 
 @router.get("/leaderboard")
@@ -299,7 +299,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
             lane: shapes.Lane(**view.backlog.get(lane, none), workers=view.lanes.get(lane, 0))
             for lane in sorted({*view.backlog, *view.lanes})
         },
-        workers=[shapes.Worker.model_validate(worker) for worker in view.workers],
+        workers=view.workers,
         gpus=[device.gpu for device in view.devices],
     )
 

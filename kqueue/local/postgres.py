@@ -6,7 +6,6 @@ when its owner is killed.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shutil
@@ -164,7 +163,6 @@ def _binaries() -> Path:
     )
 
 
-@functools.cache
 def _user_namespaces() -> bool:
     """True if root can run the server in a user namespace, as an ordinary user."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]

@@ -71,6 +71,27 @@ def check(engine: Engine) -> None:
     )
 
 
+@contextmanager
+def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engine]:
+    """Yield an engine on a database whose schema is this version's; its connections are closed at the end.
+
+    Args:
+        url: the database.
+        application: shown in ``pg_stat_activity``.
+        pool_size: connections kept.
+
+    Raises:
+        ConfigError: ``url`` is not one of a Postgres database.
+        SchemaMismatch, DatabaseUnavailable: as :func:`check`.
+    """
+    engine = connect(url, application=application, pool_size=pool_size)
+    try:
+        check(engine)
+        yield engine
+    finally:
+        engine.dispose()
+
+
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database to ``revision``, and at the newest one set the rights of the roles.
 

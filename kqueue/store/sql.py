@@ -1,13 +1,17 @@
-"""Small SQL expressions that the store's modules share."""
+"""What the store's modules share: small SQL expressions, and rows as dataclasses."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Text, Uuid, any_, literal
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Row, Text, Uuid, any_, literal
 from sqlalchemy.dialects.postgresql import ARRAY
+
+_T = TypeVar("_T")
 
 
 def any_uuid(values: Collection[UUID]) -> ColumnElement[Any]:
@@ -18,3 +22,20 @@ def any_uuid(values: Collection[UUID]) -> ColumnElement[Any]:
 def any_text(values: Collection[str]) -> ColumnElement[Any]:
     """Return ``ANY(values)``: one parameter, however many texts there are."""
     return any_(literal(list(values), ARRAY(Text)))
+
+
+def read(kind: type[_T], rows: Iterable[Row[*tuple[Any, ...]]], **more: Any) -> list[_T]:
+    """Return rows as dataclasses. Columns have the fields' names, and text becomes the enums that fields ask for.
+
+    Args:
+        kind: the dataclass.
+        rows: the rows.
+        more: fields that no column holds, the same for all rows.
+    """
+    reader = _reader(kind)
+    return [reader.validate_python({**row._mapping, **more}) for row in rows]  # pyright: ignore[reportPrivateUsage]
+
+
+@cache
+def _reader(kind: type[_T]) -> TypeAdapter[_T]:
+    return TypeAdapter(kind)

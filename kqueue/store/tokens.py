@@ -12,15 +12,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import Engine, Row, and_, func, or_, select, update
+from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Token
+from kqueue.store.sql import read
 
 #: The beginning of every secret, by which people and scanners of secrets recognise one.
 PREFIX: Final = "kq_"
@@ -74,7 +75,7 @@ def create(
     """
     secret = _new_secret()
     with transaction(engine) as connection:
-        row = connection.execute(
+        rows = connection.execute(
             insert(Token)
             .values(
                 id=uuid4(),
@@ -84,8 +85,9 @@ def create(
                 expires_at=None if expires_after is None else func.now() + expires_after,
             )
             .returning(*_COLUMNS)
-        ).one()
-    return _known(row), secret
+        )
+        [made] = read(Known, rows)
+    return made, secret
 
 
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
@@ -127,13 +129,13 @@ def find(engine: Engine, secret: str) -> Known | None:
             # Nobody waits for another's note of the same.
             free = select(Token.id).where(Token.id == row.id).with_for_update(skip_locked=True)
             connection.execute(update(Token).where(Token.id.in_(free)).values(last_used_at=func.now()))
-    return _known(row)
+    return read(Known, [row])[0]
 
 
 def listing(engine: Engine) -> list[Known]:
     """Return all tokens in the order in which they were made, those that are no longer valid included."""
     with transaction(engine) as connection:
-        return [_known(row) for row in connection.execute(select(*_COLUMNS).order_by(Token.created_at, Token.id))]
+        return read(Known, connection.execute(select(*_COLUMNS).order_by(Token.created_at, Token.id)))
 
 
 def revoke(engine: Engine, which: str) -> list[Known]:
@@ -145,15 +147,15 @@ def revoke(engine: Engine, which: str) -> list[Known]:
     with transaction(engine) as connection:
         rows = connection.execute(
             update(Token).where(matches, Token.revoked_at.is_(None)).values(revoked_at=func.now()).returning(*_COLUMNS)
-        ).all()
-    return [_known(row) for row in rows]
+        )
+        return read(Known, rows)
 
 
 def unfinished(engine: Engine, token_id: UUID) -> int:
     """Return the number of a token's evaluations that have no verdict yet."""
     with transaction(engine) as connection:
         return connection.scalars(
-            select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, _OPEN)
+            select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, OPEN)
         ).one()
 
 
@@ -177,19 +179,6 @@ _COLUMNS: Final = (
     Token.last_used_at,
 )
 _VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
-_OPEN: Final = Evaluation.state != EvaluationState.DONE
-
-
-def _known(row: Row[*tuple[Any, ...]]) -> Known:
-    return Known(
-        id=row.id,
-        name=row.name,
-        scopes=tuple(Scope(scope) for scope in row.scopes),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )
 
 
 def _new_secret() -> str:

@@ -12,24 +12,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Engine,
-    Interval,
-    and_,
-    bindparam,
-    func,
-    select,
-    text,
-    true,
-    update,
-)
+from sqlalchemy import ColumnElement, Engine, Interval, and_, bindparam, func, select, text, true, update
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.limits import hard_limit_s
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
-from kqueue.store.sql import any_uuid
+from kqueue.store.sql import any_uuid, read
 
 #: An attempt whose end could not be recorded must not live as long as its worker does. Its lease is not renewed later
 #: than so many seconds after Celery's hard limit, which kills it.
@@ -173,18 +162,15 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
                 Worker.pid,
                 Worker.lanes,
                 Worker.device,
-                busy.c.evaluation_id,
-                busy.c.started_at,
+                busy.c.evaluation_id.label("busy_with"),
+                busy.c.started_at.label("busy_since"),
                 Worker.paused,
             )
             .outerjoin(busy, true())
             .where(_alive(within_s))
             .order_by(Worker.host, Worker.name)
-        ).all()
-    return [
-        LiveWorker(r.id, r.name, r.host, r.pid, tuple(r.lanes), r.device, r.evaluation_id, r.started_at, r.paused)
-        for r in rows
-    ]
+        )
+        return read(LiveWorker, rows)
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:

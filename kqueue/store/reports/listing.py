@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, RowMapping, Select, column, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Engine, Select, column, literal, or_, select, table, tuple_
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
@@ -15,6 +16,7 @@ from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
+from kqueue.store.sql import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,19 @@ class Listed:
     speedup: float | None
     device: str | None
     finished_at: datetime | None
+
+
+class Filters(TypedDict, total=False):
+    """The conditions on the evaluations of a list. None is no condition."""
+
+    state: EvaluationState | None
+    category: Category | None
+    blame: Blame | None
+    problem: str | None
+    """A problem's label, or the beginning of its hash."""
+    backend: Backend | None
+    lane: str | None
+    batch: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,35 +109,25 @@ _LISTED: Final = (
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
     .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
 )
+#: A column of text.
+_Text = ColumnElement[Any] | InstrumentedAttribute[Any]
 #: Asks for the time, so that its index can give the order.
 _FINISHED: Final = Verdict.finished_at.is_not(None)
 _BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
 
 
 def results(
-    engine: Engine,
-    *,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    since: datetime | None = None,
-    batch: str | None = None,
-    limit: int = 100,
+    engine: Engine, *, since: datetime | None = None, limit: int = 100, **filters: Unpack[Filters]
 ) -> list[Listed]:
     """Return finished evaluations, the latest first.
 
     Args:
         engine: the database.
-        category: only this one.
-        blame: only this one.
-        problem: a problem's label, or the beginning of its hash.
-        backend: only kernels of this one.
         since: finished then or later.
-        batch: only of this batch.
         limit: at most so many.
+        filters: only those that fit.
     """
-    wanted = _wanted(category=category, blame=blame, problem=problem, backend=backend, batch=batch)
+    wanted = _wanted(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
     return _read(engine, _LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id), limit)
@@ -131,35 +136,21 @@ def results(
 def listing(
     engine: Engine,
     *,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    lane: str | None = None,
-    batch: str | None = None,
     since: datetime | None = None,
     after: tuple[datetime, UUID] | None = None,
     limit: int = 100,
+    **filters: Unpack[Filters],
 ) -> list[Listed]:
     """Return evaluations, the latest submitted first.
 
     Args:
         engine: the database.
-        state: only those in this one.
-        category: only those that came to this.
-        blame: only those of this blame.
-        problem: a problem's label, or the beginning of its hash.
-        backend: only kernels of this one.
-        lane: only those submitted to this one.
-        batch: only of this batch.
         since: submitted then or later.
         after: ``submitted_at`` and id of the last one that the caller has: what follows it.
         limit: at most so many.
+        filters: only those that fit.
     """
-    wanted = _wanted(
-        state=state, category=category, blame=blame, problem=problem, backend=backend, lane=lane, batch=batch
-    )
+    wanted = _wanted(filters)
     if since is not None:
         wanted.append(Evaluation.submitted_at >= since)
     if after is not None:
@@ -220,61 +211,39 @@ def best(
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c
     if problem is not None:
-        wanted.append(or_(columns.problem_label == problem, columns.problem_hash.startswith(problem, autoescape=True)))
+        wanted.append(_is_named(problem, columns.problem_label, columns.problem_hash))
     if precision is not None:
         wanted.append(columns.precision == precision)
     if device is not None:
         wanted.append(columns.device.icontains(device, autoescape=True))
     order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
     with transaction(engine) as connection:
-        rows = connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)).mappings()
-        found = [{str(name): value for name, value in row.items()} for row in rows]
-    for record in found:
-        record["backend"] = Backend(record["backend"])
-    return [Best(**record) for record in found]
+        return read(Best, connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)))
 
 
 def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[Listed]:
     with transaction(engine) as connection:
-        return [_listed(row) for row in connection.execute(query.limit(limit)).mappings()]
+        return read(Listed, connection.execute(query.limit(limit)))
 
 
-def _listed(row: RowMapping) -> Listed:
-    known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    known |= {"state": EvaluationState(row["state"]), "backend": Backend(row["backend"])}
-    if row["category"] is not None:
-        known |= {"category": Category(row["category"]), "blame": Blame(row["blame"])}
-    return Listed(**known)
-
-
-def _wanted(
-    *,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: str | None = None,
-    backend: Backend | None = None,
-    lane: str | None = None,
-    batch: str | None = None,
-) -> list[ColumnElement[bool]]:
-    """Return the conditions that a list's filters stand for; None: no condition."""
+def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
+    """Return the conditions that a list's filters stand for."""
+    columns = {
+        "state": Evaluation.state,
+        "category": Verdict.category,
+        "blame": Verdict.blame,
+        "backend": Kernel.backend,
+        "lane": Evaluation.lane,
+        "batch": Evaluation.batch,
+    }
     wanted: list[ColumnElement[bool]] = [
-        column == value
-        for column, value in (
-            (Evaluation.state, state),
-            (Verdict.category, category),
-            (Verdict.blame, blame),
-            (Kernel.backend, backend),
-            (Evaluation.lane, lane),
-            (Evaluation.batch, batch),
-        )
-        if value is not None
+        column == value for name, column in columns.items() if (value := filters.get(name)) is not None
     ]
-    if problem is not None:
-        wanted.append(_problem_is(problem))
+    if (problem := filters.get("problem")) is not None:
+        wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))
     return wanted
 
 
-def _problem_is(named: str) -> ColumnElement[bool]:
+def _is_named(name: str, label: _Text, digest: _Text) -> ColumnElement[bool]:
     """The condition that a problem has this label, or a hash that begins with it."""
-    return or_(Evaluation.problem_label == named, Evaluation.problem_hash.startswith(named, autoescape=True))
+    return or_(label == name, digest.startswith(name, autoescape=True))

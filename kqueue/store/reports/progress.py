@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Engine, RowMapping, and_, false, func, not_, or_, select, true
+from sqlalchemy import Engine, and_, false, func, not_, or_, select, true
 
 from kqueue.categories import Blame
 from kqueue.contract import Request
@@ -17,7 +17,7 @@ from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
-from kqueue.store.sql import any_uuid
+from kqueue.store.sql import any_uuid, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
         UnknownEvaluation: there is no such evaluation.
     """
     with transaction(engine) as connection:
-        row = connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)).mappings().one_or_none()
-    if row is None:
+        found = read(Progress, connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)))
+    if not found:
         raise UnknownEvaluation(evaluation_id)
-    return _progress(row)
+    return found[0]
 
 
 def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
@@ -94,8 +94,8 @@ def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> 
             _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
             .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
             .limit(limit)
-        ).mappings()
-        return [_progress(row) for row in rows]
+        )
+        return read(Progress, rows)
 
 
 def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
@@ -152,10 +152,3 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
             .limit(1)
         ).one_or_none()
     return None if row is None else Earlier(row.id, row.stands)
-
-
-def _progress(row: RowMapping) -> Progress:
-    known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    known["state"] = EvaluationState(row["state"])
-    known["blame"] = None if row["blame"] is None else Blame(row["blame"])
-    return Progress(**known)
