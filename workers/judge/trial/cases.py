@@ -18,7 +18,7 @@ DTYPES: Final = {
 }
 #: The kind of cases that come from the problem's own ``get_inputs()``.
 GIVEN: Final = "given"
-#: Words to look at at a time, to bound memory.
+#: Words or values to look at at a time, to bound memory.
 _CHUNK: Final = 1 << 24
 #: KernelBench's tolerance by an evaluation's precision, absolute and relative alike.
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
@@ -86,14 +86,20 @@ def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the norm of the difference, infinite if infinities differ."""
     wide = torch.complex128 if b.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
-    return float(torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b)).nan_to_num(math.inf))
+    total = 0.0
+    for x, y in zip(a.reshape(-1).split(_CHUNK), b.reshape(-1).split(_CHUNK), strict=True):
+        x, y = x.to(wide), y.to(wide)  # noqa: PLW2901
+        total += float(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf)) ** 2
+    return math.sqrt(total)
 
 
 def size(tensor: torch.Tensor) -> float:
     """Return the norm of the finite values."""
-    wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-    return float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0)))
+    total = 0.0
+    for piece in tensor.reshape(-1).split(_CHUNK):
+        wide = piece.to(torch.complex128 if piece.is_complex() else torch.float64)
+        total += float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0))) ** 2
+    return math.sqrt(total)
 
 
 def is_tame(tensor: torch.Tensor) -> bool:

@@ -68,6 +68,22 @@ class Memory:
         return None
 
 
+def held_bytes(uuid: str, family: int) -> int | None:
+    """Return what a process and all below it hold of a GPU's memory, in bytes; None if NVML does not tell.
+
+    Args:
+        uuid: the GPU.
+        family: the process.
+    """
+    with _asking(), opened(uuid) as handle:
+        found = facts.processes(handle)
+        if found is None or not facts.sees_all():
+            return None
+        own = [process.memory_bytes for process in found if linux.descends(process.pid, family)]
+        return sum(nbytes for nbytes in own if nbytes is not None) if own else None
+    return None
+
+
 class Sharing:
     """Detects strangers on the GPU: processes that do not descend from this host's supervisor."""
 

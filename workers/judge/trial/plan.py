@@ -22,7 +22,7 @@ from typing import Any, Final
 _CONTEXT_BYTES: Final = 640 << 20
 _OTHERS_BYTES: Final = 1 << 30
 #: The least that each process is promised, in bytes, and as a share of what one place of many may have.
-_LEAST: Final = {"judge": (2 << 30, 1 / 6), "reference": (2 << 30, 1 / 6), "candidate": (8 << 30, 1 / 2)}
+_LEAST: Final = {"judge": (2 << 30, 1 / 6), "reference": (3 << 30, 1 / 6), "candidate": (8 << 30, 1 / 2)}
 #: What the judge takes beside inputs and outputs, in bytes: pieces of timed calls, the comparison.
 _BESIDE_BYTES: Final = 2 << 30
 #: What the reference's first call may take, in multiples of inputs and of weights, and in bytes: outputs may be eight
@@ -30,9 +30,9 @@ _BESIDE_BYTES: Final = 2 << 30
 _FIRST_INPUTS: Final = 12
 _FIRST_WEIGHTS: Final = 4
 _FIRST_BYTES: Final = 8 << 30
-#: What the reference is allowed beyond what its first calls took.
+#: What the reference is allowed beyond what its first calls took: small cases are held together, in float64 too.
 _MORE: Final = 1.25
-_MORE_BYTES: Final = 1 << 30
+_MORE_BYTES: Final = 2 << 30
 #: How many times the reference's memory a kernel may take.
 _KERNEL: Final = 2
 
@@ -105,7 +105,7 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, s
     share = whole // siblings
     least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}
     judge = max(least["judge"], inputs + outputs + min(_BESIDE_BYTES, share // 6))
-    reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 12))
+    reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 8))
     candidate = max(least["candidate"], _KERNEL * max(peak, inputs + outputs + weights))
     # A problem that fills the GPU leaves its kernels what is left.
     must = outputs + weights

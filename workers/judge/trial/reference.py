@@ -69,7 +69,7 @@ from workers.judge.trial.exchange import Exchange, Form, Output, await_opening, 
 _MOST_SETS: Final = 8
 _AHEAD_BYTES: Final = 64 << 20
 #: What the inputs and answers of all cases may take together, in bytes, to be held at the same time.
-_ROOMY_BYTES: Final = 1 << 30
+_ROOMY_BYTES: Final = 256 << 20
 #: The memory that a process has announced is forgotten beyond so many pieces, when it holds nothing.
 _MANY_RUNS: Final = 128
 #: The share of the reference's time that is left which drawing one input set may take, for variants to be made: that
@@ -637,6 +637,8 @@ class Reference:
             self._draw([case])
         with self._blaming("get_inputs()"):
             self.exchange.bind_inputs(case.inputs)
+            if not self._is_roomy:
+                self.drop([case])
             self.exchange.bind_outputs(self.output_specs)
         try:
             self._order(Order.RUN, what="Model.forward", seed=case.seed)  # a null delivers the outputs of a call before

@@ -68,6 +68,8 @@ _PROOFS_S: Final = 0.05
 _SLACK_BYTES: Final = 2 << 30
 #: What a log may not hold where people read it: a terminal or a page would obey it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+#: Inputs and outputs of which it is noted what the evaluation's processes really hold, in bytes.
+_MUCH_BYTES: Final = 256 << 20
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 #: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
@@ -245,7 +247,9 @@ class _Evaluation:
             self._evidence |= self._check(candidate, cases, later)
             if baseline is not None:
                 stopwatch = self._stopwatch(candidate, self._proofs())
+                self._see_memory()
                 series = self._time(stopwatch, baseline.basis)
+                self._see_memory()
                 self._check_again(candidate, last)
                 self._evidence["floor"] = self._floor()
                 if baseline.known is None:
@@ -253,6 +257,7 @@ class _Evaluation:
                     self._look_at_provenance(candidate, first)
                     self._stop(candidate)
                     baseline.take(series.basis)
+                    self._see_memory()
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, first)
@@ -346,6 +351,7 @@ class _Evaluation:
         self._book(plan.settled(reference.input_bytes, outputs, weights, peak, **self._whole))
         with self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
+        self._see_memory()
         return reference, first
 
     @cached_property
@@ -388,10 +394,20 @@ class _Evaluation:
                 ) from None
             except booking.NotInTime as error:
                 raise EvaluationEnded(Category.JUDGE_ERROR, str(error), Phase.PREPARE) from None
-        self._evidence["gpu_memory"] = wanted.evidence()
+        used = self._evidence.get("gpu_memory", {}).get("used_bytes")
+        self._evidence["gpu_memory"] = wanted.evidence() | ({"used_bytes": used} if used else {})
         if wanted.judge:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, wanted.judge / total))
+
+    def _see_memory(self) -> None:
+        """Note what the evaluation's processes hold of the GPU's memory, where that is much."""
+        told = self._evidence.get("gpu_memory")
+        if told is None or self._plan.inputs + (self._plan.outputs or 0) < _MUCH_BYTES:
+            return
+        held = health.held_bytes(self._place.device, os.getppid())
+        if held is not None:
+            told["used_bytes"] = max(held, told.get("used_bytes", 0))
 
     def _answer(self, first: Case) -> tuple[list[Case], int, Case | None]:
         """Have the reference answer the cases to check, and one for after the timing.
@@ -577,6 +593,8 @@ class _Evaluation:
         with self._steps.backstop(Phase.CLEANUP):
             if why := processes.end(outcome, reports):
                 evidence["cleanup"] = why
+            for process in reports:
+                process.imports.close()  # else its memory would outlive it, and belong to nobody
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
         if self._booking is not None:
