@@ -204,6 +204,9 @@ class Settings(_Model):
     it makes in other dtypes stays."""
     keeps_float64: bool = False
     """Leave float64 weights and inputs as the problem makes them."""
+    tf32: bool = False
+    """Let products and convolutions of fp32 values use TF32, in the reference and the kernel alike. fp32 values then
+    need to agree as fp16 values do. torch's own default is TF32 for convolutions alone."""
     checks: Annotated[int, Field(ge=1, le=100)] = 5
     """Number of input sets, each from a seed of its own, on which the kernel must agree with the reference."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42

@@ -523,6 +523,8 @@ class Evidence(Part):
     too. None where no output was compared."""
     tolerance: GivenTolerance | None = _ABSENT
     """The tolerance that the settings or the problem gave. None where the dtype's counts."""
+    tf32: bool | None = _ABSENT
+    """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT
     """True if the reference gives the same answer to all inputs."""
     verified_calls: int | None = _ABSENT

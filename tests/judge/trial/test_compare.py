@@ -580,3 +580,27 @@ def test_merged_figures_are_the_worst_of_each() -> None:
     }
     assert merge_errors([one, two, three])["kernelbench_correct"] is False
     assert merge_errors([]) == {}
+
+
+def test_fp16_that_hides_in_the_tolerance_is_told() -> None:
+    """Errors of positive factors average out, and are still many times the reference's. Another order's are not."""
+    torch.manual_seed(0)
+    a, b = torch.rand(64, 512), torch.rand(512, 64)
+    exact, ref = a.double() @ b.double(), a @ b
+    assert figures(a.half().float() @ b.half().float(), ref, exact)["precision_downgrade"]
+    one_by_one = torch.zeros_like(ref)
+    for i in range(512):
+        one_by_one += a[:, i : i + 1] * b[i]
+    assert not figures(one_by_one, ref, exact)["precision_downgrade"]
+
+
+def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference() -> None:
+    """Both are right, and neither is a lower precision than was asked for."""
+    torch.manual_seed(0)
+    exact = torch.randn(64, 64, dtype=torch.float64)
+    coarse = (exact * (1 + 5e-4 * torch.randn(64, 64))).float()
+    told = figures(exact.float(), coarse, tf32=True)
+    assert told["strict_correct"]
+    assert not told["precision_downgrade"]
+    with pytest.raises(EvaluationEnded):
+        figures(exact.float(), coarse)

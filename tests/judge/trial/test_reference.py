@@ -294,9 +294,31 @@ def test_a_float64_reference_that_does_not_fit_is_done_without() -> None:
     assert kinds(bounded(host_bytes=0)) == {GIVEN}
 
 
-def test_large_inputs_are_not_varied() -> None:
-    """Each variant costs a call."""
-    assert kinds(bounded(varied_bytes=100)) == {GIVEN}
+def test_large_inputs_have_the_variants_that_need_no_more_memory() -> None:
+    """They stay within the range of the problem's own numbers, so they need no answer in float64 to count."""
+    assert kinds(bounded(varied_bytes=100)) == {GIVEN, "sparse", "blocks"}
+    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, "sparse", "blocks"}
+
+
+@pytest.mark.parametrize("inputs", ["torch.rand(256, 1024)", "torch.randn(256, 1024)", "torch.rand(256, 1024) * 4 - 3"])
+@pytest.mark.parametrize(
+    "part", [slice(0, None, 64), slice(0, 128), slice(128, None)], ids=["strided", "first", "last"]
+)
+def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> None:
+    """Whichever part of the rows is looked at, one of the two kinds tells."""
+    made = reference(
+        SOURCE.format(forward="return x.square().mean().sqrt()", inputs=f"return [{inputs}]"),
+        bounds=replace(BOUNDS["cpu"], varied_bytes=100),
+    )
+    varied = [case for case in answered(made) if case.kind != GIVEN]
+    assert {case.kind for case in varied} == {"sparse", "blocks"}
+    low, high = made.case.inputs[0].aminmax() if made.case else (0, 0)
+    assert all(bool(((case.inputs[0] >= low - 0.1) & (case.inputs[0] <= high + 0.1)).all()) for case in varied)
+    faults = [fault_of(case.inputs[0][part].square().mean().sqrt(), case, made.settings) for case in varied]
+    assert any(faults)
+    assert not any(
+        fault_of(case.inputs[0].double().square().mean().sqrt().float(), case, made.settings) for case in varied
+    )
 
 
 def test_fresh_cases_have_new_values_each() -> None:

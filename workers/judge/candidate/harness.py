@@ -230,6 +230,7 @@ class Harness:
         if self.on_gpu:
             if self._job.one_queue:
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._job.tf32
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")

@@ -10,14 +10,15 @@ The reference decides the rest of a problem's domain: :meth:`workers.judge.trial
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from workers.judge.channel.randomness import KINDS
+from workers.judge.channel.bits import checksum
+from workers.judge.channel.randomness import ANY_SIZE, KINDS
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -41,6 +42,8 @@ _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
 )
 #: The most draws of one call that are looked at one by one.
 _MOST_DRAWS: Final = 32
+#: Values to look at at a time.
+_PIECE: Final = 1 << 24
 #: Values by which two draws are told apart.
 _SHOWN: Final = 16
 _SCALE: Final = 100.0
@@ -49,6 +52,12 @@ _SHRINK: Final = 1 / 128
 _INTEGER: Final = 3
 #: Share of the values to replace by special ones.
 _SPECIAL: Final = 1 / 64
+#: How close the values of a sparse draw are to its rest, and of how many values one is far from it.
+_NEAR: Final = 2**-14
+_APART: Final = 1 << 14
+#: How many blocks there are, and how much of its own variation is left to each.
+_BLOCKS: Final = 9
+_PULLED: Final = 1 / 8
 
 
 class Variants:
@@ -70,24 +79,29 @@ class Variants:
         self._draw = draw
         self._seed = seed
         first, second = _Draws(), _Draws()
+        # One after the other: large inputs fit once.
         with first:
             tensors = draw(seed)
-        with second:
-            others = draw(other)
         self._finite = [_is_finite(tensor) for tensor in tensors]
+        whole = [i for i, tensor in enumerate(tensors) if _is_whole(tensor)]
+        sums = [checksum(tensor) for tensor in tensors]
+        del tensors
+        with second:
+            tensors = draw(other)
+        whole = [i for i in whole if i < len(tensors) and checksum(tensors[i]) != sums[i]]
+        del tensors
         #: The draws that may be changed, by their number within one call.
         self._free: frozenset[int] = frozenset()
         if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
             return
         pairs = enumerate(zip(first.shown, second.shown, strict=True))
         self._free = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
-        pairs = enumerate(zip(tensors, others, strict=True))
-        if whole := [i for i, (a, b) in pairs if _is_whole(a) and not torch.equal(a, b)]:
+        if whole:
             self._free = frozenset(
                 number
                 for number in self._free
                 if (made := self._changed("uniform", frozenset({number}))) is not None
-                and all(torch.equal(made[i], tensors[i]) for i in whole)
+                and all(checksum(made[i]) == sums[i] for i in whole)
             )
 
     def make(self, kind: str) -> list[torch.Tensor] | None:
@@ -140,7 +154,8 @@ class _Draws(TorchFunctionMode):
             with torch.no_grad():
                 self.shown.append(out.reshape(-1)[:_SHOWN].clone())
                 if new is not None:
-                    out.copy_(new)
+                    if new is not out:
+                        out.copy_(new)
                     self.changed = True
         return out
 
@@ -198,8 +213,38 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     return flat.view(tensor.shape)
 
 
+def _sparse(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Bring all values close to one end of their range, or to zero, but a few at random places, in place.
+
+    Sums and norms are carried by those few then: an answer from a sample of the values is wrong.
+    """
+    rest = 0.0 if own.low <= 0 <= own.high else own.low
+    tensor.sub_(rest).mul_(_NEAR).add_(rest)
+    few = max(1, tensor.numel() // _APART)
+    places = torch.randint(tensor.numel(), (few,), device=tensor.device, generator=generator)
+    far = torch.empty(few, device=tensor.device, dtype=torch.float32).uniform_(0.75, 1, generator=generator)
+    end = own.high if own.high - rest >= rest - own.low else own.low
+    tensor.view(-1)[places] = (rest + far * (end - rest)).clamp(own.low, own.high).to(tensor.dtype)
+    return tensor
+
+
+def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Bring values to the lower or the upper end of their range, in blocks of random sizes, in place.
+
+    A part of the values says nothing of the others then.
+    """
+    flat, middle = tensor.view(-1), (own.low + own.high) / 2
+    cuts = torch.randint(flat.numel() + 1, (_BLOCKS - 1,), device=tensor.device, generator=generator).sort().values
+    begin = 0
+    for number, end in enumerate([*cuts.tolist(), flat.numel()]):
+        target = own.low if number % 2 else own.high
+        flat[begin:end].sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (target - middle))
+        begin = end
+    return tensor.clamp_(own.low, own.high)
+
+
 _MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]]] = dict(
-    zip(KINDS, (_scaled, _uniform, _integers, _adversarial), strict=True)
+    zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _blocks), strict=True)
 )
 
 
@@ -222,11 +267,16 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """True if all values are whole, or infinite as in a mask."""
     if not tensor.is_floating_point():
         return not tensor.is_complex()
-    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
-    return torch.equal(values, values.round())
+    return all(torch.equal(piece, piece.round()) for piece in _pieces(tensor))
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    return bool((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().all())
+    return all(bool(piece.isfinite().all()) for piece in _pieces(tensor))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Give a tensor's values in pieces, which take little memory to look at."""
+    for piece in tensor.reshape(-1).split(_PIECE):
+        yield piece.float() if piece.dtype.itemsize == 1 else piece

@@ -414,6 +414,7 @@ class Job:
         seed: set before construction.
         one_queue: open the device with one hardware queue, which is enough for one stream and opens sooner.
         keeps_float64: leave what is float64 as it is.
+        tf32: let products and convolutions of fp32 values use TF32.
         compiled: run the model under ``torch.compile``.
         built: where libraries lie that were compiled before; empty where none were.
     """
@@ -424,6 +425,7 @@ class Job:
     dtype: torch.dtype
     seed: int
     keeps_float64: bool = False
+    tf32: bool = False
     compiled: bool = False
     built: str = ""
     one_queue: bool = False

@@ -9,7 +9,9 @@ from typing import Final
 
 import torch
 
-#: The kinds of numbers that inputs may be drawn from in the place of a problem's own.
+#: The kinds of numbers that inputs may be drawn from in the place of a problem's own, and those among them that leave
+#: neither the range of its own numbers nor need more memory: for inputs of any size.
+ANY_SIZE: Final = ("sparse", "blocks")
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
 
 

@@ -120,7 +120,7 @@ class Baseline:
         settings = self._settings
         cold = "cold" if settings.timing.cold_l2 else "warm"
         how = "compiled" if compiled else "eager"
-        precision = f"{settings.precision}+float64" if settings.keeps_float64 else settings.precision
+        precision = settings.precision + "+float64" * settings.keeps_float64 + "+tf32" * settings.tf32
         return (
             f"{timing.METHOD} {basis} {how} {precision} seed={settings.seed} {cold}"
             f" calls={settings.timing.calls} precision={settings.timing.precision:g}"

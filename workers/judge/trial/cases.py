@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,38 +56,12 @@ class Case:
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one spec hold the same bits, NaN included."""
-    pairs = zip(_words(a), _words(b), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return a sum of a tensor's bits, for telling two draws apart. Whoever wants to can make two that agree."""
-    total = 0
-    for number, words in enumerate(_words(tensor)):
-        total = (total * 31 + number + int(words.sum(dtype=torch.int64))) % 2**64
-    return total
-
-
-def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Give a tensor's bits in pieces: numbers of 64 bits, and bytes at its end."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:
-        flat = flat.clone()
-    whole = flat.numel() // 8 * 8
-    words = flat[:whole].view(torch.int64)
-    for begin in range(0, words.numel(), _CHUNK):
-        yield words[begin : begin + _CHUNK]
-    yield flat[whole:]
-
-
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the norm of the difference, infinite if infinities differ."""
     wide = torch.complex128 if b.is_complex() else torch.float64
     total = 0.0
     for x, y in zip(a.reshape(-1).split(_CHUNK), b.reshape(-1).split(_CHUNK), strict=True):
-        x, y = x.to(wide), y.to(wide)  # noqa: PLW2901
+        x, y = x.to(wide), y.to(wide)
         total += float(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf)) ** 2
     return math.sqrt(total)
 
@@ -105,4 +78,4 @@ def size(tensor: torch.Tensor) -> float:
 def is_tame(tensor: torch.Tensor) -> bool:
     """Return whether all values are far from overflowing."""
     most = torch.finfo(tensor.dtype).max / 64
-    return not tensor.numel() or bool((tensor.abs() < most).all())
+    return all(bool((piece.abs() < most).all()) for piece in tensor.reshape(-1).split(_CHUNK) if piece.numel())

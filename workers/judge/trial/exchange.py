@@ -13,6 +13,7 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Phase, Settings
 from workers.judge.channel import activities
 from workers.judge.channel.activities import Activity
+from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import PlaceError, SharedTensor, form_of, is_dense, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import Answer, Binding, Job, Order, Place, Reply, TensorSpec, Where
@@ -20,7 +21,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.keeper.handle import ForkServerError
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import compare
-from workers.judge.trial.cases import Case, same_bits
+from workers.judge.trial.cases import Case
 from workers.judge.trial.plan import Plan
 
 #: How long a process may take to open the device, in seconds; others may be opening it at the same time.

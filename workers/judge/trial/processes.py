@@ -221,6 +221,7 @@ class Processes:
             device=self._device,
             dtype=DTYPES[self._settings.precision],
             keeps_float64=self._settings.keeps_float64,
+            tf32=self._settings.tf32,
             seed=self._settings.seed,
             compiled=compiled,
             built=built,

@@ -27,6 +27,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
+from workers.judge.channel.bits import checksum, same_bits
 from workers.judge.channel.buffers import PlaceError
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
@@ -46,7 +47,7 @@ from workers.judge.channel.protocol import (
     TensorSpec,
     widened,
 )
-from workers.judge.channel.randomness import KINDS
+from workers.judge.channel.randomness import ANY_SIZE, KINDS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
@@ -56,10 +57,8 @@ from workers.judge.trial.cases import (
     DTYPES,
     GIVEN,
     Case,
-    checksum,
     distance,
     is_tame,
-    same_bits,
     size,
 )
 from workers.judge.trial.exchange import Exchange, Form, Output, await_opening, own_memory
@@ -223,6 +222,7 @@ class Reference:
             device=self.device,
             dtype=self.dtype,
             keeps_float64=self.settings.keeps_float64,
+            tf32=self.settings.tf32,
             seed=self.settings.seed,
             # Streams of its own would wait for one another.
             one_queue="Stream" not in self._source,
@@ -296,20 +296,23 @@ class Reference:
     def more_cases(self, first: Case) -> list[Case]:
         """Return further given cases, as many as the settings ask for, each from a secret seed, and variants.
 
-        Where they would take too much memory together there are none.
+        Where they would take too much memory together there are only variants, which are not drawn yet.
 
         Raises:
             EvaluationEnded: as :meth:`first_case`.
         """
+        # An evaluation's own tolerance was chosen for the given inputs.
+        varies = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None and self._may_vary
         if not self._is_roomy:
-            return []
+            return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in ANY_SIZE if varies]
         given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
         for begin in range(0, len(given), self._ahead):
             self._draw(given[begin : begin + self._ahead])
-        # An evaluation's own tolerance was chosen for the given inputs.
-        wanted = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None
-        varies = wanted and self._may_vary and self._has_wide and self._draw_s <= _VARIED_SHARE * self.left_s
-        return given + self._vary(first) if varies and self.input_bytes <= self._bounds.varied_bytes else given
+        if not varies or self._draw_s > _VARIED_SHARE * self.left_s:
+            return given
+        if self.input_bytes > self._bounds.varied_bytes:
+            return given + self._vary(first, ANY_SIZE)
+        return given + self._vary(first, KINDS) if self._has_wide else given
 
     @property
     def _is_large(self) -> bool:
@@ -326,11 +329,11 @@ class Reference:
         """True if all cases are held at the same time; else one is, and the others are made when they are needed."""
         return self._is_roomy
 
-    def _vary(self, given: Case) -> list[Case]:
+    def _vary(self, given: Case, kinds: Sequence[str]) -> list[Case]:
         """Return the variants of a given case, as many as there are."""
         made: list[Case] = []
         on_device = self._is_large and self._may_draw_on_device()
-        for kind in KINDS:
+        for kind in kinds:
             case = self._new(kind, drawn=given.drawn, on_device=on_device)
             try:
                 if self._draw([case]):
@@ -482,8 +485,9 @@ class Reference:
 
         Returns:
             the cases that it answered. Left out are only variants: their inputs may lie outside the problem's domain.
-            One counts only if the reference in float64 agrees, and stays where it was when the inputs change by less
-            than a rounding error: else a right kernel could answer otherwise.
+            One whose numbers are unlike the problem's own counts only if the reference in float64 agrees, and stays
+            where it was when the inputs change by less than a rounding error: else a right kernel could answer
+            otherwise.
 
         Raises:
             EvaluationEnded: as :meth:`first_case`; for given cases only, or when the process has ended.
@@ -493,10 +497,11 @@ class Reference:
         for case in cases:
             if case in known:
                 continue
-            if case.kind != GIVEN and not self._has_wide:
+            if case.kind in KINDS and not self._has_wide:
                 continue
             try:
-                asked.append(self._ask(case))
+                if case.slot is not None or self._draw([case]):
+                    asked.append(self._ask(case))
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
@@ -505,8 +510,6 @@ class Reference:
 
     def _ask(self, case: Case) -> _Answer:
         """Have the process answer a case, without looking at what it answers."""
-        if case.slot is None:
-            self._draw([case])
         few = sum(tensor.nbytes for tensor in case.inputs) <= _AHEAD_BYTES
         before = [tensor.clone() for tensor in case.inputs] if self.case is None and few else None
         reply = self._call(case)
@@ -526,7 +529,7 @@ class Reference:
         answer = _Answer(case, reply)
         if self.forward_s <= self._bounds.quick_s:
             answer.exact = self._ask_wide(case)
-            if case.kind != GIVEN and answer.exact is not None:
+            if case.kind in KINDS and answer.exact is not None:
                 answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
         return answer
 
@@ -549,6 +552,10 @@ class Reference:
                 self._has_wide = False
             self._note(case)
             return True
+        if case.kind in ANY_SIZE:
+            # Such inputs are not unlike the problem's own.
+            case.exact = exact
+            return all(is_tame(leaf) for leaf in case.outputs if leaf.is_floating_point())
         if exact is None or not self._is_precise(case, exact):
             return False
         nudged = self._wide_tensors(answer.nudged)

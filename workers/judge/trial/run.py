@@ -220,6 +220,7 @@ class _Evaluation:
         self._environment_hash = self._records.environment(environment.facts(self._place))
         if self._place.on_gpu:
             self._memory = health.Memory(self._place.device)
+            self._evidence["tf32"] = self._settings.tf32
         self._processes.begin_reference()
         candidate = self._processes.begin_candidate()
         timed = self._settings.timing.enabled
@@ -285,7 +286,7 @@ class _Evaluation:
                 self._evidence["compiled_baseline"] = baseline.compiled_baseline(series)
         return Outcome(
             category=Category.PASSED,
-            message=f"right on {len(cases) + later} input sets",
+            message=f"right on {self._evidence['checks']} input sets",
             runtime=runtime,
             baseline=known,
         )
@@ -420,9 +421,9 @@ class _Evaluation:
         """
         reference = self._reference
         reference.answer(first)
-        if not reference.is_roomy:
-            return [first], self._settings.checks - 1, None
         cases = reference.more_cases(first)
+        if not reference.is_roomy:
+            return [first, *cases], self._settings.checks - 1, None
         last = [reference.another()] if self._settings.timing.enabled else []
         answered = reference.answer(*cases, *last)
         return [first, *(case for case in answered if case not in last)], 0, last[0] if last else None
@@ -438,10 +439,13 @@ class _Evaluation:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
             candidate.prepare_calls(self._reference.output_specs)
+            checked = 0
             every = chain(cases, (self._reference.fresh() for _ in range(later)))
             try:
                 for case in every:
-                    self._compared.append(self._check_case(candidate, case))
+                    if self._has_answered(case):
+                        checked += 1
+                        self._compared.append(self._check_case(candidate, case))
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._note(ended)
@@ -453,7 +457,7 @@ class _Evaluation:
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
-            "checks": len(cases) + later,
+            "checks": checked,
             "reference_is_constant": self._reference.is_constant,
         }
 
@@ -478,14 +482,15 @@ class _Evaluation:
 
     def _run(self, candidate: Candidate, case: Case) -> dict[str, Any]:
         """Make one checked call on a case; see :meth:`Candidate.run`."""
-        self._have_answered(case)
+        self._has_answered(case)
         return candidate.run(case)
 
-    def _have_answered(self, case: Case) -> None:
-        """Have the reference answer a case, unless it holds its answer."""
+    def _has_answered(self, case: Case) -> bool:
+        """Have the reference answer a case, unless it holds its answer. Return False for a variant that it does not."""
         with self._steps.backstop(Phase.REFERENCE):
-            self._reference.answer(case)
+            answered = bool(self._reference.answer(case))
         self._blackbox.enter(Phase.CHECK)
+        return answered
 
     def _check_again(self, candidate: Candidate, case: Case | None) -> None:
         """One more checked call, on an input that it has not seen, when timing is over."""
@@ -528,7 +533,7 @@ class _Evaluation:
         if not self._place.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
             return
         with self._steps.timed("provenance"):
-            self._have_answered(case)
+            self._has_answered(case)
             try:
                 self._activities = candidate.profile(case)
             except NotRecorded as error:

@@ -47,6 +47,7 @@ def key(request: Request, device: str) -> str:
         request.problem_hash,
         settings.precision,
         settings.keeps_float64,
+        settings.tf32,
         settings.seed,
         device,
         settings.limits.model_dump_json(),
