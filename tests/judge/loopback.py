@@ -42,6 +42,5 @@ def reference(source: str, bounds: Bounds | None = None, **settings: Any) -> Ref
     made.begin()
     made.load()
     made.construct()
-    made.plan()
     made.widen()
     return made

@@ -48,6 +48,7 @@ def bounded(**bounds: Any) -> Reference:
 def cases_of(made: Reference) -> list[Case]:
     """The first case, answered, and the others."""
     first = made.first_case()
+    made.answer_first(first)
     return [first, *made.more_cases(first)]
 
 

@@ -78,7 +78,7 @@ def get_inputs():
 def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     """Those of the first half and of the last; and the times of those that are kept are known."""
     made = reference(DOUBLING, checks=1)
-    made.first_case()
+    made.answer_first(made.first_case())
     seen = [0] * 16
     for _ in range(5):
         process = made.process
@@ -147,7 +147,7 @@ def get_inputs():
 def test_the_floor_counts_what_must_be_written_once(outputs: str, written: int) -> None:
     """Neither views of inputs nor weights are written, and no memory twice."""
     made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
-    made.first_case()
+    made.answer_first(made.first_case())
     found = physics.floor(made.input_bytes, made.written_bytes, 4e12)
     assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written)
     assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)

@@ -230,7 +230,7 @@ class Harness:
         if self.on_gpu:
             if self._job.one_queue:
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._job.tf32
+            self.set_tf32()
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
@@ -238,6 +238,10 @@ class Harness:
         else:
             self.exports.announce_memory()
         return self.done(command)
+
+    def set_tf32(self) -> None:
+        """Let torch use TF32 for products and convolutions of fp32 values, or not."""
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._job.tf32
 
     def _allow(self, command: Command) -> Reply:
         if self.on_gpu:

@@ -81,7 +81,7 @@ class ReferenceHarness(Harness):
         self._wide = Instance()
         self.orders |= {
             Order.INITIAL: self._initial,
-            Order.PLAN: self._plan,
+            Order.TAKEN: self._taken,
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
@@ -117,18 +117,10 @@ class ReferenceHarness(Harness):
         self._tell(arguments, "get_init_inputs()")
         return self.done(command)
 
-    def _plan(self, command: Command) -> Reply:
-        """Learn the sizes of inputs on the meta device, and of weights. What cannot be learned is told as None.
-
-        A forward on the meta device would tell those of outputs, after an import that takes seconds.
-        """
-        model = self.own.model
-        told: dict[str, int | None] = {"inputs": None, "weights": sum(w.nbytes for w in _weights(model))}
-        with contextlib.suppress(Exception), torch.device("meta"):
-            _, tensors = take_apart(self._get_inputs())
-            told["inputs"] = sum(tensor.numel() * self.dtype_of(tensor).itemsize for tensor in tensors)
-        told["peak"] = torch.cuda.max_memory_reserved() if self.on_gpu else None
-        self._tell(told, "the plan")
+    def _taken(self, command: Command) -> Reply:
+        weights = sum(weight.nbytes for weight in _weights(self.own.model))
+        peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
+        self._tell({"weights": weights, "peak": peak}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -202,6 +194,11 @@ class ReferenceHarness(Harness):
         if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
             raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         return arrangement, [self.place(tensor) for tensor in tensors]
+
+    def _construct(self, command: Command) -> Reply:
+        reply = super()._construct(command)
+        self.set_tf32()  # the evaluation's settings say, not the problem
+        return reply
 
     def _release(self, command: Command) -> Reply:
         order: Release = command.payload

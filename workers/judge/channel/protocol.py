@@ -106,9 +106,9 @@ class Order(IntEnum):
     GPUs to compile for; empty where there is none."""
     INITIAL = 15
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
-    PLAN = 17
-    """In a reference: learn without memory what a call takes. The sheet tells the bytes of inputs and of weights, None
-    for what could not be learned so, and the most that the process has taken of the GPU's memory."""
+    TAKEN = 17
+    """In a reference: tell on the sheet the bytes of the weights, and the most that the process has taken of the GPU's
+    memory."""
     ALLOW = 18
     """Take so many bytes of the GPU's memory at most from now on."""
     DRAW = 16

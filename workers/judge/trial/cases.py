@@ -62,8 +62,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     total = 0.0
     for x, y in zip(a.reshape(-1).split(_CHUNK), b.reshape(-1).split(_CHUNK), strict=True):
         x, y = x.to(wide), y.to(wide)
-        total += float(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf)) ** 2
-    return math.sqrt(total)
+        part = float(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf))
+        total = math.hypot(total, part)
+    return total
 
 
 def size(tensor: torch.Tensor) -> float:
@@ -71,8 +72,8 @@ def size(tensor: torch.Tensor) -> float:
     total = 0.0
     for piece in tensor.reshape(-1).split(_CHUNK):
         wide = piece.to(torch.complex128 if piece.is_complex() else torch.float64)
-        total += float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0))) ** 2
-    return math.sqrt(total)
+        total = math.hypot(total, float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0))))
+    return total
 
 
 def is_tame(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,9 @@
-"""What an evaluation takes of its GPU's memory: planned before anything is allocated, and booked.
+"""What an evaluation takes of its GPU's memory: planned before it is allocated, and booked.
 
-Inputs are measured on torch's meta device, weights in the model, outputs and what the reference needs for them in its
-first call. Until then the plan allows for that call alone. Then it promises each process a part:
+The plan is made in three steps, each of which knows more: for drawing one set of inputs; for the reference's first
+call, by the size of the inputs; for all that follows, by the size of the outputs and by what the reference has taken.
+(torch's meta device would tell sizes without memory, but a call on it imports modules for 1.6 to 3.3 seconds, in each
+sealed process anew.) Then it promises each process a part:
 
 - the judge: the inputs of a call, which it shares with the candidate; room for the outputs of a call; what is kept of
   timed calls, and what comparing takes;
@@ -80,14 +82,23 @@ class Plan:
         }
 
 
+def of_first_draw(*, whole: int, siblings: int, alone: bool) -> Plan:
+    """Return the plan for importing the problem and drawing inputs: what all places can have at the same time.
+
+    Args:
+        whole: what all evaluations of the GPU may book together.
+        siblings: the GPU's places.
+        alone: True to give the reference all of it, as it has run out of less.
+    """
+    return Plan(0, None, 0, 0, whole if alone else whole // siblings, 0)
+
+
 def of_first_call(inputs: int, weights: int, *, whole: int, siblings: int, alone: bool) -> Plan:
     """Return the plan for the reference's first call; no other process takes anything until it is over.
 
     Args:
         inputs, weights: their bytes.
-        whole: what all evaluations of the GPU may book together.
-        siblings: the GPU's places.
-        alone: True to give the reference all of it, as it has run out of less.
+        whole, siblings, alone: as for :func:`of_first_draw`.
     """
     needed = max(_FIRST_INPUTS * inputs + _FIRST_WEIGHTS * weights, min(_FIRST_BYTES, whole // siblings))
     reference = whole if alone else max(min(needed, whole), inputs + weights)
@@ -100,7 +111,7 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, s
     Args:
         inputs, outputs, weights: their bytes.
         peak: the most that the reference's process has taken so far.
-        whole, siblings: as for :func:`of_first_call`.
+        whole, siblings: as for :func:`of_first_draw`.
     """
     share = whole // siblings
     least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}

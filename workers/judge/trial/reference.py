@@ -125,17 +125,16 @@ BOUNDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What one call takes, in bytes, as the process has learned it without memory; None where it could not.
+class Taken:
+    """What a problem takes, in bytes, as its process tells.
 
     Attributes:
-        inputs, weights: of the problem.
-        peak: the most that the process has taken of the GPU's memory; None on a CPU.
+        weights: of the model.
+        peak: the most that the process has taken of the GPU's memory; 0 on a CPU.
     """
 
-    inputs: int | None
-    weights: int | None
-    peak: int | None
+    weights: int
+    peak: int
 
 
 class Reference:
@@ -150,7 +149,7 @@ class Reference:
         forward_s: the shortest that a forward took, as the judge saw it, in seconds.
         left_s: seconds that are left of the reference's deadline.
         case: the first case that was answered.
-        sizes: of a call; known from :meth:`plan` on.
+        timed_bytes: what the process may take of the GPU's memory while it is timed, when no kernel is there.
         output_specs: of the outputs.
         allowed_bytes: what the process may take of the GPU's memory.
     """
@@ -199,7 +198,7 @@ class Reference:
         #: How many input sets are drawn at once; whether all cases are held together.
         self._ahead = 1
         self._is_roomy = False
-        self.sizes = Sizes(None, None, None)
+        self.timed_bytes = 0
         #: Whether the model in float64 may be of use.
         self._has_wide = False
         self._wide_left = self._bounds.exact_s
@@ -260,19 +259,18 @@ class Reference:
             self._order(Order.WIDEN, what="the model in float64", optional=True)
             self._has_wide = True
 
-    def plan(self) -> Sizes:
-        """Learn what a call takes, without memory.
+    def taken(self) -> Taken:
+        """Return what the problem takes.
 
         Raises:
             EvaluationEnded: as :meth:`load`.
         """
-        self._order(Order.PLAN, what="the problem")
-        told = self._read("the plan", dict)
-        known = {name: told.get(name) for name in ("inputs", "weights", "peak")}
-        if any(size is not None and (type(size) is not int or not 0 <= size < 1 << 60) for size in known.values()):
+        self._order(Order.TAKEN, what="the problem")
+        told = self._read("the problem", dict)
+        found = [told.get(name) for name in ("weights", "peak")]
+        if any(type(size) is not int or not 0 <= size < 1 << 60 for size in found):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem told of impossible sizes", Phase.REFERENCE)
-        self.sizes = Sizes(**known)
-        return self.sizes
+        return Taken(*found)
 
     def allow(self, nbytes: int) -> None:
         """Let the process take so much of the GPU's memory, in bytes."""
@@ -280,18 +278,31 @@ class Reference:
         self._order(Order.ALLOW, what="the problem", payload=nbytes)
 
     def first_case(self) -> Case:
-        """Return a given case, answered: only then it is known what a call takes.
+        """Return a given case, drawn: only then it is known what the inputs of a call take.
+
+        Large inputs are drawn on the device: on a CPU that would take long.
 
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        first = self._new(on_device=self._is_large and self._may_draw_on_device())
+        if self._may_draw_on_device() and self._is_large:
+            return self.another()
+        first = self._new()
+        self._draw([first])
+        return first
+
+    def answer_first(self, first: Case) -> None:
+        """Answer the first case: only then it is known what the outputs of a call take.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
         # Its first call loads and chooses kernels.
         self.answer(first)
         nbytes = self.input_bytes
-        self._ahead = max(1, min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1)))
         self._is_roomy = (self.settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
-        return first
+        most = min(_MOST_SETS, _AHEAD_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1))
+        self._ahead = max(1, most) if self._is_roomy else 1
 
     def more_cases(self, first: Case) -> list[Case]:
         """Return further given cases, as many as the settings ask for, each from a secret seed, and variants.
@@ -316,8 +327,7 @@ class Reference:
 
     @property
     def _is_large(self) -> bool:
-        """True if inputs are drawn on the device: on a CPU that would take long."""
-        return (self.sizes.inputs or 0) > _QUICK_BYTES
+        return self.input_bytes > _QUICK_BYTES
 
     @property
     def input_bytes(self) -> int:
@@ -640,6 +650,8 @@ class Reference:
         """Share inputs with the process meanwhile, which timed calls use."""
         case = self.case
         assert case is not None, "it has answered a case"
+        if self.device == "cuda":
+            self.allow(self.timed_bytes)
         if case.slot is None:
             self._draw([case])
         with self._blaming("get_inputs()"):

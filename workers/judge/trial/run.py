@@ -336,22 +336,23 @@ class _Evaluation:
         Returns:
             the reference, and the case.
         """
-        self._book(plan.of_first_call(0, 0, **self._whole, alone=self._has_all))
+        self._book(plan.of_first_draw(**self._whole, alone=self._has_all))
         told = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference = self._processes.make_reference_ready(told, self._plan.reference)
-            sizes = reference.plan()
-        inputs, weights = sizes.inputs or 0, sizes.weights or 0
-        self._book(plan.of_first_call(inputs, weights, **self._whole, alone=self._has_all))
+            weights = reference.taken().weights
+            first = reference.first_case()
+        self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
             reference.widen()
-            first = reference.first_case()
-            peak = reference.plan().peak or 0
+            reference.answer_first(first)
+            peak = reference.taken().peak
         outputs = first.nbytes - reference.input_bytes
         self._book(plan.settled(reference.input_bytes, outputs, weights, peak, **self._whole))
         with self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
+        reference.timed_bytes = max(self._plan.reference, self._plan.candidate)
         self._see_memory()
         return reference, first
 

@@ -383,7 +383,7 @@ class Stopwatch:
             self._reference.confirm(case)
             facts = ended.outcome.facts.model_dump()
             if proof.pieces is not None:
-                facts["first"] = None  # it counts from the beginning of the pieces
+                facts["first"] = ()  # it would count from the beginning of the pieces
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
                 f"right when checked, wrong when timed: {ended.outcome.message}",

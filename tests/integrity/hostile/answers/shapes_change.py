@@ -11,7 +11,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    Model.calls += torch.empty(0).device.type != "meta"
+    Model.calls += 1
     return [torch.randn(Model.calls, 8)]
 
 
