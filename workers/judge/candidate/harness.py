@@ -325,6 +325,7 @@ class Harness:
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.instance(command)
+        own.forget()
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
         check(binding.arguments)

@@ -506,7 +506,8 @@ class Release:
 
     Attributes:
         slots: their numbers.
-        all: let go of every set, forget all memory that was announced, and give back what is not in use.
+        all: let go of every set, forget all memory that was announced, and give back what is not in use. What timed
+            calls use stays.
     """
 
     slots: tuple[int, ...] = ()

@@ -46,7 +46,7 @@ def capacity(total: int, siblings: int) -> int:
         total: the GPU's memory, in bytes.
         siblings: its places.
     """
-    return max(0, total - _OTHERS_BYTES - 3 * siblings * _CONTEXT_BYTES)
+    return total - min(_OTHERS_BYTES + 3 * siblings * _CONTEXT_BYTES, total // 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,10 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, s
     share = whole // siblings
     least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}
     judge = max(least["judge"], inputs + outputs + min(_BESIDE_BYTES, share // 6))
+    must = outputs + weights
     reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 8))
+    reference = max(min(reference, whole - judge - must), peak)
     candidate = max(least["candidate"], _KERNEL * max(peak, inputs + outputs + weights))
     # A problem that fills the GPU leaves its kernels what is left.
-    must = outputs + weights
     candidate = max(min(candidate, whole - judge - reference), must)
     return Plan(inputs, outputs, weights, judge, reference, candidate)

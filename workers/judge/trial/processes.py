@@ -90,7 +90,7 @@ class Processes:
             try:
                 reference.allow(allowed_bytes)
                 reference.construct()
-                case = reference.again(memo.drawn, memo.seed)
+                case = reference.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
                     reference.drop([case])

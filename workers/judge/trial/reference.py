@@ -27,7 +27,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
-from workers.judge.channel.bits import checksum, same_bits
+from workers.judge.channel.bits import checksum
 from workers.judge.channel.buffers import PlaceError
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
@@ -361,9 +361,10 @@ class Reference:
         """
         if not self._ready:
             on_device = self._may_draw_on_device()
-            self._ready += [self._new(on_device=on_device) for _ in range(self._ahead)]
+            cases = [self._new(on_device=on_device) for _ in range(self._ahead)]
             over, self._over = self._over, []
-            self._draw(self._ready, free=over)
+            self._draw(cases, free=over)
+            self._ready = cases
         case = self._ready.pop()
         self._over.append(case)
         return case
@@ -397,6 +398,11 @@ class Reference:
         self.process.imports.close()
         if self.device == "cuda":
             torch.cuda.empty_cache()
+
+    def present(self, case: Case) -> None:
+        """Have a case's inputs drawn, unless the process holds them."""
+        if case.slot is None:
+            self._draw([case])
 
     def _new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
@@ -520,13 +526,9 @@ class Reference:
 
     def _ask(self, case: Case) -> _Answer:
         """Have the process answer a case, without looking at what it answers."""
-        few = sum(tensor.nbytes for tensor in case.inputs) <= _AHEAD_BYTES
-        before = [tensor.clone() for tensor in case.inputs] if self.case is None and few else None
         reply = self._call(case)
         if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
             reply = self._call(case)
-        if before is not None and not all(map(same_bits, case.inputs, before)):
-            self.form.mutates_inputs = True
         self.form.mutates_inputs |= reply.mutated
         if not self.form.structure:
             self._learn_form(reply)
@@ -652,8 +654,7 @@ class Reference:
         assert case is not None, "it has answered a case"
         if self.device == "cuda":
             self.allow(self.timed_bytes)
-        if case.slot is None:
-            self._draw([case])
+        self.present(case)
         with self._blaming("get_inputs()"):
             self.exchange.bind_inputs(case.inputs)
             if not self._is_roomy:
@@ -664,6 +665,8 @@ class Reference:
             yield self.exchange
         finally:
             self.exchange.unbind()
+        with self._blaming("get_inputs()"):
+            self.exchange.bind_inputs([])
         if not self._is_roomy:
             self.clear()
 

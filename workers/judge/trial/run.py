@@ -198,7 +198,9 @@ class _Evaluation:
         """
         if outcome.category is not Category.GPU_OUT_OF_MEMORY or self._booking is None:
             return outcome
+        assert self._processes.candidate is not None
         try:
+            self._processes.candidate.unbind()
             torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info()
         except (torch.AcceleratorError, CudaCallError):
@@ -239,7 +241,7 @@ class _Evaluation:
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
             triton = self._place.on_gpu and self._request.backend is Backend.TRITON
             candidate.form = reference.form
-            reference.answer(first)
+            reference.present(first)
             candidate.construct(reference.init_inputs, first, self._plan, rehearse=triton)
         stopwatch = series = None
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
@@ -383,7 +385,8 @@ class _Evaluation:
             ledger = booking.Ledger(self._place.ledger, self._whole["whole"])
             try:
                 with self._steps.timed("wait_for_memory"):
-                    self._booking = ledger.book(wanted.total, label=self._place.name, wait_s=GPU_WAIT_S)
+                    left_s = max(0.0, GPU_WAIT_S - self._steps.durations.get("wait_for_memory", 0.0))
+                    self._booking = ledger.book(wanted.total, label=self._place.name, wait_s=left_s)
             except booking.TooLarge:
                 needs, has = wanted.total, self._whole["whole"]
                 raise EvaluationEnded(

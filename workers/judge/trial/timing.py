@@ -347,8 +347,8 @@ class Stopwatch:
         if place >= self._most:
             return
         outputs, pieces = self._into, None
-        if sum(tensor.nbytes for tensor in outputs) > _KEPT_BYTES:
-            pieces = [self._pieces(tensor) for tensor in outputs]
+        if (nbytes := sum(tensor.nbytes for tensor in outputs)) > _KEPT_BYTES:
+            pieces = [self._pieces(tensor, _KEPT_BYTES / nbytes) for tensor in outputs]
             outputs = [_cut(tensor, where) for tensor, where in zip(outputs, pieces, strict=True)]
         elif self._place.on_gpu:
             self._into = self._make_room()
@@ -357,11 +357,10 @@ class Stopwatch:
         proof = _Proof(outputs, pieces, case.drawn, case.on_device, case.seed, self._counted, ns)
         self._proofs[place : place + 1] = [proof]
 
-    def _pieces(self, tensor: torch.Tensor) -> list[slice]:
-        """Choose pieces of an output: places that nobody knew while it was made. Small outputs are kept whole."""
-        size, count = _PIECE_BYTES // tensor.dtype.itemsize, _KEPT_BYTES // _PIECE_BYTES
-        if tensor.numel() <= size * count:
-            return [slice(None)]
+    def _pieces(self, tensor: torch.Tensor, share: float) -> list[slice]:
+        """Choose pieces of an output, a share of it: places that nobody knew while it was made."""
+        size = min(_PIECE_BYTES // tensor.dtype.itemsize, tensor.numel())
+        count = max(1, int(share * tensor.numel() / max(size, 1)))
         begins = (self._random.randrange(tensor.numel() - size + 1) for _ in range(count))
         return [slice(begin, begin + size) for begin in begins]
 

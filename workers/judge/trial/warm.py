@@ -29,6 +29,7 @@ class Memo(BaseModel):
     Attributes:
         uses: evaluations that it has served.
         drawn, seed: the seeds of an input that it has answered, for drawing it and for the forward.
+        on_device: whether that input was made on the device.
         digest: of the answer.
     """
 
@@ -37,6 +38,7 @@ class Memo(BaseModel):
     uses: int
     drawn: int
     seed: int
+    on_device: bool
     digest: str
 
 
@@ -68,4 +70,4 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         return None
     if uses >= _MOST_USES or case is None or not case.outputs or case.nbytes > _MOST_BYTES:
         return None
-    return Memo(uses=uses, drawn=case.drawn, seed=case.seed, digest=reference.digest(case))
+    return Memo(uses=uses, drawn=case.drawn, seed=case.seed, on_device=case.on_device, digest=reference.digest(case))
