@@ -60,6 +60,16 @@ STORED: dict[str, Any] = {
     "isolation": {"level": "strong", "view": "host", "torch": "2.11"}
     | dict.fromkeys(MEASURES, True)
     | {"tcp": "needs Linux 6.7"},
+    "gpu_memory": {
+        "inputs_bytes": 1 << 30,
+        "outputs_bytes": 1 << 30,
+        "weights_bytes": 0,
+        "judge_bytes": 4 << 30,
+        "reference_bytes": 5 << 30,
+        "candidate_bytes": 8 << 30,
+        "used_bytes": 7 << 30,
+    },
+    "tf32": False,
     "reference": {"kept": True, "uses": 3, "replaced": "its answer has changed"},
     "slots_on_device": 4,
     "durations_s": {"check": 0.125},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel import flags
+from workers.judge.channel.arguments import put_together, take_apart
 from workers.judge.channel.buffers import (
     OpenedBuffer,
     PlaceError,
@@ -33,6 +37,7 @@ from workers.judge.channel.protocol import (
     Tag,
     TensorSpec,
     Where,
+    describe,
     receive_command,
     receive_record,
     send_command,
@@ -226,3 +231,21 @@ def test_the_memory_of_a_process_that_has_ended_is_nobody_s() -> None:
     with pytest.raises(EOFError):
         memory.read(there.data_ptr(), torch.zeros(4))
     memory.close()
+
+
+@pytest.mark.parametrize(
+    "read", [describe, take_apart, lambda values: put_together(*take_apart(values))], ids=["out", "in", "in and out"]
+)
+def test_what_has_been_read_keeps_no_tensor_alive(read: Callable[[Any], Any]) -> None:
+    """Memory is free as soon as the last one that needs it lets go, not when garbage is collected."""
+    gc.disable()
+    try:
+        tensor = torch.zeros(4)
+        gone = weakref.ref(tensor)
+        values: Any = [{"a": [tensor, (tensor, 1)]}, 2.0]
+        held = read(values)
+        assert gone() is not None
+        del tensor, values, held
+        assert gone() is None
+    finally:
+        gc.enable()

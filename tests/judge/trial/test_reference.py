@@ -12,6 +12,7 @@ import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from tests.judge.loopback import reference
+from workers.judge.channel.bits import checksum
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import DTYPES, GIVEN, Case
@@ -461,3 +462,125 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
     for kind, fault in found.items():
         assert fault.outcome.facts.kind == kind
         assert (kind in fault.outcome.message) == (kind != GIVEN)
+
+
+LARGE = "return [torch.randn(10 << 20)]"
+
+
+def held(made: Reference) -> int:
+    """How many cases the reference holds."""
+    return len(made._held)
+
+
+def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
+    """Nothing is drawn beside the first; each other one takes its place, and it comes again with the same bits."""
+    made = loaded("return x * 2", LARGE, checks=3)
+    first = made.first_case()
+    assert not made.is_roomy
+    assert all(case.slot is None for case in made.more_cases(first))
+    sums = [checksum(first.inputs[0]), checksum(first.outputs[0])]
+    other = made.fresh()
+    assert (held(made), first.slot, first.inputs, first.outputs) == (1, None, [], [])
+    assert checksum(other.inputs[0]) != sums[0]
+    made.answer(other)
+    assert torch.equal(other.outputs[0], other.inputs[0] * 2)
+    made.answer(first)
+    assert held(made) == 1
+    assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
+
+
+def test_cases_that_take_little_are_held_together() -> None:
+    """Until the judge lets go of them; then they can be drawn again, of whatever kind they are."""
+    made = loaded("return self.layer(x)")
+    cases = answered(made)
+    assert made.is_roomy
+    assert held(made) == len(cases)
+    kept = [case.inputs[0].clone() for case in cases]
+    made.drop(cases)
+    assert held(made) == 0
+    assert made.answer(*cases) == cases
+    for case, before in zip(cases, kept, strict=True):
+        assert torch.equal(case.inputs[0], before), case.kind
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        RANDN,
+        "import random; return [torch.tensor([[random.random()]])]",
+        "import numpy; return [torch.from_numpy(numpy.random.rand(4, 8).astype('float32'))]",
+    ],
+)
+def test_the_same_seed_gives_the_same_values(inputs: str) -> None:
+    """Of torch's, Python's and numpy's generators: a case can be drawn again from its seeds alone."""
+    made = loaded("return x", inputs)
+    case = made.first_case()
+    again = made.again(case.drawn, case.seed)
+    made.answer(again)
+    assert torch.equal(case.inputs[0], again.inputs[0])
+    made.confirm(case)
+
+
+@pytest.mark.parametrize("forward", ["return x", "return torch.zeros(4)"])
+def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault(forward: str) -> None:
+    """What is not drawn from a generator that has a seed cannot be drawn again. Found before a kernel is blamed."""
+    made = loaded(forward, "import os; return [torch.tensor(list(os.urandom(64))).float()]")
+    first = made.first_case()
+    with pytest.raises(EvaluationEnded, match=r"invalid_problem.*the same values.*under the same seeds"):
+        made.confirm(first)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    ["x.mul_(2)\nreturn x + 0", "self.n = getattr(self, 'n', 0) + 1\nreturn (x.mul_(2) if self.n > 1 else x * 2) + 0"],
+    ids=["always", "from the second call on"],
+)
+def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> None:
+    """Its answers stay the same, as do the inputs that the judge reads: those were never changed."""
+    made = loaded(forward)
+    cases = cases_of(made)
+    drawn = [case.inputs[0].clone() for case in cases]
+    made.answer(*cases)
+    made.answer(*(others := [made.another() for _ in range(3)]))
+    assert made.form.mutates_inputs
+    for case, before in zip(cases, drawn, strict=True):
+        if case.kind == GIVEN:
+            assert torch.equal(case.inputs[0], before)
+            assert torch.equal(case.outputs[0], before * 2)
+            made.confirm(case)
+    for case in others:
+        assert torch.equal(case.outputs[0], case.inputs[0] * 2)
+
+
+def test_nothing_is_held_once_all_is_let_go_of() -> None:
+    """And the reference answers as before afterwards."""
+    made = loaded("return self.layer(x)")
+    [first, *_] = answered(made)
+    made.fresh()
+    answer = first.outputs[0].clone()
+    made.clear()
+    assert (held(made), first.slot, first.outputs) == (0, None, [])
+    made.answer(first)
+    assert torch.equal(first.outputs[0], answer)
+    assert held(made) == 1
+    assert made.fresh().inputs
+
+
+@pytest.mark.xfail(strict=True, reason="sets that were drawn ahead are let go of, and handed out without inputs")
+def test_what_was_drawn_ahead_outlives_other_draws() -> None:
+    """Small inputs with large answers: several sets are drawn at once, and then the first case once more."""
+    made = loaded("return x.reshape(-1)[:, None] * x.reshape(-1)", "return [torch.randn(1024)]", checks=100)
+    first = made.first_case()
+    assert not made.is_roomy
+    made.fresh()
+    made.answer(first)
+    assert made.fresh().inputs
+
+
+@pytest.mark.xfail(strict=True, reason="only changes that torch counts are noticed")
+def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
+    """As by a Triton kernel, a library, or ``.data``."""
+    made = loaded("x.data.mul_(2)\nreturn x + 0")
+    first = made.first_case()
+    assert made.form.mutates_inputs
+    made.confirm(first)
