@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -26,20 +25,11 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, total: int = 
 
 @given(totals, places)
 def test_contexts_of_all_places_fit_beside_what_may_be_booked(total: int, siblings: int) -> None:
-    """More places leave less; where the contexts alone fill a GPU nothing may be booked."""
+    """More places leave less, but two thirds of a GPU at least: small GPUs are not reckoned away."""
     whole = plan.capacity(total, siblings)
-    assert 0 <= whole < total
-    assert whole == 0 or whole + siblings * _CONTEXTS < total
+    assert total - total // 3 <= whole < total
+    assert whole + siblings * _CONTEXTS < total or whole == total - total // 3
     assert plan.capacity(total, siblings + 1) <= whole <= plan.capacity(total + 1, siblings)
-    assert whole > 0 or siblings * _CONTEXTS >= total - _GIB
-
-
-@pytest.mark.parametrize(
-    ("gib", "siblings", "fits"), [(8, 1, True), (8, 3, True), (8, 4, False), (24, 8, True), (140, 32, True)]
-)
-def test_a_gpu_has_memory_for_so_many_places(gib: int, siblings: int, fits: bool) -> None:
-    """Three contexts of each place are reckoned with 640 MiB, and 1 GiB is left to others."""
-    assert (plan.capacity(gib * _GIB, siblings) > 0) is fits
 
 
 @given(totals, places, st.data())
@@ -120,7 +110,6 @@ def test_a_first_call_has_room_for_what_it_makes(total: int, siblings: int, inpu
     assert plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=False).reference >= wanted
 
 
-@pytest.mark.xfail(strict=True, reason="the reference keeps a quarter more than it took, also where that does not fit")
 def test_what_just_fits_is_not_refused() -> None:
     """The reference gives up what it does not need, as the kernel does, before a problem is too large for a GPU."""
     peak = 110 * _GIB

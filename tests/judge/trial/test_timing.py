@@ -115,6 +115,7 @@ def verified(body: str) -> tuple[timing.Stopwatch, int]:
     """Timed calls of a kernel for the large problem, and how many of them were verified."""
     made = reference(LARGE, checks=1)
     first = made.first_case()
+    made.answer_first(first)
     process = Loopback(Harness)
     kernel = LARGE.partition("def get_inputs")[0].replace("Model(", "ModelNew(")
     kernel = kernel.replace("return x.repeat(17 << 14), x + 1", body)
@@ -134,12 +135,11 @@ def verified(body: str) -> tuple[timing.Stopwatch, int]:
 
 
 def test_of_large_outputs_pieces_are_kept() -> None:
-    """At most 64 MiB of each, of calls whose inputs are not kept at all; small outputs are kept whole."""
+    """At most 64 MiB of each call, of calls whose inputs are not kept at all; small outputs are kept whole."""
     _, kept = verified("return x.repeat(17 << 14), x + 1")
-    assert kept == 3 * ((64 << 20) + 64 * 4)
+    assert 3 * ((62 << 20) + 64 * 4) <= kept <= 3 * ((64 << 20) + 64 * 4)
 
 
-@pytest.mark.xfail(strict=True, reason="nondeterministic needs facts.first, which pieces do not have")
 @pytest.mark.parametrize(
     "wrong",
     ["large[-(4 << 20) :] = 0", "small.zero_()"],

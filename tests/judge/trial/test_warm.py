@@ -321,7 +321,7 @@ def outcome_of(category: Category) -> Outcome:
 def test_the_policy_in_one_place() -> None:
     """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
-    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, digest="digest")
+    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest")
     assert memo_of(wrong, used=63) is not None
     assert memo_of(wrong, used=64) is None
     assert memo_of(passed, nbytes=(64 << 20) + 1) is None

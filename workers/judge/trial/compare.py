@@ -437,7 +437,7 @@ class _Output:
         for number, (out, ref, _) in enumerate(self._chunks()):
             for place in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
                 expected, got = float(_comparable(ref[place])), float(_comparable(out[place]))
-                index = _unravel(number * _CHUNK + place, self.shape)
+                index = unravel(number * _CHUNK + place, self.shape)
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
                 break
@@ -493,7 +493,8 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(values, dtype=torch.float64)
 
 
-def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
+def unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
+    """Return the index of the value at a place of a tensor of this shape, counted from its beginning."""
     index: list[int] = []
     for size in reversed(shape):
         flat, place = divmod(flat, size)

@@ -382,7 +382,11 @@ class Stopwatch:
             self._reference.confirm(case)
             facts = ended.outcome.facts.model_dump()
             if proof.pieces is not None:
-                facts["first"] = ()  # it would count from the beginning of the pieces
+                facts["first"] = [
+                    wrong
+                    | {"index": _index(wrong["index"], proof.pieces[facts["output"]], case.outputs[facts["output"]])}
+                    for wrong in facts["first"]
+                ]
             raise EvaluationEnded(
                 Category.NONDETERMINISTIC,
                 f"right when checked, wrong when timed: {ended.outcome.message}",
@@ -395,6 +399,17 @@ def _cut(tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
     """Return pieces of a tensor's values, one behind the other."""
     flat = tensor.reshape(-1)
     return torch.cat([flat[piece] for piece in pieces])
+
+
+def _index(index: tuple[int, ...], pieces: list[slice], output: torch.Tensor) -> tuple[int, ...]:
+    """Return where in an output a value lies that was found in its pieces. Complex ones have an index more."""
+    place = index[0]
+    for piece in pieces:
+        size = len(range(output.numel())[piece])
+        if place < size:
+            return (*compare.unravel(range(output.numel())[piece][place], tuple(output.shape)), *index[1:])
+        place -= size
+    raise AssertionError("a value beyond the pieces")
 
 
 def null_of(series: Series, place: Place, baseline: Measurement | None = None) -> float:
