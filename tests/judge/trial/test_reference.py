@@ -254,6 +254,15 @@ def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(for
         assert found == {GIVEN} or found == ALL
 
 
+def test_a_variant_that_does_not_count_never_does() -> None:
+    """However often it is asked for."""
+    made = loaded("return torch.exp(x)")
+    cases = cases_of(made)
+    counted = made.answer(*cases)
+    assert "scaled" in {case.kind for case in cases} - {case.kind for case in counted}
+    assert made.answer(*cases) == counted
+
+
 def test_a_given_case_that_fails_is_still_the_problem_s_fault() -> None:
     """Only variants are excused."""
     made = loaded("raise ValueError('x')")

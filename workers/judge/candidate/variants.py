@@ -205,9 +205,9 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     if not own.bounded and _fits(tensor, own, _SCALE):
         specials += [_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
     few = max(1, int(tensor.numel() * _SPECIAL))
-    places = torch.randint(tensor.numel(), (few,), device=tensor.device, generator=generator)
+    places = _places(tensor, few, generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
-    chosen = values[torch.randint(len(specials), (few,), device=tensor.device, generator=generator)]
+    chosen = values[torch.randint(len(specials), places.shape, device=tensor.device, generator=generator)]
     flat = tensor.reshape(-1).clone()
     flat[places] = chosen
     return flat.view(tensor.shape)
@@ -221,8 +221,8 @@ def _sparse(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
     rest = 0.0 if own.low <= 0 <= own.high else own.low
     tensor.sub_(rest).mul_(_NEAR).add_(rest)
     few = max(1, tensor.numel() // _APART)
-    places = torch.randint(tensor.numel(), (few,), device=tensor.device, generator=generator)
-    far = torch.empty(few, device=tensor.device, dtype=torch.float32).uniform_(0.75, 1, generator=generator)
+    places = _places(tensor, few, generator)
+    far = torch.empty(places.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
     end = own.high if own.high - rest >= rest - own.low else own.low
     tensor.view(-1)[places] = (rest + far * (end - rest)).clamp(own.low, own.high).to(tensor.dtype)
     return tensor
@@ -246,6 +246,11 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 _MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]]] = dict(
     zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _blocks), strict=True)
 )
+
+
+def _places(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
+    """Choose places in a tensor, each once: of two values for one place a GPU would take now one, now the other."""
+    return torch.randint(tensor.numel(), (most,), device=tensor.device, generator=generator).unique()
 
 
 def _fits(tensor: torch.Tensor, own: _Range, factor: float) -> bool:

@@ -23,7 +23,7 @@ _CHUNK: Final = 1 << 24
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Case:
     """One input set, and the reference's answer to it.
 

@@ -510,6 +510,8 @@ class Reference:
         """
         asked: list[_Answer] = []
         known = [case for case in cases if case.slot is not None and case.outputs]
+        if self._is_roomy:
+            self._draw_missing(cases)
         for case in cases:
             if case in known:
                 continue
@@ -521,8 +523,19 @@ class Reference:
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
-        taken = [answer.case for answer in asked if self._take(answer)]
-        return [case for case in cases if case in known or case in taken]
+        for answer in asked:
+            if self._take(answer):
+                known.append(answer.case)
+            else:
+                answer.case.outputs, answer.case.exact = [], None
+        return [case for case in cases if case in known]
+
+    def _draw_missing(self, cases: Sequence[Case]) -> None:
+        """Draw the given cases that are not held, several at once."""
+        for on_device in (False, True):
+            missing = [c for c in cases if c.slot is None and c.kind == GIVEN and c.on_device is on_device]
+            for begin in range(0, len(missing), self._ahead):
+                self._draw(missing[begin : begin + self._ahead])
 
     def _ask(self, case: Case) -> _Answer:
         """Have the process answer a case, without looking at what it answers."""

@@ -228,10 +228,7 @@ class _Evaluation:
         timed = self._settings.timing.enabled
         reference, first = self._begin_reference()
         baseline = self._baseline() if timed else None
-        with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
-            cases, later, last = self._answer(first)
-            # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
-            compare.check_values(first.outputs, first, self._settings)
+        cases, later, last = self._answer(first)
         self._test_device()
         if timed and self._flusher is not None:
             self._flusher()
@@ -424,13 +421,20 @@ class _Evaluation:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
         reference = self._reference
-        reference.answer(first)
-        cases = reference.more_cases(first)
+        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            cases = reference.more_cases(first)
+            last: list[Case] = []
+            if reference.is_roomy:
+                last = [reference.another()] if self._settings.timing.enabled else []
+                # The first variant's answers in float64 load kernels: while others may use the device.
+                reference.answer(first, *cases[self._settings.checks - 1 :][:1])
+        with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
+            answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
+            # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
+            compare.check_values(first.outputs, first, self._settings)
         if not reference.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
-        last = [reference.another()] if self._settings.timing.enabled else []
-        answered = reference.answer(*cases, *last)
-        return [first, *(case for case in answered if case not in last)], 0, last[0] if last else None
+        return [case for case in answered if case not in last], 0, last[0] if last else None
 
     def _proofs(self) -> int:
         """Return how many timed calls are verified, as the reference's speed allows."""
