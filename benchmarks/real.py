@@ -73,6 +73,7 @@ def row_of(name: str, source: str, verdict: Verdict | InvalidRequest) -> Row:
         "speedup": verdict.speedup,
         "verified_calls": verdict.evidence.verified_calls,
         "durations_s": verdict.evidence.durations_s,
+        "gpu_memory": verdict.evidence.gpu_memory.model_dump() if verdict.evidence.gpu_memory else None,
         "device": verdict.environment.device if verdict.environment else None,
     }
 
