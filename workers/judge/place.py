@@ -21,7 +21,7 @@ class Place:
             CPU.
         number: counts all places of the host from 0.
         device: a GPU's UUID, or ``cpu``.
-        siblings: places on the same device, this one included. Each may take its share of the GPU's memory.
+        siblings: places on the same device, this one included.
         scratch: a directory of this place's own; others may traverse its parent.
         lock: held while the device is used alone, for checks and timing; the device's places share it.
         uid: the candidates' uid where the judge runs as root, else None. A reference's and a builder's follow from it

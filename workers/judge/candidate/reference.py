@@ -137,16 +137,15 @@ class ReferenceHarness(Harness):
                 return Reply(Answer.MISMATCH, command.sequence)
             self._sets[order.slots[0]] = _Set(seed, order.on_device, self._form, made)
             leaves = made
-        for slot, seed in zip(order.slots, order.seeds, strict=True):
-            if order.kind:
-                break
-            now, tensors = self._inputs(seed, on_device=order.on_device)
-            if self._form is None:
-                self._form = now
-            elif repr(now) != repr(self._form):
-                raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
-            self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
-            leaves += self._sets[slot].inputs
+        else:
+            for slot, seed in zip(order.slots, order.seeds, strict=True):
+                now, tensors = self._inputs(seed, on_device=order.on_device)
+                if self._form is None:
+                    self._form = now
+                elif repr(now) != repr(self._form):
+                    raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
+                self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
+                leaves += self._sets[slot].inputs
         self._tell(self._form, "get_inputs()")
         self.settle()
         places = tuple(self.locate(leaf)[0] if self.can_place(leaf) else Place() for leaf in leaves)

@@ -473,8 +473,8 @@ class Draw:
         slots: the numbers under which the sets are held.
         seeds: one for each input set.
         on_device: whether tensors are made on the device, unless the problem says where.
-        kind: of the numbers that inputs are drawn from, one of :data:`~workers.judge.channel.randomness.KINDS`; empty
-            for the problem's own.
+        kind: of the numbers that inputs are drawn from, of :mod:`~workers.judge.channel.randomness`; empty for the
+            problem's own.
         free: sets to let go of first.
     """
 

@@ -108,8 +108,8 @@ class Bounds:
     Attributes:
         quick_s: the reference in float64 is run only where a forward took less than this, in seconds.
         exact_s: how long it may take, all calls together, in seconds.
-        host_bytes: how much memory one call of it may take on a CPU; on a GPU a share of the free memory counts.
-        varied_bytes: the largest inputs of which variants are made.
+        host_bytes: the memory that one call of it may take on a CPU; on a GPU a share of its allowance counts.
+        varied_bytes: the largest inputs of which all variants are made; larger ones have those for any size.
     """
 
     quick_s: float
@@ -385,7 +385,7 @@ class Reference:
         """Let go of cases: of their inputs and answers."""
         slots = tuple(self._forget(case) for case in cases if case.slot is not None)
         if slots:
-            self._settle()
+            self.exchange.settle()
             self._order(Order.RELEASE, what="get_inputs()", payload=Release(slots))
 
     def clear(self) -> None:
@@ -393,7 +393,7 @@ class Reference:
         for case in list(self._held.values()):
             self._forget(case)
         self._ready, self._over = [], []
-        self._settle()
+        self.exchange.settle()
         self._order(Order.RELEASE, what="get_inputs()", payload=Release(all=True))
         self.process.imports.close()
         if self.device == "cuda":
@@ -416,10 +416,6 @@ class Reference:
         case.inputs, case.outputs, case.exact = [], [], None
         self._held.pop(slot, None)
         return slot
-
-    def _settle(self) -> None:
-        """Wait until nothing reads any more what is let go of."""
-        self.exchange.settle()
 
     def _may_draw_on_device(self) -> bool:
         """Return whether ``get_inputs()`` makes the same kind of inputs with the GPU as torch's default device."""
@@ -446,7 +442,7 @@ class Reference:
             if len(self.process.imports) > _MANY_RUNS:
                 self.clear()
             free = list(self._held.values())
-        self._settle()
+        self.exchange.settle()
         slots = tuple(next(self._slots) for _ in cases)
         order = Draw(
             slots,
@@ -562,12 +558,9 @@ class Reference:
         """Look at an answer; return whether it counts."""
         case, reply = answer.case, answer.reply
         case.outputs = self._tensors(self.output_specs, reply.places, "Model.forward")
-        try:
-            if any(leaf.is_floating_point() and _has_nan(leaf) for leaf in case.outputs):
-                raise _invalid("the reference's output holds NaN, so nothing can agree with it")
-        except EvaluationEnded:
+        if any(leaf.is_floating_point() and _has_nan(leaf) for leaf in case.outputs):
             if case.kind == GIVEN:
-                raise
+                raise _invalid("the reference's output holds NaN, so nothing can agree with it")
             return False
         exact = self._wide_tensors(answer.exact) if self._has_wide else None
         if case.kind == GIVEN:

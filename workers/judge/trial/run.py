@@ -134,7 +134,7 @@ class _Evaluation:
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
         self._tested = False
         self._has_all = has_all
-        self._plan: plan.Plan
+        self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
         self._booking: booking.Booking | None = None
         #: The figures of all calls that were compared.
         self._compared: list[dict[str, Any]] = []
