@@ -9,24 +9,32 @@ It starts a fleet of its own. Each verdict is kept in `DIR/real.jsonl` as it com
 not there yet, or has changed. In the end it prints a table of all problems that were asked for, and draws speedups over
 times in `DIR/real.svg`. The exit status is 0 only if all passed at their first attempt, and the median speedup of those
 that take 0.1 ms or more lies within 0.97 and 1.03.
+
+With `--mixed` the order is random, a small kernel of the gallery is judged beside each problem, and among every ten
+evaluations is a kernel that takes all of the GPU's memory. All of these must end as the gallery says.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
+import random
 import re
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
 import pygal
+from gallery import Entry
+from gallery import entries as gallery
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -36,6 +44,9 @@ from kqueue.config import load
 from kqueue.errors import InvalidRequest
 from kqueue.local.fleet import LocalFleet
 
+#: What is judged beside the problems, by lane: right kernels of this backend, and one that takes all memory.
+SMALL = {"gpu": "triton", "cpu": "torch"}
+BOMB = {"gpu": "bad/gpu_memory_bomb", "cpu": "bad/host_memory_bomb"}
 #: Shorter times vary with the host by more than the bounds below.
 LEAST_MS = 0.1
 #: Bounds of the median speedup of a model over itself.
@@ -78,27 +89,49 @@ def row_of(name: str, source: str, verdict: Verdict | InvalidRequest) -> Row:
     }
 
 
-def judge(client: Client, wanted: dict[str, str], lane: str, kept: Path) -> Iterator[Row]:
-    """Judge problems against themselves, and give what is kept of each verdict when it comes."""
-    entries = [
-        Request(
-            problem=source, kernel=f"{source}\n\nModelNew = Model\n", backend="torch", lane=lane, problem_label=name
+def company(lane: str, count: int) -> list[Entry]:
+    """Return a small right kernel for each of so many problems, and a memory bomb among every ten evaluations."""
+    small = [entry for entry in gallery(lane) if entry.expected is Category.PASSED and entry.backend == SMALL[lane]]
+    bomb = next(entry for entry in gallery(lane) if entry.name == BOMB[lane])
+    beside = list(itertools.islice(itertools.cycle(small), count))
+    return beside + [bomb] * math.ceil(2 * count / 9)
+
+
+def judge(client: Client, wanted: dict[str, str], lane: str, beside: list[Entry], kept: Path) -> Iterator[Row]:
+    """Judge problems against themselves, and kernels of the gallery beside them.
+
+    Yields:
+        what is kept of each verdict, when it comes; of the gallery only what is not as expected.
+    """
+    asked: list[tuple[str | Entry, Request]] = [
+        (
+            name,
+            Request(
+                problem=source, kernel=f"{source}\n\nModelNew = Model\n", backend="torch", lane=lane, problem_label=name
+            ),
         )
         for name, source in wanted.items()
     ]
-    submitted = list(zip(wanted, client.submit_each(entries), strict=True))
-    refused = [(name, result) for name, result in submitted if isinstance(result, InvalidRequest)]
+    if beside:
+        asked += [(entry, entry.request(lane)) for entry in beside]
+        random.shuffle(asked)
+    results = client.submit_each([request for _, request in asked])
+    submitted = [(what, result) for (what, _), result in zip(asked, results, strict=True)]
+    refused = [(what, result) for what, result in submitted if isinstance(result, InvalidRequest)]
     tickets = {
-        result.evaluation_id: (name, result) for name, result in submitted if not isinstance(result, InvalidRequest)
+        result.evaluation_id: (what, result) for what, result in submitted if not isinstance(result, InvalidRequest)
     }
     judged = client.as_completed(ticket for _, ticket in tickets.values())
     named = ((tickets[ticket.evaluation_id][0], verdict) for ticket, verdict in judged)
     with kept.open("a") as file:
-        for name, result in chain(refused, named):
-            row = row_of(name, wanted[name], result)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            yield row
+        for what, result in itertools.chain(refused, named):
+            if isinstance(what, str):
+                row = row_of(what, wanted[what], result)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                yield row
+            elif isinstance(result, InvalidRequest) or result.category is not what.expected:
+                yield row_of(what.name, "", result)
 
 
 def read(kept: Path) -> dict[tuple[str, str], Row]:
@@ -153,6 +186,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="problems whose path matches")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--slots", type=int, default=4, help="slots of the GPU, or of the host's CPUs")
+    parser.add_argument("--mixed", action="store_true", help="among small kernels and memory bombs, in random order")
     options = parser.parse_args()
     wanted = dict(problems(options.folders, options.only))
     if not wanted:
@@ -162,6 +196,7 @@ def main() -> int:
     known = read(kept)
     missing = {name: source for name, source in wanted.items() if (name, hash_of(source)) not in known}
     console = Console()
+    surprising: list[Row] = []
     if missing:
         with tempfile.TemporaryDirectory(prefix="kqueue-real-") as place:
             root = Path(place)
@@ -173,12 +208,14 @@ def main() -> int:
             )
             config = load(home=root / "home", scratch=root / "scratch", **slots)
             with LocalFleet(config, durable=False) as fleet, fleet.client() as client:
-                judged = judge(client, missing, options.lane, kept)
-                for _ in track(judged, "judging", total=len(missing), console=console):
-                    pass
+                beside = company(options.lane, len(missing)) if options.mixed else []
+                judged = judge(client, missing, options.lane, beside, kept)
+                ended = list(track(judged, "judging", total=len(missing), console=console))
+                surprising = [row for row in ended if row["problem"] not in missing]
+                console.print(f"{len(beside) - len(surprising)} of {len(beside)} kernels beside them as expected")
         known = read(kept)
     rows = [known[name, hash_of(source)] for name, source in wanted.items()]
-    console.print(table(rows))
+    console.print(table(rows + surprising))
     draw(rows, options.out / "real.svg")
     good = sum(map(is_good, rows))
     console.print(f"{good} of {len(rows)} passed at their first attempt")
@@ -191,7 +228,7 @@ def main() -> int:
             f"speedup over itself of the {len(speedups)} that take {LEAST_MS} ms and more:"
             f" median {median:.3f}, from {min(speedups):.3f} to {max(speedups):.3f}"
         )
-    return 0 if good == len(rows) and steady else 1
+    return 0 if good == len(rows) and steady and not surprising else 1
 
 
 if __name__ == "__main__":
