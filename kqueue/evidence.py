@@ -147,8 +147,9 @@ class ErrorFigures(Part):
     relative_norm: Figure
     """``|output - reference| / |reference|``, in the Euclidean norm."""
     error_ratio: Figure | None
-    """Distance of the output from the float64 reference, over the distance of the reference itself. Null where there
-    is no float64 reference."""
+    """Distance of the output from the float64 reference, over the distance of the reference itself. Where there is no
+    float64 reference: distance from the reference, over how far rounding errors of the inputs move it. Null where
+    neither is known."""
     precision_downgrade: bool
     """True if the error is that of a lower precision than the reference's."""
     strict_correct: bool

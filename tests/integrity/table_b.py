@@ -233,6 +233,14 @@ def _within_tolerance() -> Iterator[Program]:
         )
     exact: dict[str, Any] = {"file": "controls/in_float64", "precision_downgrade": False}
     yield control("controls/in_float64", problem="long_matmul", **exact)
+    yield control(
+        "controls/in_float64_large",
+        problem="heavy_matmul",
+        lanes=GPU,
+        constants={"SIZE": 16384, "TERMS": 512},
+        timing=Timing(calls=20, warmup=1),
+        **exact,
+    )
     yield control("controls/in_float64_of_tf32_matmul", problem="tf32", lanes=GPU, **exact)
     yield control(
         "controls/in_float64_of_tf32_conv2d", problem="tf32", lanes=GPU, constants={"OPERATION": "conv2d"}, **exact

@@ -65,8 +65,8 @@ def set_environment(environment: MutableMapping[str, str], place: Place, cores: 
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if place.on_gpu:
         environment["CUDA_VISIBLE_DEVICES"] = place.device
-        # For judges alone, which use one stream; candidates keep the driver's default. The driver creates contexts one
-        # after another, and most of a context's cost is its queues (docs/timing.md#what-contexts-cost).
+        # For judges alone, which use one stream. The driver creates contexts one after another, and most of a context's
+        # cost is its queues (docs/timing.md#what-contexts-cost).
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_COPY_CONNECTIONS"] = "1"
         environment.pop("TRITON_INTERPRET", None)
     else:

@@ -459,6 +459,18 @@ def test_figures_tell_how_far_an_answer_was() -> None:
     assert figures(ref.clone(), ref)["error_ratio"] is None
 
 
+@pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
+def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
+    """By what rounding errors of its inputs do to the reference, where that is known."""
+    torch.manual_seed(14)
+    ref = torch.randn(4096)
+    case = Case(0, outputs=[ref], noise=[noise] if noise else [])
+    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
+    assert told["precision_downgrade"] is downgraded
+    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
+    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
+
+
 def test_figures_are_numbers_that_json_holds() -> None:
     """Nothing infinite, whatever was compared."""
     ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])

@@ -504,6 +504,32 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
 
 
+@pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
+def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
+    """Where the answers cancel it is large. Later cases know it, and the first is as it was."""
+    made = loaded("return x * 2, (x + 4000) - 4000", inputs)
+    first = first_of(made)
+    before = checksum(first.inputs[0])
+    made.learn_noise(first)
+    plain, cancelled = made.fresh().noise
+    assert 2e-8 < plain < 4e-7
+    assert cancelled > 100 * plain
+    made.answer(first)
+    assert checksum(first.inputs[0]) == before
+    assert first.noise == [plain, cancelled]
+
+
+@pytest.mark.parametrize(
+    "inputs", ["import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", "return [torch.ones(16, 8)]"]
+)
+def test_noise_is_unknown_where_no_random_numbers_make_the_inputs(inputs: str) -> None:
+    """Nothing can be moved then."""
+    made = loaded("return x * 2", inputs)
+    first = first_of(made)
+    made.learn_noise(first)
+    assert first.noise == []
+
+
 def test_cases_that_take_little_are_held_together() -> None:
     """Until the judge lets go of them; then they can be drawn again, of whatever kind they are."""
     made = loaded("return self.layer(x)")

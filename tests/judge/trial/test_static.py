@@ -402,3 +402,19 @@ def test_the_document_lists_the_rules() -> None:
     document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
     table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
+
+
+@pytest.mark.parametrize(
+    ("sources", "queues"),
+    [
+        (["import torch\nimport triton.language as tl\ny = x @ w"], 1),
+        (["import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)"], 0),
+        (["import torch\nself.cells = nn.LSTM(3, 3)"], 0),
+        (["import torch\nside = torch.cuda.Stream()"], 0),
+        (["from torchvision.models import resnet18"], 0),
+        (["import torch\ny = x @ w", "import torch\nself.conv = nn.Conv2d(3, 3, 3)"], 0),
+    ],
+)
+def test_work_that_may_run_side_by_side_has_all_hardware_queues(sources: list[str], queues: int) -> None:
+    """One queue is enough for one stream, which the rest uses. A kernel has what its reference has."""
+    assert static.queues(*sources) == queues

@@ -228,8 +228,9 @@ class Harness:
         # A file, because Triton and tracebacks read sources from files.
         self._path.write_text(self._job.source, encoding="utf-8")
         if self.on_gpu:
-            if self._job.one_queue:
-                os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
+            if self._job.queues:
+                queues = str(self._job.queues)
+                os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": queues}
             self.set_tf32()
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)

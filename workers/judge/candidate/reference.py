@@ -168,8 +168,13 @@ class ReferenceHarness(Harness):
     def _vary(self, seed: int, kind: str, *, on_device: bool) -> list[torch.Tensor] | None:
         """Make a variant of the inputs of a seed; None where there is none. What fails was not written for it."""
         try:
-            if self._variants is None:
-                self._variants = Variants(lambda seed: self._inputs(seed, on_device=on_device)[1], seed, seed ^ 1)
+            if self._variants is None or self._variants.seed != seed:
+                self._variants = Variants(
+                    lambda seed: self._inputs(seed, on_device=on_device)[1],
+                    seed,
+                    seed ^ 1,
+                    rounding=torch.finfo(self._job.dtype).eps,
+                )
             made = self._variants.make(kind)
             if made is None:
                 return None

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.randomness import ANY_SIZE, KINDS
+from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -66,18 +67,23 @@ class Variants:
     Some draws are left alone: those that do not change with the seed, which make tables and not data; and those that
     decide over inputs of whole values, such as masks, indices and lengths. A kernel may rely on how much a mask lets
     through.
+
+    Attributes:
+        seed: what the input set is drawn under.
     """
 
-    def __init__(self, draw: Draw, seed: int, other: int) -> None:
+    def __init__(self, draw: Draw, seed: int, other: int, *, rounding: float) -> None:
         """Find out which draws may be changed.
 
         Args:
             draw: gives the inputs.
             seed: what they are drawn under.
             other: another seed.
+            rounding: a rounding error of the inputs, as a share of a value.
         """
         self._draw = draw
-        self._seed = seed
+        self.seed = seed
+        self._makers = {**_MAKERS, NUDGED: partial(_nudged, rounding=rounding)}
         first, second = _Draws(), _Draws()
         # One after the other: large inputs fit once.
         with first:
@@ -113,7 +119,7 @@ class Variants:
 
     def _changed(self, kind: str, chosen: frozenset[int]) -> list[torch.Tensor] | None:
         """Draw inputs with the chosen draws changed; None if none was."""
-        make = _MAKERS[kind]
+        make = self._makers[kind]
 
         def change(number: int, drawn: torch.Tensor, is_uniform: bool) -> torch.Tensor | None:
             own = _range(drawn, is_uniform) if number in chosen else None
@@ -121,11 +127,11 @@ class Variants:
                 return None
             # A generator apart, so that all that is drawn afterwards is what it would be.
             generator = torch.Generator(device=drawn.device)
-            generator.manual_seed((self._seed + 1 + number) % 2**63)
+            generator.manual_seed((self.seed + 1 + number) % 2**63)
             return make(drawn, own, generator)
 
         with _Draws(change) as mode:
-            made = self._draw(self._seed)
+            made = self._draw(self.seed)
         return made if mode.changed else None
 
 
@@ -241,6 +247,14 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
         flat[begin:end].sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (target - middle))
         begin = end
     return tensor.clamp_(own.low, own.high)
+
+
+def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, rounding: float) -> torch.Tensor | None:
+    """Move all values by about a rounding error, as a share of each, in place."""
+    for piece in tensor.view(-1).split(_PIECE):
+        moves = torch.empty_like(piece).normal_(generator=generator)
+        piece.mul_(moves.mul_(rounding).add_(1)).clamp_(own.low, own.high)
+    return tensor
 
 
 _MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]]] = dict(

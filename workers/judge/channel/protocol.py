@@ -412,7 +412,7 @@ class Job:
         device: ``cpu`` or ``cuda``.
         dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
-        one_queue: open the device with one hardware queue, which is enough for one stream and opens sooner.
+        queues: how many hardware queues to open the device with; 0 for as many as the driver makes.
         keeps_float64: leave what is float64 as it is.
         tf32: let products and convolutions of fp32 values use TF32.
         compiled: run the model under ``torch.compile``.
@@ -428,7 +428,7 @@ class Job:
     tf32: bool = False
     compiled: bool = False
     built: str = ""
-    one_queue: bool = False
+    queues: int = 0
 
 
 @dataclass(frozen=True, slots=True)

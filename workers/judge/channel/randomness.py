@@ -13,6 +13,8 @@ import torch
 #: neither the range of its own numbers nor need more memory: for inputs of any size.
 ANY_SIZE: Final = ("sparse", "blocks")
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
+#: The kind that moves each number by a rounding error.
+NUDGED: Final = "nudged"
 
 
 def set_seed(seed: int) -> None:

@@ -38,6 +38,8 @@ class Case:
             read; empty while the reference does not hold them.
         outputs: the reference's output tensors, likewise; empty until the case is answered.
         exact: the same from the reference in float64, where that could be had.
+        noise: for each output, how far the reference lies from itself where rounding errors move the inputs, as a share
+            of its size; empty until that is known. All cases of an evaluation have the same list.
     """
 
     seed: int
@@ -49,6 +51,7 @@ class Case:
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     outputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     exact: list[torch.Tensor] | None = None
+    noise: list[float] = field(default_factory=list[float])
 
     @property
     def nbytes(self) -> int:

@@ -141,9 +141,9 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 
     Returns:
         the worst figures of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``, which is
-        |output - reference| / |reference|; ``error_ratio``, the output's distance from the float64 reference divided
-        by the reference's own (None without a float64 reference); ``precision_downgrade``, True if that suggests a
-        lower precision than the reference's (given cases only); and the verdicts ``strict_correct`` and
+        |output - reference| / |reference|; ``error_ratio``, the output's error divided by the reference's own (None if
+        neither answers in float64 nor the reference's noise are known); ``precision_downgrade``, True if that suggests
+        a lower precision than the reference's (given cases only); and the verdicts ``strict_correct`` and
         ``kernelbench_correct`` (None except for given cases).
 
     Raises:
@@ -227,6 +227,7 @@ class _Output:
     out: torch.Tensor
     ref: torch.Tensor
     exact: torch.Tensor | None
+    noise: float | None
     shape: tuple[int, ...]
     tolerance: Tolerance
     loose: Tolerance
@@ -245,6 +246,7 @@ class _Output:
             _flat(out),
             _flat(ref),
             _flat(case.exact[number]) if case.exact is not None and floating else None,
+            case.noise[number] if case.noise and floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
@@ -343,19 +345,29 @@ class _Output:
             return self._not_finite()
         return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
 
+    def _errors(self) -> tuple[float, float, float] | None:
+        """Return the output's error, the reference's own, and the size of the answer; None if they are unknown."""
+        figures = self.figures
+        if self.exact is not None:
+            return figures.astray2**0.5, figures.own2**0.5, figures.truth2**0.5
+        if self.noise is not None:
+            return figures.distance, self.noise * figures.size, figures.size
+        return None
+
     def ratio(self) -> float | None:
-        """Return the distance from the float64 reference divided by the reference's own (at least a rounding)."""
-        if self.exact is None:
+        """Return the output's error divided by the reference's own (at least a rounding)."""
+        if (errors := self._errors()) is None:
             return None
-        own = max(self.figures.own2**0.5, self.epsilon / 4 * self.figures.truth2**0.5)
-        astray = self.figures.astray2**0.5
+        astray, own, size = errors
+        own = max(own, self.epsilon / 4 * size)
         return astray / own if own else None if astray else 1.0
 
     def downgraded(self) -> bool:
         """True if the error suggests a lower precision than the reference's."""
-        ratio, grade = self.ratio(), self.grade
-        astray, truth = self.figures.astray2**0.5, self.figures.truth2**0.5
-        return ratio is not None and grade is not None and ratio >= _COARSE and astray >= grade.downgrade * truth
+        ratio, errors, grade = self.ratio(), self._errors(), self.grade
+        if ratio is None or errors is None or grade is None:
+            return False
+        return ratio >= _COARSE and errors[0] >= grade.downgrade * errors[2]
 
     def _as_near_as_the_reference(self) -> bool:
         """True if the output is not much farther from the float64 reference than the reference is."""

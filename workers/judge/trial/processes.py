@@ -225,4 +225,6 @@ class Processes:
             seed=self._settings.seed,
             compiled=compiled,
             built=built,
+            # At least as many as the reference has: what a library runs side by side there it may run so here.
+            queues=static.queues(source, self._request.problem),
         )

@@ -47,11 +47,11 @@ from workers.judge.channel.protocol import (
     TensorSpec,
     widened,
 )
-from workers.judge.channel.randomness import ANY_SIZE, KINDS
+from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
-from workers.judge.trial import compare, static
+from workers.judge.trial import answers, compare, static
 from workers.judge.trial.cases import (
     CLOSE,
     DTYPES,
@@ -86,17 +86,13 @@ _BOUND_TO_ITS_INPUTS: Final = re.compile(
 _COLD_S: Final = 0.5
 #: The share of the GPU's memory that the process may take, for the reference in float64.
 _MEMORY_SHARE: Final = 1 / 8
-#: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
-#: a variant to count.
-_RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0.25}
-_PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
 #: Changes of a value that no kernel need tell from none.
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
 #: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
 _HOST_SHARE: Final = 1 / 8
-#: Values to look at at a time, to bound memory.
-_CHUNK: Final = 1 << 24
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Forwards for which there must be time to have one more for the sake of a label.
+_UNHURRIED: Final = 16
 #: How long a process may take to give memory back before it is kept, in seconds.
 _REST_S: Final = 5.0
 
@@ -205,6 +201,8 @@ class Reference:
         #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
+        self._noise: list[float] = []
+        self._noise_is_unknown = False
         self._same_answers: bool | None = None
         self._first_sums: list[int] = []
         self._specs: tuple[TensorSpec, ...] = ()
@@ -223,8 +221,7 @@ class Reference:
             keeps_float64=self.settings.keeps_float64,
             tf32=self.settings.tf32,
             seed=self.settings.seed,
-            # Streams of its own would wait for one another.
-            one_queue="Stream" not in self._source,
+            queues=static.queues(self._source),
         )
         self._opening = self.process.send(Order.OPEN, payload=job)
 
@@ -407,7 +404,7 @@ class Reference:
     def _new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
-        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance)
+        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self._noise)
 
     def _forget(self, case: Case) -> int:
         """Forget where a case's tensors lie, before the process lets go of them; return its slot."""
@@ -556,15 +553,15 @@ class Reference:
 
     def _take(self, answer: _Answer) -> bool:
         """Look at an answer; return whether it counts."""
-        case, reply = answer.case, answer.reply
+        case, reply, precision = answer.case, answer.reply, self.settings.precision
         case.outputs = self._tensors(self.output_specs, reply.places, "Model.forward")
-        if any(leaf.is_floating_point() and _has_nan(leaf) for leaf in case.outputs):
+        if any(leaf.is_floating_point() and answers.has_nan(leaf) for leaf in case.outputs):
             if case.kind == GIVEN:
                 raise _invalid("the reference's output holds NaN, so nothing can agree with it")
             return False
         exact = self._wide_tensors(answer.exact) if self._has_wide else None
         if case.kind == GIVEN:
-            if exact is not None and self._is_related(case, exact):
+            if exact is not None and answers.is_related(case.outputs, exact, precision):
                 case.exact = exact
             elif exact is not None:
                 self._has_wide = False
@@ -574,11 +571,11 @@ class Reference:
             # Such inputs are not unlike the problem's own.
             case.exact = exact
             return all(is_tame(leaf) for leaf in case.outputs if leaf.is_floating_point())
-        if exact is None or not self._is_precise(case, exact):
+        if exact is None or not answers.is_precise(case.outputs, exact, precision):
             return False
         nudged = self._wide_tensors(answer.nudged)
         case.exact = exact
-        return nudged is not None and self._is_steady(exact, nudged)
+        return nudged is not None and answers.is_steady(exact, nudged, precision)
 
     def confirm(self, case: Case) -> None:
         """Answer a case again, and draw it again, before a kernel is called wrong on it.
@@ -601,6 +598,31 @@ class Reference:
         self.answer(case)
         if [checksum(tensor) for tensor in case.inputs] != before:
             raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
+
+    def learn_noise(self, case: Case) -> None:
+        """Learn how far the reference lies from itself where its inputs are moved by rounding errors.
+
+        That tells a kernel of lower precision on later cases, where there are no answers in float64. The case may be
+        let go of.
+        """
+        if self._noise or self._noise_is_unknown or not self._may_vary or self.left_s < _UNHURRIED * self.forward_s:
+            return
+        self._noise_is_unknown = True
+        answers = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
+        nudged = self._new(NUDGED, drawn=case.drawn, on_device=case.on_device)
+        nudged.seed = case.seed
+        try:
+            if not self._draw([nudged]):
+                return
+            reply = self._call(nudged)
+            moved = self._tensors(self.output_specs, reply.places, "Model.forward")
+        except EvaluationEnded:
+            if self.process.ended is not None:
+                raise
+            return
+        self._noise += [distance(a, b) / (size(b) or 1.0) for a, b in zip(moved, answers, strict=True)]
+        del moved
+        self.drop([nudged])
 
     def allow_exact(self) -> None:
         """Give float64 answers as much time again as they had at first."""
@@ -675,32 +697,6 @@ class Reference:
             self.exchange.bind_inputs([])
         if not self._is_roomy:
             self.clear()
-
-    def _is_related(self, case: Case, exact: list[torch.Tensor]) -> bool:
-        """Return whether the outputs are a less precise form of the exact ones, be they rounding errors only."""
-        share, close = _RELATED[self.settings.precision], CLOSE[self.settings.precision]
-        return all(
-            (apart := distance(own, wide)) <= share * size(wide) or apart <= close * own.numel() ** 0.5
-            for own, wide in zip(case.outputs, exact, strict=True)
-            if own.is_floating_point() or own.is_complex()
-        )
-
-    def _is_precise(self, case: Case, exact: list[torch.Tensor]) -> bool:
-        """Return whether the outputs for a variant are near the exact ones, and far from overflowing."""
-        share = _PRECISE[self.settings.precision]
-        return all(
-            # Not so indices: those of equal values may be any.
-            (own.is_floating_point() or own.is_complex()) and is_tame(own) and distance(own, wide) <= share * size(wide)
-            for own, wide in zip(case.outputs, exact, strict=True)
-        )
-
-    def _is_steady(self, exact: list[torch.Tensor], nudged: list[torch.Tensor]) -> bool:
-        """Return whether inputs that differ by less than a rounding error have the same answer; not so at steps."""
-        close = CLOSE[self.settings.precision]
-        pairs = [(a, b, b.abs()) for a, b in zip(nudged, exact, strict=True) if b.numel()]
-        return all(
-            bool(((a - b).abs() <= close * (b_size + b_size.square().mean().sqrt())).all()) for a, b, b_size in pairs
-        )
 
     def _ask_wide(self, case: Case, nudge: float = 0.0) -> Reply | None:
         """Have the float64 reference answer; None where it cannot, or would take too much memory or time."""
@@ -867,12 +863,6 @@ def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, fa
     message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes that it may take"
     facts["allowed_bytes"] = allowed_bytes
     return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
-
-
-def _has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether there is a NaN, without a mask of the tensor's size."""
-    pieces = tensor.reshape(-1).split(_CHUNK) if tensor.numel() > _CHUNK else (tensor,)
-    return any(bool(torch.isnan(piece).any()) for piece in pieces)
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

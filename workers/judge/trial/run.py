@@ -1,6 +1,6 @@
 """One evaluation, from a request to an outcome.
 
-Order: what can be settled without a device; the reference and the candidate are forked and open the device; the
+Order: what can be settled without a device; the reference and the judge open the device, then the candidate; the
 reference imports the problem, draws inputs and answers them; only then does any of the kernel's code run, so that it
 cannot disturb the reference: import, construction, compilation, checks and timing. The device is used alone (the
 place's lock) for the reference, the checks and the timing; everything else overlaps with the work of the device's
@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Final
@@ -36,9 +37,7 @@ from workers.judge.keeper.process import SealedProcess
 from workers.judge.place import Place
 from workers.judge.ports import Records
 from workers.judge.trial import (
-    baseline as baselines,
-)
-from workers.judge.trial import (
+    answers,
     clocks,
     compare,
     health,
@@ -49,6 +48,9 @@ from workers.judge.trial import (
     static,
     timing,
     tools,
+)
+from workers.judge.trial import (
+    baseline as baselines,
 )
 from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.exchange import Candidate, Exchange
@@ -132,6 +134,7 @@ class _Evaluation:
         self._memory: health.Memory | None = None
         timed_on_gpu = place.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
+        self._is_stopped = False
         self._tested = False
         self._has_all = has_all
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
@@ -224,11 +227,11 @@ class _Evaluation:
             self._memory = health.Memory(self._place.device)
             self._evidence["tf32"] = self._settings.tf32
         self._processes.begin_reference()
-        candidate = self._processes.begin_candidate()
         timed = self._settings.timing.enabled
-        reference, first = self._begin_reference()
-        baseline = self._baseline() if timed else None
-        cases, later, last = self._answer(first)
+        with self._rehearsing():
+            reference, candidate, first = self._begin()
+            baseline = self._baseline() if timed else None
+            cases, later, last = self._answer(first)
         self._test_device()
         if timed and self._flusher is not None:
             self._flusher()
@@ -261,13 +264,15 @@ class _Evaluation:
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, first)
-        self._stop(candidate)
+            candidate.process.begin_stop()
         if stopwatch is not None:
             with self._steps.alone("verify"):
                 with self._steps.backstop(Phase.REFERENCE):
                     self._evidence["verified_calls"] = stopwatch.verify()
+                self._stop(candidate)
                 self._test_device()
                 self._tested = True
+        self._stop(candidate)
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
@@ -303,6 +308,19 @@ class _Evaluation:
             self._evidence["findings"] = findings
             static.enforce(findings, policy)
 
+    @contextlib.contextmanager
+    def _rehearsing(self) -> Generator[None]:
+        """Open the device while the reference does, and load the judge's own kernels while it draws and answers."""
+        if not self._place.on_gpu:
+            yield
+            return
+        with self._steps.backstop(Phase.PREPARE):
+            torch.cuda.synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            rehearsal = pool.submit(answers.rehearse, self._settings)
+            yield
+        rehearsal.result()
+
     @cached_property
     def _flusher(self) -> clocks.Flusher | None:
         return clocks.Flusher() if self._place.on_gpu else None
@@ -329,16 +347,20 @@ class _Evaluation:
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
 
-    def _begin_reference(self) -> tuple[Reference, Case]:
+    def _begin(self) -> tuple[Reference, Candidate, Case]:
         """Have the problem imported and its first case answered, within memory that is booked.
 
+        The candidate is forked meanwhile, but not before the reference has opened the device: the driver opens it for
+        one process after the other.
+
         Returns:
-            the reference, and the case.
+            the reference; the candidate, which runs nothing yet; and the case.
         """
         self._book(plan.of_first_draw(**self._whole, alone=self._has_all))
         told = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference = self._processes.make_reference_ready(told, self._plan.reference)
+            candidate = self._processes.begin_candidate()
             weights = reference.taken().weights
             first = reference.first_case()
         self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
@@ -353,7 +375,7 @@ class _Evaluation:
             reference.allow(self._plan.reference)
         reference.timed_bytes = max(self._plan.reference, self._plan.candidate)
         self._see_memory()
-        return reference, first
+        return reference, candidate, first
 
     @cached_property
     def _whole(self) -> dict[str, int]:
@@ -454,6 +476,8 @@ class _Evaluation:
                     if self._has_answered(case):
                         checked += 1
                         self._compared.append(self._check_case(candidate, case))
+                        if case.kind == GIVEN and case.exact is None:
+                            self._learn_noise(case)
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._note(ended)
@@ -461,13 +485,18 @@ class _Evaluation:
                 raise
             try:
                 with self._confirming(cases[0]):
-                    self._run(candidate, cases[0])
+                    self._compared.append(self._run(candidate, cases[0]))
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
             "checks": checked,
             "reference_is_constant": self._reference.is_constant,
         }
+
+    def _learn_noise(self, case: Case) -> None:
+        with self._steps.backstop(Phase.REFERENCE):
+            self._reference.learn_noise(case)
+        self._blackbox.enter(Phase.CHECK)
 
     def _compare_rest(self, candidate: Candidate, cases: Iterable[Case]) -> None:
         """Go on with the problem's own inputs until a kernel that has failed one verdict has failed both."""
@@ -580,7 +609,10 @@ class _Evaluation:
         return physics.floor(self._reference.input_bytes, self._reference.written_bytes, clocks.Flusher().bandwidth())
 
     def _stop(self, candidate: Candidate) -> None:
-        """End a candidate that has done all that was asked, and look at what it leaves."""
+        """End a candidate that has done all that was asked, once, and look at what it leaves."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         self._blackbox.enter(Phase.CLEANUP)
         # One that has not survived being profiled has done all that counts.
         profiled_to_death = candidate.process.ended is not None
