@@ -506,8 +506,8 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
 def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
-    """Where the answers cancel it is large. Later cases know it, and the first is as it was."""
-    made = loaded("return x * 2, (x + 4000) - 4000", inputs)
+    """Where a function magnifies them it is large. Later cases know it, and the first is as it was."""
+    made = loaded("return x * 2, x * 1e4 - (x * 1e4).round()", inputs)
     first = first_of(made)
     before = checksum(first.inputs[0])
     made.learn_noise(first)

@@ -180,6 +180,13 @@ def test_a_slowed_null_does_not_count() -> None:
     assert timing.null_of(quieter, GPU, reference) == pytest.approx(290_000)
 
 
+def test_a_null_does_not_pay_for_a_dearer_copy_than_the_kernel_s() -> None:
+    """Where the reference's outputs take the judge longer to copy, its null counts as so much less."""
+    dense = series(nulls=[900_000] * 5, spared_ns=120_000.0)
+    assert timing.null_of(dense, GPU, measured()) == pytest.approx(180_000)
+    assert timing.null_of(series(spared_ns=1e9, nulls=[100] * 5), GPU) == 100
+
+
 SOURCE = """
 import torch
 class Model(torch.nn.Module):

@@ -18,6 +18,7 @@ are written until the outputs have been copied.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import call
-from workers.judge.channel.protocol import Order
+from workers.judge.channel.protocol import Order, TensorSpec
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial.cases import Case
@@ -41,6 +42,9 @@ _ENQUEUE_S: Final = (0.05, 0.25)
 #: Seconds that the judge waits for an untimed call, and between two looks at it.
 _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
+#: How often a copy is timed, and what it copies at most, in bytes.
+_COPIES: Final = 5
+_COPIED_BYTES: Final = 256 << 20
 #: Looks at an event between looks at the candidate (about 1 ms).
 _LOOK: Final = 1 << 10
 
@@ -68,7 +72,11 @@ class Flusher:
 
 
 class GpuClock:
-    """Events around work that was enqueued ahead."""
+    """Events around work that was enqueued ahead.
+
+    Attributes:
+        views: the outputs of the last call, where they lie.
+    """
 
     basis: Final = "gpu_clock"
 
@@ -83,6 +91,7 @@ class GpuClock:
         os.close(page)
         self._holder = Semaphores(self._hold)
         self._layouts: set[tuple[Any, ...]] = set()
+        self.views: list[Output] = []
 
     def close(self) -> None:
         """Give the page back."""
@@ -115,6 +124,7 @@ class GpuClock:
         if enqueued is None:
             return None
         number, views = enqueued
+        self.views = views
         self._load_copies(into, views)
         begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         stream = torch.cuda.current_stream().cuda_stream
@@ -183,7 +193,11 @@ class GpuClock:
 
 
 class CpuClock:
-    """The judge's CPU clock: from before the inputs are written until the outputs have been copied."""
+    """The judge's CPU clock: from before the inputs are written until the outputs have been copied.
+
+    Attributes:
+        views: the outputs of the last call, where they lie.
+    """
 
     basis: Final = "cpu_clock"
 
@@ -193,6 +207,7 @@ class CpuClock:
         self._process = exchange.process
         self._flusher = flusher
         self._on_gpu = on_gpu
+        self.views: list[Output] = []
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
         """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
@@ -212,8 +227,8 @@ class CpuClock:
             ready = time.perf_counter_ns()
             self._process.semaphores.write(torch.cuda.current_stream().cuda_stream, flags.GO, number)
         self._wait(flags.DONE, number)
-        views = exchange.outputs(process.receive(number))
-        copy_out(views, into)
+        self.views = exchange.outputs(process.receive(number))
+        copy_out(self.views, into)
         exchange.settle()
         end = time.perf_counter_ns()
         if page[flags.DONE] != number:
@@ -226,6 +241,34 @@ class CpuClock:
         """Wait until the flag shows the call's number, or the candidate says something else."""
         process = self._process
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
+
+
+def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:
+    """Return the time that copying an output takes on a GPU, in nanoseconds, as in calls: the shortest of a few.
+
+    It is measured with memory of the judge's own, of large outputs with a part of them.
+
+    Args:
+        spec: of the output.
+        stride: how it lies.
+        flusher: empties the L2 cache before each copy; None as in :class:`GpuClock`.
+    """
+    assert spec.dtype is not None
+    shape, most = list(spec.shape), _COPIED_BYTES // spec.dtype.itemsize
+    for _ in shape:
+        extents = [(size - 1) * step for size, step in zip(shape, stride, strict=True)]
+        if sum(extents) < most:
+            break
+        longest = extents.index(max(extents))
+        shape[longest] = 1 + most // 2 // stride[longest]
+    view = torch.empty_strided(shape, stride, dtype=spec.dtype, device="cuda")
+    copy = torch.empty(shape, dtype=spec.dtype, device="cuda")
+    times: list[float] = []
+    for _ in range(_COPIES):
+        if flusher is not None:
+            flusher()
+        times.append(_span(lambda: copy.copy_(view), behind=flusher is None))
+    return min(times) * math.prod(spec.shape) / max(math.prod(shape), 1)
 
 
 def empty_kernel_ns() -> float:

@@ -146,7 +146,7 @@ class Reference:
         left_s: seconds that are left of the reference's deadline.
         case: the first case that was answered.
         timed_bytes: what the process may take of the GPU's memory while it is timed, when no kernel is there.
-        output_specs: of the outputs.
+        output_specs, output_strides: of the outputs, and how they lie.
         allowed_bytes: what the process may take of the GPU's memory.
     """
 
@@ -202,11 +202,11 @@ class Reference:
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
         self._noise: list[float] = []
-        self._noise_is_unknown = False
         self._same_answers: bool | None = None
         self._first_sums: list[int] = []
         self._specs: tuple[TensorSpec, ...] = ()
         self.output_specs: tuple[TensorSpec, ...] = ()
+        self.output_strides: tuple[tuple[int, ...], ...] = ()
         descriptor = memory("kqueue-sheet", sheet.SIZE)
         self._page = mmap.mmap(descriptor, sheet.SIZE, prot=mmap.PROT_READ)
         self._sheet: int | None = descriptor
@@ -602,12 +602,10 @@ class Reference:
     def learn_noise(self, case: Case) -> None:
         """Learn how far the reference lies from itself where its inputs are moved by rounding errors.
 
-        That tells a kernel of lower precision on later cases, where there are no answers in float64. The case may be
-        let go of.
+        That tells a kernel of lower precision where there are no answers in float64. The case may be let go of.
         """
-        if self._noise or self._noise_is_unknown or not self._may_vary or self.left_s < _UNHURRIED * self.forward_s:
+        if not self._may_vary or self.left_s < _UNHURRIED * self.forward_s:
             return
-        self._noise_is_unknown = True
         answers = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
         nudged = self._new(NUDGED, drawn=case.drawn, on_device=case.on_device)
         nudged.seed = case.seed
@@ -661,6 +659,7 @@ class Reference:
             raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
         self._check_size(specs, "Model.forward")
         self.form.structure, self.output_specs = structure, specs
+        self.output_strides = tuple(tuple(place.stride) for place in reply.places)
         self.form.output_aliases = tuple(place.index - 1 if place.index else None for place in reply.places)
         self.written_bytes = min(reply.written_bytes, sum(_nbytes(spec) for spec in specs))
 

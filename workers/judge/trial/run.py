@@ -444,6 +444,8 @@ class _Evaluation:
         """
         reference = self._reference
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            if first.exact is None:
+                reference.learn_noise(first)
             cases = reference.more_cases(first)
             last: list[Case] = []
             if reference.is_roomy:
@@ -476,8 +478,6 @@ class _Evaluation:
                     if self._has_answered(case):
                         checked += 1
                         self._compared.append(self._check_case(candidate, case))
-                        if case.kind == GIVEN and case.exact is None:
-                            self._learn_noise(case)
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._note(ended)
@@ -492,11 +492,6 @@ class _Evaluation:
             "checks": checked,
             "reference_is_constant": self._reference.is_constant,
         }
-
-    def _learn_noise(self, case: Case) -> None:
-        with self._steps.backstop(Phase.REFERENCE):
-            self._reference.learn_noise(case)
-        self._blackbox.enter(Phase.CHECK)
 
     def _compare_rest(self, candidate: Candidate, cases: Iterable[Case]) -> None:
         """Go on with the problem's own inputs until a kernel that has failed one verdict has failed both."""

@@ -11,7 +11,8 @@ that was kept (:func:`summarise`).
 From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
 that slowed its null would make itself look fast. So the null is also taken from a process that runs the
 reference, with the baseline, and a candidate's own counts only where it is the smaller of the two: it then
-tells of a device that has become quieter since.
+tells of a device that has become quieter since. The judge copies outputs as they lie. Where a candidate's lie so that
+this takes less than with the reference's, the reference's null counts as so much shorter.
 
 A null takes its turn on a GPU's processors; a forward that launches nothing there takes none, and would look
 faster by what a turn costs. So some calls are made behind an empty kernel, at random: if they take longer by more
@@ -39,7 +40,7 @@ from workers.judge.channel.protocol import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.place import Place
-from workers.judge.trial import compare
+from workers.judge.trial import clocks, compare
 from workers.judge.trial.cases import Case
 from workers.judge.trial.clocks import CpuClock, Flusher, GpuClock, empty_kernel_ns
 from workers.judge.trial.exchange import Exchange
@@ -94,6 +95,9 @@ class Series:
     kept: list[int] = field(default_factory=list[int])
     #: Calls behind an empty kernel, beside those that are not.
     in_turn: list[int] = field(default_factory=list[int])
+    #: How the outputs of the last call lay; what copying them takes less than copying the reference's.
+    strides: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    spared_ns: float = 0.0
     #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
     empty_ns: float = 0.0
     clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
@@ -166,6 +170,7 @@ class Stopwatch:
         self._most = proofs
         self._random = random.SystemRandom()
         self._proofs: list[_Proof] = []
+        self._series: Series | None = None
         #: Where the outputs of every call are copied to.
         self._into: list[torch.Tensor] = []
         #: Calls that could have been kept, of all series: a kernel must not be right in the last one only.
@@ -216,6 +221,7 @@ class Stopwatch:
                 clock, call = CpuClock(self._exchange, flusher, on_gpu=self._place.on_gpu), Order.TIME
                 series = self._take(clock, timing, null_share, enough_at, call)
             assert series is not None
+            self._series = series
             self._exchange.process.stop_clock()
             self._into = []
         series.kept = [proof.ns for proof in self._proofs if proof.ns is not None]
@@ -252,7 +258,17 @@ class Stopwatch:
             for proof, case in zip(proofs, cases, strict=True):
                 self._check(proof, case)
             reference.drop(cases)
+        if self._place.on_gpu and self._series is not None:
+            self._series.spared_ns = self._spared(self._series.strides)
         return len(kept)
+
+    def _spared(self, strides: list[tuple[int, ...]]) -> float:
+        """Return what the judge's copies took less than they do of the reference's outputs, in nanoseconds."""
+        reference, spared = self._reference, 0.0
+        for spec, own, theirs in zip(reference.output_specs, strides, reference.output_strides, strict=True):
+            if own != theirs:
+                spared += clocks.copy_ns(spec, theirs, self._flusher) - clocks.copy_ns(spec, own, self._flusher)
+        return max(0.0, spared)
 
     def _take(
         self, clock: GpuClock | CpuClock, timing: Timing, null_share: float, enough_at: float, call: Order
@@ -302,6 +318,7 @@ class Stopwatch:
             if done and len(series.nulls) >= _FEWEST:
                 for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
                     looks = looks and self._take_in_turn(clock, series)
+                series.strides = [tuple(view.stride()) for view in clock.views]
                 return series
 
     def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series) -> bool:
@@ -422,14 +439,14 @@ def null_of(series: Series, place: Place, baseline: Measurement | None = None) -
         series: a candidate's, which may have slowed its nulls, or the reference's.
         place: where it ran.
         baseline: for a candidate, what was measured with the reference. Its null counts where it is smaller, less
-            what the judge's own work in the calls has become faster by since.
+            what the judge's own work in the calls has become faster by since, and takes less with these outputs.
     """
     own = statistics.median(series.nulls) if place.on_gpu else float(min(series.nulls))
     if baseline is None:
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    return min(own, (baseline.null_ms - quicker) * 1e6)
+    return min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns)
 
 
 def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> Measurement:
