@@ -79,6 +79,8 @@ def row_of(name: str, source: str, verdict: Verdict | InvalidRequest) -> Row:
         "category": str(verdict.category),
         "message": verdict.message,
         "attempts": verdict.attempts,
+        "runtime": verdict.runtime.model_dump(mode="json") if verdict.runtime else None,
+        "baseline": verdict.baseline.model_dump(mode="json") if verdict.baseline else None,
         "runtime_ms": verdict.runtime_ms,
         "baseline_ms": verdict.baseline_ms,
         "speedup": verdict.speedup,

@@ -282,7 +282,7 @@ class Reference:
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        if self._may_draw_on_device() and self._is_large:
+        if self._may_draw_on_device() and self.is_large:
             return self.another()
         first = self._new()
         self._draw([first])
@@ -323,7 +323,8 @@ class Reference:
         return given + self._vary(first, KINDS) if self._has_wide else given
 
     @property
-    def _is_large(self) -> bool:
+    def is_large(self) -> bool:
+        """True if drawing inputs is work for a GPU."""
         return self.input_bytes > _QUICK_BYTES
 
     @property
@@ -339,7 +340,7 @@ class Reference:
     def _vary(self, given: Case, kinds: Sequence[str]) -> list[Case]:
         """Return the variants of a given case, as many as there are."""
         made: list[Case] = []
-        on_device = self._is_large and self._may_draw_on_device()
+        on_device = self.is_large and self._may_draw_on_device()
         for kind in kinds:
             case = self._new(kind, drawn=given.drawn, on_device=on_device)
             try:
@@ -604,7 +605,8 @@ class Reference:
 
         That tells a kernel of lower precision where there are no answers in float64. The case may be let go of.
         """
-        if not self._may_vary or self.left_s < _UNHURRIED * self.forward_s:
+        self.answer(case)  # it may have been let go of while the evaluation waited for memory
+        if case.exact is not None or not self._may_vary or self.left_s < _UNHURRIED * self.forward_s:
             return
         answers = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
         nudged = self._new(NUDGED, drawn=case.drawn, on_device=case.on_device)

@@ -364,7 +364,7 @@ class _Evaluation:
             weights = reference.taken().weights
             first = reference.first_case()
         self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
-        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+        with self._alone_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
             reference.widen()
             reference.answer_first(first)
@@ -376,6 +376,11 @@ class _Evaluation:
         reference.timed_bytes = max(self._plan.reference, self._plan.candidate)
         self._see_memory()
         return reference, candidate, first
+
+    def _alone_if_large(self, reference: Reference) -> contextlib.AbstractContextManager[None]:
+        """Use the device alone for what loads kernels, if it would also disturb what others time meanwhile."""
+        large = self._place.on_gpu and reference.is_large
+        return self._steps.alone("reference") if large else contextlib.nullcontext()
 
     @cached_property
     def _whole(self) -> dict[str, int]:
@@ -443,9 +448,8 @@ class _Evaluation:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
         reference = self._reference
-        with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            if first.exact is None:
-                reference.learn_noise(first)
+        with self._alone_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            reference.learn_noise(first)
             cases = reference.more_cases(first)
             last: list[Case] = []
             if reference.is_roomy:
