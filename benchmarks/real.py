@@ -214,7 +214,8 @@ def main() -> int:
                 judged = judge(client, missing, options.lane, beside, kept)
                 ended = list(track(judged, "judging", total=len(missing), console=console))
                 surprising = [row for row in ended if row["problem"] not in missing]
-                console.print(f"{len(beside) - len(surprising)} of {len(beside)} kernels beside them as expected")
+                if beside:
+                    console.print(f"{len(beside) - len(surprising)} of {len(beside)} kernels beside them as expected")
         known = read(kept)
     rows = [known[name, hash_of(source)] for name, source in wanted.items()]
     console.print(table(rows + surprising))

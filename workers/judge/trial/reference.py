@@ -225,6 +225,16 @@ class Reference:
         )
         self._opening = self.process.send(Order.OPEN, payload=job)
 
+    def await_opening(self) -> None:
+        """Wait until the process has opened the device, if it has only begun to.
+
+        Raises:
+            ForkServerError: it could not.
+        """
+        if self._opening:
+            opening, self._opening = self._opening, 0
+            await_opening(self.process, opening)
+
     def load(self) -> None:
         """Import the problem.
 
@@ -232,7 +242,7 @@ class Reference:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
             ForkServerError: the process could not be made ready.
         """
-        await_opening(self.process, self._opening)
+        self.await_opening()
         self._order(Order.LOAD, what="importing the problem")
 
     def construct(self) -> None:

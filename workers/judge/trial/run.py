@@ -361,8 +361,9 @@ class _Evaluation:
         self._book(plan.of_first_draw(**self._whole, alone=self._has_all))
         told = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            reference = self._processes.make_reference_ready(told, self._plan.reference)
+            self._reference.await_opening()
             candidate = self._processes.begin_candidate()
+            reference = self._processes.make_reference_ready(told, self._plan.reference)
             weights = reference.taken().weights
             first = reference.first_case()
         self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
