@@ -522,14 +522,27 @@ def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "inputs", ["import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", "return [torch.ones(16, 8)]"]
+    ("forward", "inputs", "settings"),
+    [
+        ("return x * 2", "import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", {}),
+        ("return x * 2", "return [torch.ones(16, 8)]", {}),
+        ("self.n = getattr(self, 'n', 0) + 1\nreturn x if self.n == 1 else (x, x)", RANDN, {}),
+        (
+            "return x * 2",
+            "import time; time.sleep(0.1); return [torch.randn(16, 8)]",
+            {"deadlines": {"reference_s": 5}},
+        ),
+        ("return x * 2", RANDN, {"tolerance": {"atol": 1e-3, "rtol": 1e-3}}),
+    ],
+    ids=["numpy's numbers", "no numbers", "another form", "slow draws", "own tolerance"],
 )
-def test_noise_is_unknown_where_no_random_numbers_make_the_inputs(inputs: str) -> None:
-    """Nothing can be moved then."""
-    made = loaded("return x * 2", inputs, bounds=replace(BOUNDS["cpu"], quick_s=0.0))
+def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, settings: dict[str, Any]) -> None:
+    """Nothing random can be moved, the answer has another form, or it would take long; or nobody asks for it."""
+    made = loaded(forward, inputs, bounds=replace(BOUNDS["cpu"], quick_s=0.0), **settings)
     first = first_of(made)
     made.learn_noise(first)
     assert first.noise == []
+    assert held(made) == 1
 
 
 def test_cases_that_take_little_are_held_together() -> None:

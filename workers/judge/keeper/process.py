@@ -92,7 +92,6 @@ class SealedProcess:
         compile_s: float,
     ) -> None:
         self.ended: Report | None = None
-        self._is_stopping = False
         self.imports = Imports()
         self.waited_s = 0.0
         self.memory: ProcessMemory | None = None
@@ -267,20 +266,14 @@ class SealedProcess:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""
         return bool(_readable(seconds, self._channel, self._control))
 
-    def begin_stop(self) -> None:
-        """Have the process ended, and do not wait for it: a CUDA context takes long to take down."""
-        if self.ended is None and not self._is_stopping:
-            self._is_stopping = True
-            self._tell(Stop())
-
     def stop(self) -> Report:
         """End the process if it lives, and return the fork server's report.
 
         Raises:
             ForkServerError: no report came.
         """
-        self.begin_stop()
         if self.ended is None:
+            self._tell(Stop())
             self._await_report()
         assert self.ended is not None
         return self.ended

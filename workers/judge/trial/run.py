@@ -134,7 +134,6 @@ class _Evaluation:
         self._memory: health.Memory | None = None
         timed_on_gpu = place.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
-        self._is_stopped = False
         self._tested = False
         self._has_all = has_all
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
@@ -266,15 +265,13 @@ class _Evaluation:
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, first)
-            candidate.process.begin_stop()
+        self._stop(candidate)
         if stopwatch is not None:
             with self._steps.alone("verify"):
                 with self._steps.backstop(Phase.REFERENCE):
                     self._evidence["verified_calls"] = stopwatch.verify()
-                self._stop(candidate)
                 self._test_device()
                 self._tested = True
-        self._stop(candidate)
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
@@ -452,7 +449,6 @@ class _Evaluation:
         """
         reference = self._reference
         with self._alone_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            reference.learn_noise(first)
             cases = reference.more_cases(first)
             last: list[Case] = []
             if reference.is_roomy:
@@ -460,6 +456,7 @@ class _Evaluation:
                 # The first variant's answers in float64 load kernels: while others may use the device.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
         with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
+            reference.learn_noise(first)
             answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
             # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
             compare.check_values(first.outputs, first, self._settings)
@@ -611,10 +608,7 @@ class _Evaluation:
         return physics.floor(self._reference.input_bytes, self._reference.written_bytes, clocks.Flusher().bandwidth())
 
     def _stop(self, candidate: Candidate) -> None:
-        """End a candidate that has done all that was asked, once, and look at what it leaves."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
+        """End a candidate that has done all that was asked, and look at what it leaves."""
         self._blackbox.enter(Phase.CLEANUP)
         # One that has not survived being profiled has done all that counts.
         profiled_to_death = candidate.process.ended is not None

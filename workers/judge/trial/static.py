@@ -44,7 +44,8 @@ _OWN_S: Final = 10.0
 #: Where a source has one of these words, or imports another module, it may run work side by side on the GPU: by streams
 #: of its own, or by those of a library (cuDNN's convolutions and recurrent layers).
 _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|linalg", re.IGNORECASE)
-_IMPORTED: Final = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
+_IMPORTS: Final = re.compile(r"^\s*(?:from\s+(\w+)|import\s+(.+))", re.MULTILINE)
+_IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Modules whose code may be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
@@ -143,7 +144,8 @@ def queues(*sources: str) -> int:
     One is enough for one stream, and a GPU is opened two to three times as fast with it. Work on several streams would
     wait in it: cuDNN's LSTM takes 1.5 times as long then.
     """
-    imported = {name for source in sources for name in _IMPORTED.findall(source)}
+    lines = (found for source in sources for found in _IMPORTS.findall(source))
+    imported = {name for origin, names in lines for name in (origin, *_IMPORTED.findall(names)) if name}
     return 0 if imported - _IN_LINE or any(map(_SIDE_BY_SIDE.search, sources)) else 1
 
 
