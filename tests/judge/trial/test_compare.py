@@ -459,6 +459,25 @@ def test_figures_tell_how_far_an_answer_was() -> None:
     assert figures(ref.clone(), ref)["error_ratio"] is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("with_exact", [True, False])
+def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype, with_exact: bool) -> None:
+    """Bit for bit. Values that are not finite show, so that they are looked at in earnest."""
+    torch.manual_seed(15)
+    ref = torch.randn(4096).to(dtype)
+    ref[:3] = 0
+    out = ref * 1.01 + (torch.rand(4096) < 0.01)
+    case = Case(0, outputs=[ref], exact=[ref.to(torch.complex128 if ref.is_complex() else torch.float64) * 1.001])
+    case.exact = case.exact if with_exact else None
+    judged = compare._Output.of(0, out.to(dtype), case, Settings())
+    assert torch.equal(judged.measure(), judged.measure(all_finite=False))
+    for bad in (float("nan"), float("inf")):
+        for tensor in (judged.out, judged.ref):
+            before, tensor[7] = tensor[7].clone(), bad
+            assert not judged.measure().isfinite().all()
+            tensor[7] = before
+
+
 @pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
 def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
     """By what rounding errors of its inputs do to the reference, where that is known."""
