@@ -545,6 +545,18 @@ def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, s
     assert held(made) == 1
 
 
+def test_an_answer_afresh_takes_the_memory_of_the_one_before() -> None:
+    """The first call is made twice, as it chooses kernels. Large answers to both would not fit."""
+    made = loaded("return x * 2", LARGE)
+    first = first_of(made)
+    expected = first.inputs[0] * 2
+    before = {made._call(first, afresh=True).places[0].offset for _ in range(8)}
+    assert len(before) < 8
+    made.drop([first])
+    made.answer(first)
+    assert torch.equal(first.outputs[0], expected)
+
+
 def test_cases_that_take_little_are_held_together() -> None:
     """Until the judge lets go of them; then they can be drawn again, of whatever kind they are."""
     made = loaded("return self.layer(x)")

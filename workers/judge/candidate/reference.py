@@ -227,6 +227,8 @@ class ReferenceHarness(Harness):
         if ask is None:
             return self._run(command)
         held = self._sets[ask.slot]
+        if ask.afresh:
+            held.answers.clear()
         if command.wide:
             output, drew = self._call(command, held, self._widened(held.inputs, ask))
         else:

@@ -493,11 +493,13 @@ class Ask:
         slot: the set's number.
         nudge: how far each value is moved before, as a share; 0 for not at all.
         nudge_seed: what it is moved by.
+        afresh: let go of earlier answers to the set before.
     """
 
     slot: int
     nudge: float = 0.0
     nudge_seed: int = 0
+    afresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
