@@ -413,6 +413,8 @@ def test_the_document_lists_the_rules() -> None:
         (["import torch\nside = torch.cuda.Stream()"], 0),
         (["from torchvision.models import resnet18"], 0),
         (["import torch, torchvision as tv"], 0),
+        (["import torch; import torchvision"], 0),
+        (["\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20)], 1),
         (["import torch, math\nfrom torch.nn import functional as F"], 1),
         (["import torch\ny = x @ w", "import torch\nself.conv = nn.Conv2d(3, 3, 3)"], 0),
     ],

@@ -185,6 +185,7 @@ def test_a_null_does_not_pay_for_a_dearer_copy_than_the_kernel_s() -> None:
     dense = series(nulls=[900_000] * 5, spared_ns=120_000.0)
     assert timing.null_of(dense, GPU, measured()) == pytest.approx(180_000)
     assert timing.null_of(series(spared_ns=1e9, nulls=[100] * 5), GPU) == 100
+    assert timing.null_of(series(spared_ns=1e9), GPU, measured()) == 0
 
 
 SOURCE = """

@@ -44,7 +44,7 @@ _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
 #: How often a copy is timed, and what it copies at most, in bytes.
 _COPIES: Final = 5
-_COPIED_BYTES: Final = 256 << 20
+_COPIED_BYTES: Final = 128 << 20
 #: By how much such times differ without a reason, in nanoseconds.
 _COPY_NOISE_NS: Final = 1000.0
 #: Looks at an event between looks at the candidate (about 1 ms).

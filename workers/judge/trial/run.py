@@ -448,7 +448,8 @@ class _Evaluation:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
         reference = self._reference
-        with self._alone_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+        lock = self._alone_if_large(reference) if reference.is_roomy else contextlib.nullcontext()
+        with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             cases = reference.more_cases(first)
             last: list[Case] = []
             if reference.is_roomy:

@@ -44,7 +44,7 @@ _OWN_S: Final = 10.0
 #: Where a source has one of these words, or imports another module, it may run work side by side on the GPU: by streams
 #: of its own, or by those of a library (cuDNN's convolutions and recurrent layers).
 _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|linalg", re.IGNORECASE)
-_IMPORTS: Final = re.compile(r"^\s*(?:from\s+(\w+)|import\s+(.+))", re.MULTILINE)
+_IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
 _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Modules whose code may be interrupted.

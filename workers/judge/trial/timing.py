@@ -274,9 +274,10 @@ class Stopwatch:
         spared = 0.0
         for number, (spec, theirs) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
             shape = spec.shape
-            differ = any(_steps(shape, layout[number]) != _steps(shape, theirs) for layout in layouts)
-            if differ and math.prod(shape):
-                dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            steps = _steps(shape, theirs)
+            differ = any(_steps(shape, layout[number]) != steps for layout in layouts)
+            if differ and math.prod(shape) and steps != _steps(shape, dense):
                 spared += clocks.copy_ns(spec, theirs, flusher) - clocks.copy_ns(spec, dense, flusher)
         return max(0.0, spared)
 
@@ -461,7 +462,7 @@ def null_of(series: Series, place: Place, baseline: Measurement | None = None) -
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    return min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns)
+    return max(0.0, min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns))
 
 
 def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> Measurement:
