@@ -619,7 +619,7 @@ class Reference:
         hurried = self.left_s < _UNHURRIED * self.forward_s or self._draw_s > _VARIED_SHARE * self.left_s
         if case.exact is not None or self.settings.tolerance is not None or not self._may_vary or hurried:
             return
-        answers = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
+        unmoved = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
         nudged = self._new(NUDGED, drawn=case.drawn, on_device=case.on_device)
         nudged.seed = case.seed
         try:
@@ -628,7 +628,7 @@ class Reference:
             reply = self._call(nudged)
             if (reply.structure, reply.tensors) == (self.form.structure, self.output_specs):
                 moved = self._tensors(self.output_specs, reply.places, "Model.forward")
-                self._noise += [distance(a, b) / (size(b) or 1.0) for a, b in zip(moved, answers, strict=True)]
+                self._noise += [distance(a, b) / (size(b) or 1.0) for a, b in zip(moved, unmoved, strict=True)]
                 del moved
         except EvaluationEnded:
             if self.process.ended is not None:
