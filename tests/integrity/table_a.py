@@ -48,6 +48,16 @@ def _clocks() -> Iterator[Program]:
         note="Here beside 20 ms of its own.",
         **SLOW,
     )
+    yield program(
+        "timing/null_slowed_dense_at_times",
+        "what is subtracted",
+        HONEST,
+        honest="controls/dense_output",
+        file="timing/null_slowed_dense",
+        constants={"ALTERNATE": True},
+        note="Here in every other call.",
+        **STRIDED,
+    )
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)

@@ -12,6 +12,8 @@ import torch
 import torch.nn as nn
 
 EXTRA_MS = 0
+#: Return the reference's layout in every other call.
+ALTERNATE = False
 
 
 def harness():
@@ -36,6 +38,7 @@ class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.done = False
+        self.calls = 0
 
     def sabotage(self, candidate, on_gpu):
         deliver = candidate.deliver
@@ -53,4 +56,6 @@ class ModelNew(nn.Module):
             self.sabotage(harness(), x.is_cuda)
         if EXTRA_MS:
             take(x.is_cuda, EXTRA_MS)
-        return torch.tanh(x[:, ::2]).t().contiguous()
+        self.calls += 1
+        output = torch.tanh(x[:, ::2]).t()
+        return output if ALTERNATE and self.calls % 2 else output.contiguous()
