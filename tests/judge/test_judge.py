@@ -64,6 +64,23 @@ def test_timing_sees_a_slower_kernel_as_slower(rig: Rig) -> None:
     assert outcome.runtime.median_ms > max(18, outcome.baseline.median_ms)
 
 
+def test_a_kernel_keeps_memory_that_it_has_freed(rig: Rig) -> None:
+    """Else calls pay for its pages anew, in some processes and not in others."""
+    top = """import ctypes
+def resident():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+before = resident()
+piece = ctypes.create_string_buffer(24 << 20)
+ctypes.memset(piece, 1, 24 << 20)
+del piece
+print("kept", resident() - before)
+"""
+    outcome = judge(rig, right(top=top))
+    assert outcome.category is Category.PASSED, outcome.message
+    [kept] = [int(line.split()[1]) for line in outcome.log.splitlines() if line.startswith("kept")]
+    assert kept > 20
+
+
 def test_a_kernel_s_own_clock_does_not_count(rig: Rig) -> None:
     """Turning back every clock of the candidate's process changes nothing."""
     top = "import time\ntime.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0\n"

@@ -43,6 +43,11 @@ _MOUNT_ATTR_NOSUID_NODEV: Final = 2 | 4
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _AT_FDCWD: Final = -100
 
+#: glibc's ``mallopt``: how much free memory at the heap's end is kept, the most that a C int holds; and from which size
+#: on an allocation is a mapping of its own, the most that glibc allows.
+_M_TRIM_THRESHOLD, _KEPT_BYTES = -1, (1 << 31) - 1
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 32 << 20
+
 #: Most seconds for which a sweep of leftovers blocks its caller.
 _SWEEP_S: Final = 0.02
 #: A task's flag in ``/proc/PID/stat``, from linux/sched.h.
@@ -91,6 +96,21 @@ def drop_capabilities() -> None:
     """Drop every capability, held or inheritable."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def keep_freed_memory() -> None:
+    """Have this process and its children keep memory that they free, for what they allocate next.
+
+    By default glibc decides by what was freed before. A process then pays for pages in every call, or in none, for
+    reasons that lie in its past: two processes with the same code differ by up to a third.
+    """
+    _libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_freed_memory_back() -> None:
+    """Give memory back that :func:`keep_freed_memory` kept."""
+    _libc.malloc_trim(0)
 
 
 def unshare(flags: int) -> None:

@@ -621,6 +621,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
         os._exit(1)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     linux.set_name("kq-forkserver")
+    linux.keep_freed_memory()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
     base = ground.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
