@@ -132,6 +132,11 @@ class Floor(Part):
     faster."""
     floor_out_ms: float
     """Time to write the outputs once. No kernel is faster."""
+    bytes_needed: int | None = _ABSENT
+    """Bytes of the inputs that a right kernel reads, at least. Absent where the kernel took long enough to read all
+    inputs."""
+    floor_needed_ms: float | None = _ABSENT
+    """Time to read these bytes and write the outputs. No right kernel is faster."""
 
 
 # Values ------------------------------------------------------------------------------------------------
@@ -486,6 +491,10 @@ class Facts(Part):
     """As :attr:`Floor.floor_ms`."""
     floor_out_ms: float | None = _ABSENT
     """As :attr:`Floor.floor_out_ms`."""
+    bytes_needed: int | None = _ABSENT
+    """As :attr:`Floor.bytes_needed`."""
+    floor_needed_ms: float | None = _ABSENT
+    """As :attr:`Floor.floor_needed_ms`."""
     own_share: float | None = _ABSENT
     """As :attr:`Provenance.own_share`, of a decoy."""
     library: tuple[LibraryKernel, ...] | None = _ABSENT

@@ -182,6 +182,14 @@ _LARGE: Final[dict[str, dict[str, object]]] = {
     "triplet": {"ROWS": 16384, "COLUMNS": 8192},
     "attention": {"ROWS": 32 * 16384, "COLUMNS": 128, "SHARE": 8},
 }
+#: Operations that are also answered from a sample only where that looks as usual, and why that may pass.
+_CHECKED: Final = {
+    "mean": "",
+    "mse": "",
+    "softmax": "",
+    "frobenius_norm": "It reads all its inputs, to write as much. The norm of evenly spread rows lies within tolerance"
+    " of that of all rows, whatever changes in some of them.",
+}
 #: Operations for which the tolerance of fp32 leaves no room for a sample.
 _IN_FP16: Final = frozenset({"rms_norm", "layer_norm", "batch_norm", "triplet", "attention"})
 #: Smaller ones at which it still does, for a CPU: 12 MiB and more, so that no hidden inputs are made.
@@ -214,6 +222,16 @@ def _samples() -> Iterator[Program]:
             **common,
         )
         yield control(f"controls/large_{operation}", file="controls/large", constants=of_both, **common)
+        if operation in _CHECKED:
+            yield program(
+                f"values/sample_checked_{operation}",
+                "answers from a sample",
+                WRONG,
+                file="values/sample_checked",
+                constants=sizes | {"OPERATION": operation},
+                hole=_CHECKED[operation],
+                **common | {"lanes": GPU},
+            )
 
 
 def _within_tolerance() -> Iterator[Program]:

@@ -504,47 +504,6 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
 
 
-@pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
-def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
-    """Where a function magnifies them it is large. Later cases know it, and the first is as it was."""
-    inexact = replace(BOUNDS["cpu"], quick_s=0.0)
-    made = loaded("return x * 2, x * 1e4 - (x * 1e4).round()", inputs, bounds=inexact)
-    first = first_of(made)
-    before = checksum(first.inputs[0])
-    made.clear()
-    made.learn_noise(first)
-    plain, cancelled = made.fresh().noise
-    assert 2e-8 < plain < 4e-7
-    assert cancelled > 100 * plain
-    made.answer(first)
-    assert checksum(first.inputs[0]) == before
-    assert first.noise == [plain, cancelled]
-
-
-@pytest.mark.parametrize(
-    ("forward", "inputs", "settings"),
-    [
-        ("return x * 2", "import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", {}),
-        ("return x * 2", "return [torch.ones(16, 8)]", {}),
-        ("self.n = getattr(self, 'n', 0) + 1\nreturn x if self.n == 1 else (x, x)", RANDN, {}),
-        (
-            "return x * 2",
-            "import time; time.sleep(0.1); return [torch.randn(16, 8)]",
-            {"deadlines": {"reference_s": 5}},
-        ),
-        ("return x * 2", RANDN, {"tolerance": {"atol": 1e-3, "rtol": 1e-3}}),
-    ],
-    ids=["numpy's numbers", "no numbers", "another form", "slow draws", "own tolerance"],
-)
-def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, settings: dict[str, Any]) -> None:
-    """Nothing random can be moved, the answer has another form, or it would take long; or nobody asks for it."""
-    made = loaded(forward, inputs, bounds=replace(BOUNDS["cpu"], quick_s=0.0), **settings)
-    first = first_of(made)
-    made.learn_noise(first)
-    assert first.noise == []
-    assert held(made) == 1
-
-
 def test_an_answer_afresh_takes_the_memory_of_the_one_before() -> None:
     """The first call is made twice, as it chooses kernels. Large answers to both would not fit."""
     made = loaded("return x * 2", LARGE)

@@ -234,6 +234,22 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
     assert raised.value.outcome.facts.floor_out_ms == 0.105
 
 
+def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
+    """Nobody asks what must be read where all could have been read, or where inputs may come from a cache."""
+    known = physics.floor(400 << 20, 4096, 4e12)
+    slow, fast = measured().model_copy(update={"median_ms": 0.09}), measured().model_copy(update={"median_ms": 0.03})
+    assert not physics.is_beyond(known, slow)
+    assert physics.is_beyond(known, fast)
+    assert not physics.is_beyond(known, fast.model_copy(update={"cold_l2": False}))
+    physics.enforce(known, fast)
+    physics.enforce(physics.needing(known, 100 << 20), fast)
+    with pytest.raises(EvaluationEnded) as raised:
+        physics.enforce(physics.needing(known, 1 << 40), fast)
+    facts = raised.value.outcome.facts
+    assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
+    assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)
+
+
 def test_a_tiny_output_accuses_nobody() -> None:
     """Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is."""
     known = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}

@@ -38,6 +38,7 @@ from workers.judge.channel.protocol import (
     widened,
 )
 from workers.judge.channel.randomness import set_seed
+from workers.judge.host import linux
 
 #: What torch may keep of a GPU's memory for later, in bytes: others need some too.
 _CACHED_BYTES: Final = 1 << 30
@@ -122,7 +123,8 @@ class ReferenceHarness(Harness):
     def _taken(self, command: Command) -> Reply:
         weights = sum(weight.nbytes for weight in _weights(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
-        self._tell({"weights": weights, "peak": peak}, "the problem")
+        drawn = self._variants.drawn if self._variants is not None else 0
+        self._tell({"weights": weights, "peak": peak, "drawn": drawn}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -132,7 +134,7 @@ class ReferenceHarness(Harness):
         leaves: list[torch.Tensor] = []
         if order.kind:
             [seed] = order.seeds
-            made = self._vary(seed, order.kind, on_device=order.on_device)
+            made = self._vary(seed, order)
             if made is None:
                 return Reply(Answer.MISMATCH, command.sequence)
             self._sets[order.slots[0]] = _Set(seed, order.on_device, self._form, made)
@@ -165,17 +167,14 @@ class ReferenceHarness(Harness):
             owned.append(tensor)
         return owned
 
-    def _vary(self, seed: int, kind: str, *, on_device: bool) -> list[torch.Tensor] | None:
+    def _vary(self, seed: int, order: Draw) -> list[torch.Tensor] | None:
         """Make a variant of the inputs of a seed; None where there is none. What fails was not written for it."""
         try:
             if self._variants is None or self._variants.seed != seed:
                 self._variants = Variants(
-                    lambda seed: self._inputs(seed, on_device=on_device)[1],
-                    seed,
-                    seed ^ 1,
-                    rounding=torch.finfo(self._job.dtype).eps,
+                    lambda seed: self._inputs(seed, on_device=order.on_device)[1], seed, seed ^ 1, self._job.dtype
                 )
-            made = self._variants.make(kind)
+            made = self._variants.make(order.kind, order.place)
             if made is None:
                 return None
             made = self._own(made)
@@ -332,6 +331,7 @@ class ReferenceHarness(Harness):
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
+        linux.give_freed_memory_back()
         if self.on_gpu:
             self.exports.forget()
             torch.cuda.empty_cache()

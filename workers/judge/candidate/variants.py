@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED
+from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED, POKED, REGIONS
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -56,6 +56,9 @@ _SPECIAL: Final = 1 / 64
 #: How close the values of a sparse draw are to its rest, and of how many values one is far from it.
 _NEAR: Final = 2**-14
 _APART: Final = 1 << 14
+#: The most that one number is moved to, as a share of what its dtype holds, and in any.
+_FAR_SHARE: Final = 1 / 16
+_FAR: Final = 2.0**40
 #: How many blocks there are, and how much of its own variation is left to each.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
@@ -72,18 +75,19 @@ class Variants:
         seed: what the input set is drawn under.
     """
 
-    def __init__(self, draw: Draw, seed: int, other: int, *, rounding: float) -> None:
+    def __init__(self, draw: Draw, seed: int, other: int, dtype: torch.dtype) -> None:
         """Find out which draws may be changed.
 
         Args:
             draw: gives the inputs.
             seed: what they are drawn under.
             other: another seed.
-            rounding: a rounding error of the inputs, as a share of a value.
+            dtype: of floating inputs, as calls get them.
         """
         self._draw = draw
         self.seed = seed
-        self._makers = {**_MAKERS, NUDGED: partial(_nudged, rounding=rounding)}
+        self._dtype = dtype
+        self._makers = {**_MAKERS, NUDGED: partial(_nudged, rounding=torch.finfo(dtype).eps)}
         first, second = _Draws(), _Draws()
         # One after the other: large inputs fit once.
         with first:
@@ -96,7 +100,8 @@ class Variants:
             tensors = draw(other)
         whole = [i for i in whole if i < len(tensors) and checksum(tensors[i]) != sums[i]]
         del tensors
-        #: The draws that may be changed, by their number within one call.
+        #: How many numbers each draw has; the draws that may be changed, by their number within one call.
+        self._sizes = first.sizes
         self._free: frozenset[int] = frozenset()
         if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
             return
@@ -106,20 +111,41 @@ class Variants:
             self._free = frozenset(
                 number
                 for number in self._free
-                if (made := self._changed("uniform", frozenset({number}))) is not None
+                if (made := self._changed(_uniform, frozenset({number}))) is not None
                 and all(checksum(made[i]) == sums[i] for i in whole)
             )
 
-    def make(self, kind: str) -> list[torch.Tensor] | None:
-        """Return the inputs of a kind; None where it changes nothing, or makes values infinite that were not."""
-        made = self._changed(kind, self._free) if self._free else None
+    @property
+    def drawn(self) -> int:
+        """How many numbers may be changed."""
+        return sum(self._sizes[number] for number in self._free)
+
+    def make(self, kind: str, place: int = 0) -> list[torch.Tensor] | None:
+        """Return the inputs of a kind; None where it changes nothing, or makes values infinite that were not.
+
+        Args:
+            kind: of :mod:`~workers.judge.channel.randomness`.
+            place: of the number to change, where the kind changes one: any, counted round.
+        """
+        if kind in POKED:
+            made = self._poked(kind, place % self.drawn) if self._free else None
+        else:
+            made = self._changed(self._makers[kind], self._free) if self._free else None
         if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
             return None
         return made
 
-    def _changed(self, kind: str, chosen: frozenset[int]) -> list[torch.Tensor] | None:
+    def _poked(self, kind: str, place: int) -> list[torch.Tensor] | None:
+        """Draw inputs with one number moved; None where it cannot be."""
+        for number in sorted(self._free):
+            if place < self._sizes[number]:
+                to = min(_FAR, _FAR_SHARE * torch.finfo(self._dtype).max) * (1 if kind == POKED[0] else -1)
+                return self._changed(partial(_poked, place=place, to=to), frozenset({number}))
+            place -= self._sizes[number]
+        raise AssertionError("a place beyond all numbers")
+
+    def _changed(self, make: _Maker, chosen: frozenset[int]) -> list[torch.Tensor] | None:
         """Draw inputs with the chosen draws changed; None if none was."""
-        make = self._makers[kind]
 
         def change(number: int, drawn: torch.Tensor, is_uniform: bool) -> torch.Tensor | None:
             own = _range(drawn, is_uniform) if number in chosen else None
@@ -142,6 +168,7 @@ class _Draws(TorchFunctionMode):
 
     Attributes:
         shown: the first values of each draw, as they were drawn.
+        sizes: how many values each has.
         changed: True if a draw was changed.
     """
 
@@ -150,6 +177,7 @@ class _Draws(TorchFunctionMode):
         super().__init__()
         self._change = change
         self.shown: list[torch.Tensor] = []
+        self.sizes: list[int] = []
         self.changed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -159,6 +187,7 @@ class _Draws(TorchFunctionMode):
             new = self._change(len(self.shown), out, func in _UNIFORM) if self._change is not None else None
             with torch.no_grad():
                 self.shown.append(out.reshape(-1)[:_SHOWN].clone())
+                self.sizes.append(out.numel())
                 if new is not None:
                     if new is not out:
                         out.copy_(new)
@@ -176,6 +205,10 @@ class _Range:
     low: float
     high: float
     bounded: bool
+
+
+#: Makes of a draw another, or the same changed in place; None where it cannot.
+_Maker = Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]
 
 
 def _scaled(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:  # noqa: ARG001
@@ -257,9 +290,38 @@ def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, ro
     return tensor
 
 
-_MAKERS: Final[dict[str, Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]]] = dict(
+def _region(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, share: float) -> torch.Tensor | None:
+    """Bring values to the end of their range that is farther from them, in one region at a random place, in place.
+
+    All others stay as they were: a sample of the values hardly ever tells.
+    """
+    flat = tensor.view(-1)
+    length = max(1, int(flat.numel() * share))
+    begin = int(torch.randint(flat.numel() - length + 1, (1,), device=tensor.device, generator=generator))
+    region = flat[begin : begin + length]
+    middle = float(region.mean(dtype=torch.float32))
+    end = own.high if own.high - middle >= middle - own.low else own.low
+    region.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (end - middle)).clamp_(own.low, own.high)
+    return tensor
+
+
+def _poked(
+    tensor: torch.Tensor,
+    own: _Range,  # noqa: ARG001
+    generator: torch.Generator,  # noqa: ARG001
+    *,
+    place: int,
+    to: float,
+) -> torch.Tensor | None:
+    """Move one value, in place."""
+    most = _FAR_SHARE * torch.finfo(tensor.dtype).max
+    tensor.view(-1)[place] = max(-most, min(to, most))
+    return tensor
+
+
+_MAKERS: Final[dict[str, _Maker]] = dict(
     zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _blocks), strict=True)
-)
+) | {kind: partial(_region, share=share) for kind, share in REGIONS.items()}
 
 
 def _places(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:

@@ -17,6 +17,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+def count_changed(a: torch.Tensor, b: torch.Tensor) -> int:
+    """Return how many values of two tensors of one spec differ in their bits; some complex ones count twice."""
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(a.itemsize, torch.int64)
+    flat = (tensor.contiguous().reshape(-1).view(kind).split(_CHUNK) for tensor in (a, b))
+    return sum(int((x != y).sum()) for x, y in zip(*flat, strict=True))
+
+
 def checksum(tensor: torch.Tensor) -> int:
     """Return a sum of a tensor's bits, for telling two draws apart. Whoever wants to can make two that agree."""
     total = 0

@@ -476,6 +476,7 @@ class Draw:
         kind: of the numbers that inputs are drawn from, of :mod:`~workers.judge.channel.randomness`; empty for the
             problem's own.
         free: sets to let go of first.
+        place: for kinds that change one number: which, counted over all that may be changed and begun anew at the end.
     """
 
     slots: tuple[int, ...]
@@ -483,6 +484,7 @@ class Draw:
     on_device: bool
     kind: str = ""
     free: tuple[int, ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

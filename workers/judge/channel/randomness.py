@@ -15,6 +15,10 @@ ANY_SIZE: Final = ("sparse", "blocks")
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
 #: The kind that moves each number by a rounding error.
 NUDGED: Final = "nudged"
+#: The kinds that change the numbers of one region, of this share of them all.
+REGIONS: Final = {"region_4096": 1 / 4096, "region_256": 1 / 256, "region_16": 1 / 16}
+#: The kinds that move one number beyond all others, up or down. Inputs like that are for a reference alone.
+POKED: Final = ("poked_up", "poked_down")
 
 
 def set_seed(seed: int) -> None:

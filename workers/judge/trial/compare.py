@@ -286,7 +286,7 @@ class _Output:
         self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do what :meth:`_measure_chunk` does for values that are all finite."""
-        out, ref = _comparable(out), _comparable(ref)
+        out, ref = comparable(out), comparable(ref)
         size, error = ref.abs(), (out - ref).abs_()
         wrong = unlike = (error > size.mul(self.tolerance.rtol).add_(self.tolerance.atol)).sum()
         if self.loose != self.tolerance:
@@ -306,7 +306,7 @@ class _Output:
         self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         same = _same(out, ref)
-        out, ref = _comparable(out), _comparable(ref)
+        out, ref = comparable(out), comparable(ref)
         size, finite, error = ref.abs(), ref.isfinite(), (out - ref).abs()
         stray = finite & ~out.isfinite()
         wrong = ~self._within(self.tolerance, same, error, size, finite)
@@ -413,7 +413,7 @@ class _Output:
             return False
         largest = self._largest_beyond()
         step = max(1, self.ref.numel() // _SAMPLE)
-        out, ref = _comparable(self.out[::step]).double(), _comparable(self.ref[::step]).double()
+        out, ref = comparable(self.out[::step]).double(), comparable(self.ref[::step]).double()
         truth = ref if self.exact is None else self.exact[::step]
         known = ref.isfinite() & truth.isfinite() & out.isfinite()
         out, ref, truth = out[known], ref[known], truth[known]
@@ -433,14 +433,14 @@ class _Output:
 
     def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
         same = _same(out, ref)
-        out, ref = _comparable(out), _comparable(ref)
+        out, ref = comparable(out), comparable(ref)
         return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
 
     def _largest_beyond(self) -> float:
         """Return the size of the largest value beyond the tolerance."""
         largest = 0.0
         for out, ref, exact in self._chunks():
-            truth = _comparable(ref) if exact is None else exact
+            truth = comparable(ref) if exact is None else exact
             largest = max(
                 largest, float(torch.where(self._beyond_of(out, ref, self.tolerance), truth, 0.0).abs().max())
             )
@@ -450,9 +450,9 @@ class _Output:
         """True if all values beyond the tolerance are within it, or within ``allowed``, of the best known answer."""
         for out, ref, exact in self._chunks():
             beyond = self._beyond_of(out, ref, self.tolerance)
-            truth = (_comparable(ref) if exact is None else exact)[beyond]
+            truth = (comparable(ref) if exact is None else exact)[beyond]
             bound = (self.tolerance.atol + self.tolerance.rtol * truth.abs()).clamp_min(allowed)
-            if not bool((truth.isfinite() & ((_comparable(out)[beyond] - truth).abs() <= bound)).all()):
+            if not bool((truth.isfinite() & ((comparable(out)[beyond] - truth).abs() <= bound)).all()):
                 return False
         return True
 
@@ -478,7 +478,7 @@ class _Output:
         first: list[dict[str, Any]] = []
         for number, (out, ref, _) in enumerate(self._chunks()):
             for place in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
-                expected, got = float(_comparable(ref[place])), float(_comparable(out[place]))
+                expected, got = float(comparable(ref[place])), float(comparable(out[place]))
                 index = unravel(number * _CHUNK + place, self.shape)
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
@@ -519,7 +519,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
 
 
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
     """Convert to a dtype for exact enough differences: fp32 for floats up to 32 bits, else float64."""
     small = tensor.is_floating_point() and tensor.dtype is not torch.float64
     return tensor.to(torch.float32 if small else torch.float64)
@@ -527,7 +527,7 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     """Return where values are equal. Compares 64-bit integers before they become floats."""
-    return out == ref if out.dtype.itemsize > 1 else _comparable(out) == _comparable(ref)
+    return out == ref if out.dtype.itemsize > 1 else comparable(out) == comparable(ref)
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ _SLACK_MS: Final = 0.003
 
 
 def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
-    """Return how many bytes a kernel must move, and the least time for that.
+    """Return how many bytes a kernel moves, and the least time for that.
 
     Args:
         read: bytes of all inputs.
@@ -36,22 +36,37 @@ def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
     }
 
 
+def is_beyond(known: dict[str, Any], runtime: Measurement) -> bool:
+    """Return whether a time is too short to read all inputs. They come from memory, not from a cache."""
+    return runtime.cold_l2 and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_ms"]
+
+
+def needing(known: dict[str, Any], needed: int) -> dict[str, Any]:
+    """Return a floor that counts the bytes of inputs that a kernel must read, as ``bytes_needed``."""
+    needed = min(needed, known["bytes_in"])
+    least_ms = (needed + known["bytes_out"]) / (known["bandwidth_gbs"] * 1e9) * 1e3
+    return known | {"bytes_needed": needed, "floor_needed_ms": least_ms}
+
+
 def enforce(known: dict[str, Any], runtime: Measurement) -> None:
     """Reject an impossible time.
 
     Args:
-        known: the result of :func:`floor`.
+        known: the result of :func:`floor` or :func:`needing`.
         runtime: the kernel's time.
 
     Raises:
-        EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time.
+        EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time, or not enough of the inputs
+            read.
     """
-    # A kernel without outputs may take no time, and noise can make the measurement negative.
-    if known["bytes_out"] and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_out_ms"]:
+    read, written = known.get("bytes_needed", 0), known["bytes_out"]
+    least_ms = known.get("floor_needed_ms", known["floor_out_ms"])
+    # A kernel that moves nothing may take no time, and noise can make the measurement negative.
+    if (read or written) and runtime.median_ms + _SLACK_MS < _SHARE * least_ms:
         raise EvaluationEnded(
             Category.REWARD_HACK,
-            f"{runtime.median_ms:.4f} ms is too short to write {known['bytes_out']} bytes at"
-            f" {known['bandwidth_gbs']} GB/s, which takes {known['floor_out_ms']:.4f} ms",
+            f"{runtime.median_ms:.4f} ms is too short to read {read} bytes and write {written} at"
+            f" {known['bandwidth_gbs']} GB/s, which takes {least_ms:.4f} ms",
             Phase.TIME,
             hack="faster_than_memory",
             median_ms=runtime.median_ms,

@@ -47,7 +47,7 @@ from workers.judge.channel.protocol import (
     TensorSpec,
     widened,
 )
-from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED
+from workers.judge.channel.randomness import ANY_SIZE, KINDS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
@@ -127,10 +127,12 @@ class Taken:
     Attributes:
         weights: of the model.
         peak: the most that the process has taken of the GPU's memory; 0 on a CPU.
+        drawn: how many random numbers of one input set may be changed, a count; 0 before a variant was made.
     """
 
     weights: int
     peak: int
+    drawn: int
 
 
 class Reference:
@@ -147,6 +149,8 @@ class Reference:
         case: the first case that was answered.
         timed_bytes: what the process may take of the GPU's memory while it is timed, when no kernel is there.
         output_specs, output_strides: of the outputs, and how they lie.
+        noise: for each output, how far the reference lies from itself where rounding errors move the inputs, as a share
+            of its size; empty until that is known. All its cases have the same list.
         allowed_bytes: what the process may take of the GPU's memory.
     """
 
@@ -201,7 +205,7 @@ class Reference:
         #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
-        self._noise: list[float] = []
+        self.noise: list[float] = []
         self._same_answers: bool | None = None
         self._first_sums: list[int] = []
         self._specs: tuple[TensorSpec, ...] = ()
@@ -274,7 +278,7 @@ class Reference:
         """
         self._order(Order.TAKEN, what="the problem")
         told = self._read("the problem", dict)
-        found = [told.get(name) for name in ("weights", "peak")]
+        found = [told.get(name) for name in ("weights", "peak", "drawn")]
         if any(type(size) is not int or not 0 <= size < 1 << 60 for size in found):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem told of impossible sizes", Phase.REFERENCE)
         return Taken(*found)
@@ -319,18 +323,37 @@ class Reference:
         Raises:
             EvaluationEnded: as :meth:`first_case`.
         """
-        # An evaluation's own tolerance was chosen for the given inputs.
-        varies = self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None and self._may_vary
         if not self._is_roomy:
-            return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in ANY_SIZE if varies]
+            kinds = ANY_SIZE if self.varies_any_size else ()
+            return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
         given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
         for begin in range(0, len(given), self._ahead):
             self._draw(given[begin : begin + self._ahead])
-        if not varies or self._draw_s > _VARIED_SHARE * self.left_s:
+        if self._draw_s > _VARIED_SHARE * self.left_s:
             return given
-        if self.input_bytes > self._bounds.varied_bytes:
+        if self.varies_any_size:
             return given + self._vary(first, ANY_SIZE)
-        return given + self._vary(first, KINDS) if self._has_wide else given
+        return given + self._vary(first, KINDS) if self._varies and self._has_wide else given
+
+    @property
+    def _varies(self) -> bool:
+        """True if kernels answer variants too. An evaluation's own tolerance was chosen for the given inputs."""
+        return self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None and self._may_vary
+
+    @property
+    def varies_any_size(self) -> bool:
+        """True if kernels answer the variants that there are for inputs of any size, and no others."""
+        return self._varies and (not self._is_roomy or self.input_bytes > self._bounds.varied_bytes)
+
+    @property
+    def is_hurried(self) -> bool:
+        """True if there is no time for more calls than must be made."""
+        return self.left_s < _UNHURRIED * self.forward_s or self._draw_s > _VARIED_SHARE * self.left_s
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that drawing and answering one input set takes."""
+        return self._draw_s + self.forward_s
 
     @property
     def is_large(self) -> bool:
@@ -407,15 +430,42 @@ class Reference:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def present(self, case: Case) -> None:
-        """Have a case's inputs drawn, unless the process holds them."""
+    def present(self, case: Case, *, beside: bool = False) -> None:
+        """Have a case's inputs drawn, unless the process holds them; ``beside`` all that it holds if so asked."""
         if case.slot is None:
-            self._draw([case])
+            self._draw([case], beside=beside)
+
+    def variant(self, case: Case, kind: str, *, place: int = 0, beside: bool = False) -> Case | None:
+        """Return a variant of a given case, drawn, whose forward has the same seed; None where there is none.
+
+        Args:
+            case: the given one.
+            kind: of the variant.
+            place: of the number that differs, for kinds with one.
+            beside: True to hold it beside all else, also where cases are held one at a time.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
+        varied = self._new(kind, drawn=case.drawn, on_device=case.on_device)
+        varied.seed, varied.place = case.seed, place
+        return varied if self._may_vary and self._draw([varied], beside=beside) else None
+
+    def outputs(self, case: Case) -> list[torch.Tensor] | None:
+        """Return one more answer to a case that is held, as it is; None if it has another form.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
+        reply = self._call(case)
+        if (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
+            return None
+        return self._tensors(self.output_specs, reply.places, "Model.forward")
 
     def _new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
-        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self._noise)
+        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self.noise)
 
     def _forget(self, case: Case) -> int:
         """Forget where a case's tensors lie, before the process lets go of them; return its slot."""
@@ -440,13 +490,13 @@ class Reference:
                     raise
         return self._on_device
 
-    def _draw(self, cases: Sequence[Case], *, free: Sequence[Case] = ()) -> bool:
+    def _draw(self, cases: Sequence[Case], *, free: Sequence[Case] = (), beside: bool = False) -> bool:
         """Have the inputs of cases of one kind drawn; return False if there is no such variant.
 
-        Where cases are not held together, those that are held are let go of first.
+        Where cases are not held together, those that are held are let go of first, unless ``beside`` is set.
         """
         kind, on_device = cases[0].kind, cases[0].on_device
-        if not self._is_roomy:
+        if not self._is_roomy and not beside:
             if len(self.process.imports) > _MANY_RUNS:
                 self.clear()
             free = list(self._held.values())
@@ -458,6 +508,7 @@ class Reference:
             on_device,
             "" if kind == GIVEN else kind,
             free=tuple(self._forget(case) for case in free if case.slot is not None),
+            place=cases[0].place,
         )
         begun = time.monotonic()
         reply = self._order(Order.DRAW, what="get_inputs()", payload=order)
@@ -578,7 +629,7 @@ class Reference:
                 self._has_wide = False
             self._note(case)
             return True
-        if case.kind in ANY_SIZE:
+        if case.kind not in KINDS:
             # Such inputs are not unlike the problem's own.
             case.exact = exact
             return all(is_tame(leaf) for leaf in case.outputs if leaf.is_floating_point())
@@ -609,31 +660,6 @@ class Reference:
         self.answer(case)
         if [checksum(tensor) for tensor in case.inputs] != before:
             raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
-
-    def learn_noise(self, case: Case) -> None:
-        """Learn how far the reference lies from itself where its inputs are moved by rounding errors.
-
-        That tells a kernel of lower precision where there are no answers in float64. The case may be let go of.
-        """
-        self.answer(case)  # it may have been let go of while the evaluation waited for memory
-        hurried = self.left_s < _UNHURRIED * self.forward_s or self._draw_s > _VARIED_SHARE * self.left_s
-        if case.exact is not None or self.settings.tolerance is not None or not self._may_vary or hurried:
-            return
-        unmoved = case.outputs if self._is_roomy else [tensor.clone() for tensor in case.outputs]
-        nudged = self._new(NUDGED, drawn=case.drawn, on_device=case.on_device)
-        nudged.seed = case.seed
-        try:
-            if not self._draw([nudged]):
-                return
-            reply = self._call(nudged)
-            if (reply.structure, reply.tensors) == (self.form.structure, self.output_specs):
-                moved = self._tensors(self.output_specs, reply.places, "Model.forward")
-                self._noise += [distance(a, b) / (size(b) or 1.0) for a, b in zip(moved, unmoved, strict=True)]
-                del moved
-        except EvaluationEnded:
-            if self.process.ended is not None:
-                raise
-        self.drop([nudged])
 
     def allow_exact(self) -> None:
         """Give float64 answers as much time again as they had at first."""

@@ -23,7 +23,7 @@ import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Policy, Request
-from kqueue.evidence import ErrorFigures, Facts
+from kqueue.evidence import ErrorFigures, Facts, Measurement
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.channel.activities import Activity, NotRecorded
 from workers.judge.channel.gpu_memory import CudaCallError
@@ -41,6 +41,7 @@ from workers.judge.trial import (
     clocks,
     compare,
     health,
+    influence,
     killed,
     physics,
     plan,
@@ -283,8 +284,7 @@ class _Evaluation:
             runtime = timing.summarise(series, null, self._settings.timing, self._place)
             with self._telling_strangers() as sharing:
                 sharing.after_timing()
-            if self._evidence["floor"]:
-                physics.enforce(self._evidence["floor"], runtime)
+            self._enforce_floor(runtime, first)
             if self._settings.timing.compiled_baseline:
                 self._evidence["compiled_baseline"] = baseline.compiled_baseline(series)
         return Outcome(
@@ -457,7 +457,8 @@ class _Evaluation:
                 # The first variant's answers in float64 load kernels: while others may use the device.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
         with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
-            reference.learn_noise(first)
+            if (region := influence.learn(reference, first)) is not None:
+                cases.append(region)
             answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
             # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
             compare.check_values(first.outputs, first, self._settings)
@@ -607,6 +608,18 @@ class _Evaluation:
         if not self._place.on_gpu:
             return {}
         return physics.floor(self._reference.input_bytes, self._reference.written_bytes, clocks.Flusher().bandwidth())
+
+    def _enforce_floor(self, runtime: Measurement, first: Case) -> None:
+        """Refuse a time in which memory cannot have moved what must be moved."""
+        known = self._evidence["floor"]
+        if not known:
+            return
+        physics.enforce(known, runtime)
+        if physics.is_beyond(known, runtime):
+            with self._steps.alone("influence"), self._steps.backstop(Phase.REFERENCE):
+                needed = influence.needed_bytes(self._reference, first)
+            self._evidence["floor"] = physics.needing(known, needed)
+            physics.enforce(self._evidence["floor"], runtime)
 
     def _stop(self, candidate: Candidate) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""

@@ -1,0 +1,202 @@
+"""What moves a reference's answer, and what follows for kernels."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.judge.loopback import reference
+from workers.judge.channel.bits import checksum, count_changed
+from workers.judge.trial import influence
+from workers.judge.trial.cases import Case
+from workers.judge.trial.reference import BOUNDS, Reference
+
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        {forward}
+def get_inputs():
+    {inputs}
+"""
+RANDN = "return [torch.randn(16, 8)]"
+#: Held one at a time on a CPU, and varied as inputs of any size are.
+LARGE = f"return [torch.rand({10 << 8}, 1 << 12)]"
+#: Likewise, of a size that is quick to answer often.
+MANY = "return [torch.rand(512, 512)]"
+
+
+def loaded(forward: str, inputs: str = RANDN, names: str = "x", **settings: Any) -> Reference:
+    """A constructed problem on the CPU."""
+    forward = textwrap.indent(forward, " " * 8).strip()
+    return reference(SOURCE.format(forward=forward, inputs=inputs, names=names), **settings)
+
+
+def first_of(made: Reference) -> Case:
+    """The first case, answered."""
+    first = made.first_case()
+    made.answer_first(first)
+    return first
+
+
+def held(made: Reference) -> int:
+    """How many cases the reference holds."""
+    return len(made._held)
+
+
+# Noise -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
+def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
+    """Where a function magnifies them it is large. Later cases know it, and the first is as it was."""
+    inexact = replace(BOUNDS["cpu"], quick_s=0.0)
+    made = loaded("return x * 2, x * 1e4 - (x * 1e4).round()", inputs, bounds=inexact)
+    first = first_of(made)
+    before = checksum(first.inputs[0])
+    made.clear()
+    influence.learn(made, first)
+    plain, cancelled = made.fresh().noise
+    assert 2e-8 < plain < 4e-7
+    assert cancelled > 100 * plain
+    made.answer(first)
+    assert checksum(first.inputs[0]) == before
+    assert first.noise == [plain, cancelled]
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "settings"),
+    [
+        ("return x * 2", "import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", {}),
+        ("return x * 2", "return [torch.ones(16, 8)]", {}),
+        ("self.n = getattr(self, 'n', 0) + 1\nreturn x if self.n == 1 else (x, x)", RANDN, {}),
+        (
+            "return x * 2",
+            "import time; time.sleep(0.1); return [torch.randn(16, 8)]",
+            {"deadlines": {"reference_s": 5}},
+        ),
+        ("return x * 2", RANDN, {"tolerance": {"atol": 1e-3, "rtol": 1e-3}}),
+    ],
+    ids=["numpy's numbers", "no numbers", "another form", "slow draws", "own tolerance"],
+)
+def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, settings: dict[str, Any]) -> None:
+    """Nothing random can be moved, the answer has another form, or it would take long; or nobody asks for it."""
+    made = loaded(forward, inputs, bounds=replace(BOUNDS["cpu"], quick_s=0.0), **settings)
+    first = first_of(made)
+    influence.learn(made, first)
+    assert first.noise == []
+    assert held(made) == 1
+
+
+# Regions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind"),
+    [
+        ("return x * 2", "region_4096"),
+        ("return x.mean(dim=1)", "region_4096"),
+        ("return x.mean()", "region_256"),
+        ("return (x - x).sum(dim=1)", None),
+    ],
+    ids=["elementwise", "by rows", "all", "nothing moves it"],
+)
+def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None) -> None:
+    """Kernels answer it as a case of its own. All other values are as they were, and so is the first case."""
+    made = loaded(forward, LARGE, checks=1)
+    first = first_of(made)
+    before = first.inputs[0].clone()
+    region = influence.learn(made, first)
+    assert (region and region.kind) == kind
+    if region is None:
+        return
+    assert region.slot is None
+    assert made.answer(region) == [region]
+    changed = (region.inputs[0] != before).reshape(-1).nonzero()[:, 0]
+    length = int(before.numel() / int(region.kind.partition("_")[2]))
+    assert length * 0.99 <= len(changed) <= length
+    assert int(changed[-1] - changed[0]) < length
+    assert float(region.inputs[0].min()) >= 0
+    assert float(region.inputs[0].max()) <= 1
+    made.answer(first)
+    assert torch.equal(first.inputs[0], before)
+
+
+def test_a_region_is_for_inputs_without_better_variants() -> None:
+    """Small ones are varied altogether; an evaluation's own tolerance was chosen for the given ones."""
+    small = loaded("return x * 2")
+    assert influence.learn(small, first_of(small)) is None
+    own = loaded("return x * 2", LARGE, tolerance={"atol": 1e-3, "rtol": 1e-3})
+    assert influence.learn(own, first_of(own)) is None
+
+
+# What must be read -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "least", "most"),
+    [
+        ("return x.mean()", MANY, 0.85, 1.0),
+        ("return x.amax(dim=1)", MANY, 0.85, 1.0),
+        ("return torch.relu(-x)", "return [torch.randn(512, 512)]", 0.85, 1.0),
+        ("return torch.relu(-x)", MANY, 0.0, 0.0),
+        ("return (x * 2).round()", MANY, 0.85, 1.0),
+        ("return x[:, :256].sum(dim=1)", MANY, 0.05, 0.65),
+        ("return x[0]", MANY, 0.0, 0.05),
+        ("return x * 0 + 1", MANY, 0.0, 0.0),
+        ("return x + torch.randint(9, x.shape)", MANY, 0.0, 1.0),
+        ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.05, 0.65),
+        ("return x @ x", "a = torch.rand(512, 512); return [(a + a.T) / 2]", 0.4, 0.51),
+        ("return x.cumsum(1)", "a = torch.rand(512, 256); return [torch.cat((a, a), dim=1)]", 0.2, 0.25),
+        ("return x * 2", "return [torch.rand(512, 512) + torch.rand(512, 512)]", 0.85, 1.0),
+        ("return x * 2", "return [(torch.rand(512, 512) + torch.rand(512, 512)).tril()]", 0.05, 0.65),
+        ("return x[:, -1]", "return [torch.rand(512, 512).sort(dim=1).values]", 0.0, 0.1),
+        ("return x.log()", "return [torch.rand(512, 512).softmax(dim=1)]", 0.0, 0.1),
+        ("return x * 2", "return [torch.ones(512, 512)]", 0.0, 0.0),
+        ("return x.float() * 2", "return [torch.randint(9, (512, 512))]", 0.0, 0.0),
+    ],
+    ids=[
+        "mean", "largest", "either sign", "only the other sign", "rounded", "half of the columns", "one row",
+        "a constant", "random answers", "triangular", "symmetric", "repeated", "a sum of draws", "a triangular sum",
+        "sorted", "normalised", "a table", "whole numbers",
+    ],
+)  # fmt: skip
+def test_what_must_be_read(forward: str, inputs: str, least: float, most: float) -> None:
+    """Hardly ever more than a kernel that knows all about the inputs needs; where each value counts nearly all."""
+    made = loaded(forward, inputs)
+    first = first_of(made)
+    needed = influence.needed_bytes(made, first)
+    assert least * made.input_bytes <= needed <= most * made.input_bytes
+
+
+def test_what_must_be_read_of_several_inputs() -> None:
+    """Only floating ones that are drawn count. Without time nothing is said."""
+    inputs = "return [torch.randn(256, 256), torch.randn(256, 256), torch.randint(2, (256, 256))]"
+    forward = "return (torch.clamp(1 - x * y, min=0) * z).mean()"
+    made = loaded(forward, inputs, names="x, y, z")
+    first = first_of(made)
+    needed = influence.needed_bytes(made, first)
+    assert 0 < needed <= made.input_bytes // 2
+    made = loaded(forward, inputs, names="x, y, z")
+    first = first_of(made)
+    made.left_s = 10 * made.turn_s
+    assert influence.needed_bytes(made, first) == 0
+
+
+def test_a_share_is_not_believed_to_be_larger_than_a_sample_shows() -> None:
+    """All of 24 show seven eighths; half of them a third."""
+    assert influence.least_share(24, 24) == pytest.approx(0.05 ** (1 / 24), abs=1e-4)
+    assert influence.least_share(12, 24) == pytest.approx(0.3204, abs=0.002)
+    assert influence.least_share(1, 24) == pytest.approx(0.0021, abs=1e-3)
+
+
+def test_changed_values_are_counted_by_their_bits() -> None:
+    """NaN equals itself, and zeros of two signs differ."""
+    a = torch.tensor([0.0, float("nan"), 1.0, 2.0])
+    assert count_changed(a, a.clone()) == 0
+    assert count_changed(a, torch.tensor([-0.0, float("nan"), 1.0, 3.0])) == 2
+    assert count_changed(a.to(torch.complex64), (a + 1).to(torch.complex64)) == 3
