@@ -479,6 +479,16 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
         assert (kind in fault.outcome.message) == (kind != GIVEN)
 
 
+def test_a_variant_that_is_confirmed_is_answered_whatever_time_float64_has_left() -> None:
+    """A kernel may be at work on the device meanwhile: it cannot have the case forgotten on which it is wrong."""
+    made = loaded("return torch.nn.functional.gelu(self.layer(x))")
+    [case] = [case for case in answered(made) if case.kind == "uniform"]
+    made._wide_left = 0.0
+    made.confirm(case)
+    assert case.outputs
+    assert made.answer(case) == [case]
+
+
 LARGE = "return [torch.randn(10 << 20)]"
 
 

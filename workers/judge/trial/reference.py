@@ -657,7 +657,10 @@ class Reference:
         del again
         before = [checksum(tensor) for tensor in case.inputs]
         self.drop([case])
+        # A kernel may be at work on the device: it must not be able to use the time for float64 up.
+        self._wide_left = math.inf
         self.answer(case)
+        self.allow_exact()
         if [checksum(tensor) for tensor in case.inputs] != before:
             raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
 

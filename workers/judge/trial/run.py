@@ -548,6 +548,8 @@ class _Evaluation:
             if ended.outcome.category not in _ABOUT_VALUES:
                 raise
             first = ended
+        if not self._has_answered(case):
+            return {}  # asked again, the reference does not stand by its answer to a variant
         try:
             self._run(candidate, case)
         except EvaluationEnded:
