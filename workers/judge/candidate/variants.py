@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.randomness import ANY_SIZE, KINDS, NUDGED, POKED, REGIONS
+from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -56,9 +56,8 @@ _SPECIAL: Final = 1 / 64
 #: How close the values of a sparse draw are to its rest, and of how many values one is far from it.
 _NEAR: Final = 2**-14
 _APART: Final = 1 << 14
-#: The most that one number is moved to, as a share of what its dtype holds, and in any.
-_FAR_SHARE: Final = 1 / 16
-_FAR: Final = 2.0**40
+#: The share of a draw that lies around a number.
+_AROUND: Final = 1 / 256
 #: How many blocks there are, and how much of its own variation is left to each.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
@@ -86,7 +85,6 @@ class Variants:
         """
         self._draw = draw
         self.seed = seed
-        self._dtype = dtype
         self._makers = {**_MAKERS, NUDGED: partial(_nudged, rounding=torch.finfo(dtype).eps)}
         first, second = _Draws(), _Draws()
         # One after the other: large inputs fit once.
@@ -125,22 +123,23 @@ class Variants:
 
         Args:
             kind: of :mod:`~workers.judge.channel.randomness`.
-            place: of the number to change, where the kind changes one: any, counted round.
+            place: of a number, for kinds that have one: any, counted round.
         """
-        if kind in POKED:
-            made = self._poked(kind, place % self.drawn) if self._free else None
+        if not self._free:
+            return None
+        if kind in _AT_A_PLACE:
+            made = self._at(_AT_A_PLACE[kind], place % self.drawn)
         else:
-            made = self._changed(self._makers[kind], self._free) if self._free else None
+            made = self._changed(self._makers[kind], self._free)
         if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
             return None
         return made
 
-    def _poked(self, kind: str, place: int) -> list[torch.Tensor] | None:
-        """Draw inputs with one number moved; None where it cannot be."""
+    def _at(self, make: Callable[..., torch.Tensor | None], place: int) -> list[torch.Tensor] | None:
+        """Draw inputs with the one draw changed that has the number at a place."""
         for number in sorted(self._free):
             if place < self._sizes[number]:
-                to = min(_FAR, _FAR_SHARE * torch.finfo(self._dtype).max) * (1 if kind == POKED[0] else -1)
-                return self._changed(partial(_poked, place=place, to=to), frozenset({number}))
+                return self._changed(partial(make, place=place), frozenset({number}))
             place -= self._sizes[number]
         raise AssertionError("a place beyond all numbers")
 
@@ -295,33 +294,37 @@ def _region(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, sh
 
     All others stay as they were: a sample of the values hardly ever tells.
     """
-    flat = tensor.view(-1)
-    length = max(1, int(flat.numel() * share))
-    begin = int(torch.randint(flat.numel() - length + 1, (1,), device=tensor.device, generator=generator))
-    region = flat[begin : begin + length]
-    middle = float(region.mean(dtype=torch.float32))
+    length = max(1, int(tensor.numel() * share))
+    begin = int(torch.randint(tensor.numel() - length + 1, (1,), device=tensor.device, generator=generator))
+    _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)
+    return tensor
+
+
+def _poked(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, place: int) -> torch.Tensor | None:  # noqa: ARG001
+    """Bring one value to the end of the range that is farther from it, in place."""
+    _bring_to_an_end(tensor.view(-1)[place : place + 1], own)
+    return tensor
+
+
+def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, place: int) -> torch.Tensor | None:  # noqa: ARG001
+    """Do with the values around a place what :func:`_region` does with those of a region."""
+    length = max(1, int(tensor.numel() * _AROUND))
+    begin = max(0, min(place - length // 2, tensor.numel() - length))
+    _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)
+    return tensor
+
+
+def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
+    """Bring values close to the end of their range that is farther from their mean, in place."""
+    middle = float(values.mean(dtype=torch.float32))
     end = own.high if own.high - middle >= middle - own.low else own.low
-    region.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (end - middle)).clamp_(own.low, own.high)
-    return tensor
-
-
-def _poked(
-    tensor: torch.Tensor,
-    own: _Range,  # noqa: ARG001
-    generator: torch.Generator,  # noqa: ARG001
-    *,
-    place: int,
-    to: float,
-) -> torch.Tensor | None:
-    """Move one value, in place."""
-    most = _FAR_SHARE * torch.finfo(tensor.dtype).max
-    tensor.view(-1)[place] = max(-most, min(to, most))
-    return tensor
+    values.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (end - middle)).clamp_(own.low, own.high)
 
 
 _MAKERS: Final[dict[str, _Maker]] = dict(
     zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _blocks), strict=True)
 ) | {kind: partial(_region, share=share) for kind, share in REGIONS.items()}
+_AT_A_PLACE: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 
 def _places(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:

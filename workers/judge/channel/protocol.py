@@ -476,7 +476,7 @@ class Draw:
         kind: of the numbers that inputs are drawn from, of :mod:`~workers.judge.channel.randomness`; empty for the
             problem's own.
         free: sets to let go of first.
-        place: for kinds that change one number: which, counted over all that may be changed and begun anew at the end.
+        place: for kinds that have one: a number's, counted over all that may be changed and begun anew at the end.
     """
 
     slots: tuple[int, ...]

@@ -17,8 +17,9 @@ KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
 NUDGED: Final = "nudged"
 #: The kinds that change the numbers of one region, of this share of them all.
 REGIONS: Final = {"region_4096": 1 / 4096, "region_256": 1 / 256, "region_16": 1 / 16}
-#: The kinds that move one number beyond all others, up or down. Inputs like that are for a reference alone.
-POKED: Final = ("poked_up", "poked_down")
+#: The kinds that change one number at a place that is given, and the numbers around it.
+POKED: Final = "poked"
+AROUND: Final = "around"
 
 
 def set_seed(seed: int) -> None:

@@ -18,7 +18,7 @@ _RELATED: Final = {Precision.FP32: 1e-2, Precision.FP16: 0.25, Precision.BF16: 0
 _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3e-2}
 #: How far its answer may move when the inputs move by less than a rounding error, value by value, as a share. A right
 #: kernel rounds more than once, so this is some times less than a kernel may be off.
-_STEADY: Final = {Precision.FP32: 1e-4 / 8, Precision.FP16: 1e-2 / 4, Precision.BF16: 1e-2 / 4}
+_STEADY: Final = {precision: close / 3 for precision, close in CLOSE.items()}
 #: Values to look at at a time, to bound memory.
 _CHUNK: Final = 1 << 24
 #: Values of the answer that is looked at for the sake of the kernels that this loads.

@@ -33,7 +33,7 @@ class Case:
         on_device: whether they are made on the device.
         kind: ``given``, from the problem's own ``get_inputs()``, or the name of a variant of such inputs.
         tolerance: the problem's own; None where it gives none.
-        place: of the number that differs, in a variant that differs in one.
+        place: of the number that differs, or around which numbers do, in a variant that has such a place.
         slot: the number under which the reference holds the inputs; None while it does not.
         inputs: the tensors among the arguments, on the device: on a GPU in the reference's memory, which the judge may
             read; empty while the reference does not hold them.

@@ -246,9 +246,9 @@ class _Output:
         loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype
         return cls(
             number,
-            _flat(out),
-            _flat(ref),
-            _flat(case.exact[number]) if case.exact is not None and floating else None,
+            flat(out),
+            flat(ref),
+            flat(case.exact[number]) if case.exact is not None and floating else None,
             case.noise[number] if case.noise and floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
             tolerance_for(ref.dtype, settings, case.tolerance),
@@ -514,7 +514,7 @@ def _merged(judged: list[_Output], *, given: bool) -> dict[str, Any]:
     }
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return all values in one dimension, complex ones as two."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
 

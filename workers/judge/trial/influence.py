@@ -18,7 +18,7 @@ import torch
 from kqueue.categories import Blame
 from kqueue.contract import Settings
 from workers.judge.channel.bits import checksum, count_changed
-from workers.judge.channel.randomness import NUDGED, POKED, REGIONS
+from workers.judge.channel.randomness import AROUND, NUDGED, POKED, REGIONS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import Case, distance, size
@@ -26,8 +26,10 @@ from workers.judge.trial.reference import Reference
 
 #: By how many times the tolerance some value must move for a region to count.
 _MOVED: Final = 4.0
-#: Numbers that are moved one at a time, and the fewest that tell anything.
+#: Numbers that are changed one at a time, and the fewest that tell anything.
 _POKES: Final = (24, 12)
+#: By how much a number must move the answer, as a share of what those around it do on average.
+_PART: Final = 0.1
 #: How likely it may be that chance makes a share of the numbers look as large as it does, or larger.
 _CHANCE: Final = 0.05
 #: Steps of halving by which a share is found.
@@ -51,42 +53,53 @@ def learn(reference: Reference, case: Case) -> Case | None:
     if not (wants_noise or wants_region) or reference.settings.tolerance is not None or reference.is_hurried:
         return None
     unmoved = case.outputs if reference.is_roomy else [tensor.clone() for tensor in case.outputs]
+    if wants_noise:
+        with _unless_it_has_ended(reference), _varied(reference, case, NUDGED) as (_, moved):
+            if moved is not None:
+                pairs = zip(moved, unmoved, strict=True)
+                reference.noise += [distance(a, b) / (size(b) or 1.0) for a, b in pairs]
+    for kind in REGIONS if wants_region else ():
+        with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
+            if moved is None:
+                return None
+            if _has_moved(moved, unmoved, case, reference.settings):
+                return varied
+    return None
+
+
+@contextlib.contextmanager
+def _unless_it_has_ended(reference: Reference) -> Generator[None]:
+    """Do without what the reference cannot answer."""
     try:
-        if wants_noise:
-            with _varied(reference, case, NUDGED) as (_, moved):
-                if moved is not None:
-                    pairs = zip(moved, unmoved, strict=True)
-                    reference.noise += [distance(a, b) / (size(b) or 1.0) for a, b in pairs]
-        for kind in REGIONS if wants_region else ():
-            with _varied(reference, case, kind) as (varied, moved):
-                if moved is None:
-                    return None
-                if _has_moved(moved, unmoved, case, reference.settings):
-                    return varied
+        yield
     except EvaluationEnded:
         if reference.process.ended is not None:
             raise
-    return None
 
 
 def needed_bytes(reference: Reference, case: Case) -> int:
     """Return how many bytes of its inputs a right kernel reads, at least.
 
-    All cases are let go of, so that the reference is not kept for later evaluations: nobody wrote it for such inputs.
+    Random numbers of a given case, each at a random place, are brought to the other end of their range, within the
+    problem's domain. Such a number must be read if
 
-    Single random numbers of a given case are moved beyond all others, one at a time, at random places. Where that
-    changes the answer, a kernel must read an input that this number went into. If it went into several, as where
-    inputs are symmetric, sorted or normalised, reading one of them may do, so each counts for its part only. A number
-    counts for nothing where the inputs hide it, as below the diagonal of a triangular matrix.
+    - the answer moves, in float64 where the problem can be had in it: it is not hidden, masked or cut off;
+    - the numbers around it, a small share of all, move some value by more than any tolerance allows;
+    - it does its part of that: it is not one of those that count for next to nothing beside others.
+
+    If it went into several inputs, as where they are symmetric, sorted or normalised, reading one of them may do, so it
+    counts for its part only.
 
     Returns:
         0 where nothing can be said: inputs are not drawn from torch's continuous distributions, the answer is not the
-        same bits again or is the same for other inputs, or there is no time.
+        same bits again, or there is no time or memory.
 
     Raises:
         EvaluationEnded: the fleet's failure.
     """
     try:
+        reference.clear()
+        reference.allow(reference.timed_bytes)
         return _needed_bytes(reference, case)
     except EvaluationEnded as ended:
         if ended.outcome.blame is Blame.FLEET:
@@ -95,26 +108,30 @@ def needed_bytes(reference: Reference, case: Case) -> int:
 
 
 def _needed_bytes(reference: Reference, case: Case) -> int:
-    most, fewest = _POKES
-    most = min(most, int(reference.left_s / 4 / reference.turn_s))
-    if most < fewest:
-        return 0
-    reference.clear()
-    reference.allow(reference.timed_bytes)
     given = reference.again(case.drawn, case.seed, on_device=case.on_device)
     reference.present(given)
-    sums = _sums(reference, given)
-    other = reference.again(secrets.randbits(63), case.seed, on_device=case.on_device)
-    reference.present(other, beside=True)
-    if _sums(reference, given) != sums or _sums(reference, other) == sums:
+    sums = _sums(reference.outputs(given, wide=True))
+    base = reference.outputs(given, wide=True)
+    if base is None or _sums(base) != sums:
         return 0
-    reference.drop([other])
-    counted = [weight for _ in range(most) if (weight := _weight(reference, given, sums))]
-    if not counted:
+    most, fewest = _POKES
+    counted, tried, enough_s = 0, 0, reference.left_s / 2
+    claimed = [0.0] * len(given.inputs)
+    while tried < most and reference.left_s > enough_s:
+        tried += 1
+        if changed := _counts(reference, given, base):
+            counted += 1
+            for i, count in enumerate(changed):
+                claimed[i] += count / sum(changed) ** 2
+    if not counted or tried < fewest:
         return 0
+    drawn = reference.taken().drawn
     floating = sum(tensor.numel() for tensor in given.inputs if tensor.is_floating_point())
-    numbers = min(reference.taken().drawn, floating)
-    return int(least_share(len(counted), most) * sum(counted) / len(counted) * numbers)
+    # Where several numbers went into one input, it is read for all of them.
+    numbers = drawn * min(1.0, floating / drawn) * least_share(counted, tried) / counted
+    return int(
+        sum(min(share * numbers, t.numel()) * t.itemsize for share, t in zip(claimed, given.inputs, strict=True))
+    )
 
 
 def least_share(counted: int, of: int) -> float:
@@ -132,44 +149,69 @@ def least_share(counted: int, of: int) -> float:
     return low
 
 
-def _weight(reference: Reference, given: Case, sums: list[int] | None) -> float:
-    """Move one number at random; return the bytes that must be read for its sake, 0 if the answer stays."""
+def _counts(reference: Reference, given: Case, base: Sequence[torch.Tensor]) -> list[int]:
+    """Change one number at random; return how many values of each input that changes.
+
+    Returns:
+        nothing if it need not be read.
+    """
     place = secrets.randbits(62)
-    for kind in POKED:
-        with _varied(reference, given, kind, place=place, beside=True) as (poked, moved):
-            if poked is None or moved is None:
-                continue
-            pairs = [(a, b) for a, b in zip(given.inputs, poked.inputs, strict=True) if a.is_floating_point()]
-            changed = sum(count_changed(a, b) for a, b in pairs)
-            if changed and [checksum(tensor) for tensor in moved] != sums:
-                return min(a.itemsize for a, _ in pairs) / changed
-    return 0.0
+    moves: list[float] = []
+    one: list[int] = []
+    for kind in (POKED, AROUND):
+        with _varied(reference, given, kind, place=place, beside=True, wide=True) as (varied, moved):
+            if varied is None or moved is None:
+                return []
+            pairs = list(zip(given.inputs, varied.inputs, strict=True))
+            changed = [count_changed(a, b) for a, b in pairs]
+            if any(count and not a.is_floating_point() for count, (a, _) in zip(changed, pairs, strict=True)):
+                return []
+            moves.append(sum(map(_total, moved, base)) / max(1, sum(changed)))
+            if kind == POKED:
+                one = changed
+                sums = _sums(moved)
+                if not moves[0] or _sums(reference.outputs(varied, wide=True)) != sums:
+                    return []
+            elif not _has_moved(moved, base, given, reference.settings):
+                return []
+    return one if moves[0] >= _PART * moves[1] else []
 
 
 @contextlib.contextmanager
 def _varied(
-    reference: Reference, case: Case, kind: str, *, place: int = 0, beside: bool = False
+    reference: Reference, case: Case, kind: str, *, place: int = 0, beside: bool = False, wide: bool = False
 ) -> Generator[tuple[Case | None, list[torch.Tensor] | None]]:
     """Give a variant of a case and the answer to it meanwhile; None where there is none of the same form."""
     varied = reference.variant(case, kind, place=place, beside=beside)
     if varied is None:
         yield None, None
         return
-    yield varied, reference.outputs(varied)
-    reference.drop([varied])
+    try:
+        yield varied, reference.outputs(varied, wide=wide)
+    finally:
+        if reference.process.ended is None:
+            reference.drop([varied])
 
 
-def _sums(reference: Reference, case: Case) -> list[int] | None:
+def _sums(outputs: Sequence[torch.Tensor] | None) -> list[int] | None:
     """Return what tells two answers apart; None for an answer of another form."""
-    outputs = reference.outputs(case)
     return None if outputs is None else [checksum(tensor) for tensor in outputs]
+
+
+def _total(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the sum of all differences of finite values."""
+    pieces = zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True)
+    return sum(
+        float((compare.comparable(x).double() - compare.comparable(y)).abs().nan_to_num(0.0, 0.0, 0.0).sum())
+        for x, y in pieces
+    )
 
 
 def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], case: Case, settings: Settings) -> bool:
     """Return whether some value is so far from where it was that no right kernel could answer as before."""
     for a, b in zip(moved, unmoved, strict=True):
         allowed = compare.tolerance_for(b.dtype, settings, case.tolerance)
-        for x, y in zip(a.reshape(-1).split(_CHUNK), b.reshape(-1).split(_CHUNK), strict=True):
+        for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
             x, y = compare.comparable(x), compare.comparable(y)
             if bool(((x - y).abs() > _MOVED * (allowed.atol + allowed.rtol * y.abs())).any()):
                 return True

@@ -351,11 +351,6 @@ class Reference:
         return self.left_s < _UNHURRIED * self.forward_s or self._draw_s > _VARIED_SHARE * self.left_s
 
     @property
-    def turn_s(self) -> float:
-        """Seconds that drawing and answering one input set takes."""
-        return self._draw_s + self.forward_s
-
-    @property
     def is_large(self) -> bool:
         """True if drawing inputs is work for a GPU."""
         return self.input_bytes > _QUICK_BYTES
@@ -451,16 +446,26 @@ class Reference:
         varied.seed, varied.place = case.seed, place
         return varied if self._may_vary and self._draw([varied], beside=beside) else None
 
-    def outputs(self, case: Case) -> list[torch.Tensor] | None:
-        """Return one more answer to a case that is held, as it is; None if it has another form.
+    def outputs(self, case: Case, *, wide: bool = False) -> list[torch.Tensor] | None:
+        """Return one more answer to a case that is held, whose earlier ones are let go of; None if its form is another.
+
+        Args:
+            case: the case.
+            wide: True to ask the model in float64, if there is one.
 
         Raises:
             EvaluationEnded: as :meth:`first_case`.
         """
-        reply = self._call(case)
-        if (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
+        wide = wide and self._has_wide
+        reply = self._call(case, afresh=True, wide=wide)
+        expected = self._wide_specs if wide else self.output_specs
+        if (reply.structure, reply.tensors) != (self.form.structure, expected):
             return None
-        return self._tensors(self.output_specs, reply.places, "Model.forward")
+        return self._tensors(expected, reply.places, "Model.forward")
+
+    @property
+    def _wide_specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(widened(_dtype(spec)), spec.shape, spec.device) for spec in self.output_specs)
 
     def _new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
@@ -659,8 +664,10 @@ class Reference:
         self.drop([case])
         # A kernel may be at work on the device: it must not be able to use the time for float64 up.
         self._wide_left = math.inf
-        self.answer(case)
-        self.allow_exact()
+        try:
+            self.answer(case)
+        finally:
+            self.allow_exact()
         if [checksum(tensor) for tensor in case.inputs] != before:
             raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
 
@@ -681,11 +688,11 @@ class Reference:
                 bits.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return bits.hexdigest()
 
-    def _call(self, case: Case, *, afresh: bool = False) -> Reply:
+    def _call(self, case: Case, *, afresh: bool = False, wide: bool = False) -> Reply:
         assert case.slot is not None
         begun = time.perf_counter()
         ask = Ask(case.slot, afresh=afresh)
-        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed, payload=ask)
+        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed, payload=ask, wide=wide)
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
         return reply
 
@@ -754,8 +761,7 @@ class Reference:
             reply = self._order(
                 Order.RUN, what="the model in float64", seed=case.seed, payload=ask, wide=True, optional=True
             )
-            expected = tuple(TensorSpec(widened(_dtype(s)), s.shape, s.device) for s in self.output_specs)
-            if (reply.structure, reply.tensors) != (self.form.structure, expected):
+            if (reply.structure, reply.tensors) != (self.form.structure, self._wide_specs):
                 raise _invalid("the model in float64 answers in another form")
         except EvaluationEnded:
             self._has_wide = False  # the problem was not written for float64
