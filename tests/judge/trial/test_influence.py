@@ -191,7 +191,7 @@ def test_what_must_be_read(forward: str, inputs: str, least: float, most: float)
     """Hardly ever more than a kernel that knows all about the inputs needs; where each value counts nearly all."""
     made = loaded(forward, inputs)
     first = first_of(made)
-    needed = influence.needed_bytes(made, first)
+    needed = influence.needed_bytes(made, first, 0)
     assert least * made.input_bytes <= needed <= most * made.input_bytes
 
 
@@ -213,7 +213,7 @@ def test_what_must_be_read_of_several_inputs(forward: str, inputs: str, names: s
     """What another input hides need not be read; tables and whole numbers are not counted."""
     made = loaded(forward, inputs, names=names)
     first = first_of(made)
-    needed = influence.needed_bytes(made, first)
+    needed = influence.needed_bytes(made, first, 0)
     assert least * made.input_bytes <= needed <= most * made.input_bytes
 
 
@@ -222,10 +222,10 @@ def test_nothing_must_be_read_where_nobody_knows() -> None:
     hurried = loaded("return x * 2", MANY)
     first = first_of(hurried)
     hurried.left_s = 0.01
-    assert influence.needed_bytes(hurried, first) == 0
+    assert influence.needed_bytes(hurried, first, 0) == 0
     for fault in ("x = x + (self.n % 5 == 0) * 1e-3", "assert self.n < 9"):
         made = loaded(f"self.n = getattr(self, 'n', 0) + 1\n{fault}\nreturn x[:16].sum(1)", MANY)
-        assert influence.needed_bytes(made, first_of(made)) <= 0.15 * made.input_bytes
+        assert influence.needed_bytes(made, first_of(made), 0) <= 0.15 * made.input_bytes
 
 
 def test_nothing_is_held_for_what_the_reference_cannot_answer() -> None:

@@ -10,6 +10,7 @@ The reference decides the rest of a problem's domain: :meth:`workers.judge.trial
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,8 @@ _SPECIAL: Final = 1 / 64
 #: How close the values of a sparse draw are to its rest, and of how many values one is far from it.
 _NEAR: Final = 2**-14
 _APART: Final = 1 << 14
+#: How many values in all are far from it, at most, where there are few.
+_FEW: Final = 16
 #: The share of a draw that lies around a number.
 _AROUND: Final = 1 / 256
 #: How many blocks there are, and how much of its own variation is left to each.
@@ -251,19 +254,26 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     return flat.view(tensor.shape)
 
 
-def _sparse(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+def _sparse(
+    tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, most: int = sys.maxsize
+) -> torch.Tensor | None:
     """Bring all values close to one end of their range, or to zero, but a few at random places, in place.
 
-    Sums and norms are carried by those few then: an answer from a sample of the values is wrong.
+    Sums and norms are carried by those few then: an answer from a sample of the values is wrong. A sample of many may
+    hold its share of them by chance, but not where there are so few at most that it holds none or too many.
     """
     rest = 0.0 if own.low <= 0 <= own.high else own.low
     tensor.sub_(rest).mul_(_NEAR).add_(rest)
-    few = max(1, tensor.numel() // _APART)
-    places = _places(tensor, few, generator)
+    places = _places(tensor, min(most, max(1, tensor.numel() // _APART)), generator)
     far = torch.empty(places.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
     end = own.high if own.high - rest >= rest - own.low else own.low
     tensor.view(-1)[places] = (rest + far * (end - rest)).clamp(own.low, own.high).to(tensor.dtype)
     return tensor
+
+
+def _few(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Do as :func:`_sparse` with a few values in all; small tensors have no more of them anyway."""
+    return _sparse(tensor, own, generator, most=_FEW) if tensor.numel() > _APART * _FEW else None
 
 
 def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
@@ -322,7 +332,7 @@ def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
 
 
 _MAKERS: Final[dict[str, _Maker]] = dict(
-    zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _blocks), strict=True)
+    zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _few, _blocks), strict=True)
 ) | {kind: partial(_region, share=share) for kind, share in REGIONS.items()}
 _AT_A_PLACE: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 

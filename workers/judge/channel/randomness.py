@@ -11,7 +11,7 @@ import torch
 
 #: The kinds of numbers that inputs may be drawn from in the place of a problem's own, and those among them that leave
 #: neither the range of its own numbers nor need more memory: for inputs of any size.
-ANY_SIZE: Final = ("sparse", "blocks")
+ANY_SIZE: Final = ("sparse", "few", "blocks")
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
 #: The kind that moves each number by a rounding error.
 NUDGED: Final = "nudged"

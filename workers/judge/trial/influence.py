@@ -77,8 +77,13 @@ def _unless_it_has_ended(reference: Reference) -> Generator[None]:
             raise
 
 
-def needed_bytes(reference: Reference, case: Case) -> int:
+def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
     """Return how many bytes of its inputs a right kernel reads, at least.
+
+    Args:
+        reference: the problem's, of which nothing else is asked any more.
+        case: a given one.
+        allowed_bytes: what the reference may take of the GPU's memory for it.
 
     Random numbers of a given case, each at a random place, are brought to the other end of their range, within the
     problem's domain. Such a number must be read if
@@ -99,7 +104,7 @@ def needed_bytes(reference: Reference, case: Case) -> int:
     """
     try:
         reference.clear()
-        reference.allow(reference.timed_bytes)
+        reference.allow(allowed_bytes)
         return _needed_bytes(reference, case)
     except EvaluationEnded as ended:
         if ended.outcome.blame is Blame.FLEET:

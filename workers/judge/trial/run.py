@@ -619,7 +619,8 @@ class _Evaluation:
         physics.enforce(known, runtime)
         if physics.is_beyond(known, runtime):
             with self._steps.alone("influence"), self._steps.backstop(Phase.REFERENCE):
-                needed = influence.needed_bytes(self._reference, first)
+                # The kernel is gone: what was promised to it is free.
+                needed = influence.needed_bytes(self._reference, first, self._plan.reference + self._plan.candidate)
             self._evidence["floor"] = physics.needing(known, needed)
             physics.enforce(self._evidence["floor"], runtime)
 
