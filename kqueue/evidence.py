@@ -126,7 +126,7 @@ class Floor(Part):
     bytes_out: int
     """Size of all outputs that a kernel must write, in bytes."""
     bandwidth_gbs: float
-    """Measured bandwidth of the memory, in 10^9 bytes a second."""
+    """Bandwidth of the memory at its peak, in 10^9 bytes a second."""
     floor_ms: float
     """Time to read the inputs once and write the outputs once. A kernel that needs a part of its inputs may be
     faster."""

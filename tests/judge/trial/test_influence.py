@@ -159,6 +159,8 @@ FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
         ("return torch.relu(-x)", MANY, 0.0, 0.0),
         ("return x[:1] + torch.relu(x - 2)", MANY, 0.0, 0.05),
         ("return x * 0 + 1", MANY, 0.0, 0.0),
+        ("return x.t()", MANY, 0.0, 0.0),
+        ("return x[:256]", MANY, 0.0, 0.0),
         ("return x + torch.randn(x.shape)", MANY, 0.0, 1.0),
         ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.05, 0.65),
         ("return x @ x", "a = torch.rand(512, 512); return [(a + a.T) / 2]", 0.4, 0.51),
@@ -182,7 +184,8 @@ FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
     ],
     ids=[
         "mean", "elementwise", "half of the numbers", "softmax", "norm", "rows", "half of the columns", "one row",
-        "sorted", "normalised", "only the other sign", "cut off", "a constant", "random answers", "triangular",
+        "sorted", "normalised", "only the other sign", "cut off", "a constant", "a view", "a part", "random answers",
+        "triangular",
         "symmetric", "repeated", "a sum of draws", "a triangular sum", "a table", "whole numbers", "decay by columns",
         "decay by rows",
     ],

@@ -241,6 +241,7 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
     assert not physics.is_beyond(known, slow)
     assert physics.is_beyond(known, fast)
     assert not physics.is_beyond(known, fast.model_copy(update={"cold_l2": False}))
+    assert not physics.is_beyond(known, fast.model_copy(update={"basis": "cpu_clock"}))
     physics.enforce(known, fast)
     physics.enforce(physics.needing(known, 100 << 20), fast)
     with pytest.raises(EvaluationEnded) as raised:

@@ -30,6 +30,8 @@ _MOVED: Final = 4.0
 _POKES: Final = (24, 12)
 #: By how much a number must move the answer, as a share of what those around it do on average.
 _PART: Final = 0.1
+#: Pieces of its memory that the reference may have announced before all is let go of.
+_MANY_RUNS: Final = 12
 #: How likely it may be that chance makes a share of the numbers look as large as it does, or larger.
 _CHANCE: Final = 0.05
 #: Steps of halving by which a share is found.
@@ -80,11 +82,6 @@ def _unless_it_has_ended(reference: Reference) -> Generator[None]:
 def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
     """Return how many bytes of its inputs a right kernel reads, at least.
 
-    Args:
-        reference: the problem's, of which nothing else is asked any more.
-        case: a given one.
-        allowed_bytes: what the reference may take of the GPU's memory for it.
-
     Random numbers of a given case, each at a random place, are brought to the other end of their range, within the
     problem's domain. Such a number must be read if
 
@@ -95,17 +92,26 @@ def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
     If it went into several inputs, as where they are symmetric, sorted or normalised, reading one of them may do, so it
     counts for its part only.
 
+    Args:
+        reference: the problem's, of which nothing else is asked any more.
+        case: a given one.
+        allowed_bytes: what the reference may take of the GPU's memory for it.
+
     Returns:
-        0 where nothing can be said: inputs are not drawn from torch's continuous distributions, the answer is not the
-        same bits again, or there is no time or memory.
+        0 where nothing can be said: inputs are not drawn from torch's continuous distributions, an output is a view of
+        an input, the answer is not the same bits again, or there is no time or memory.
 
     Raises:
         EvaluationEnded: the fleet's failure.
     """
+    if any(alias is not None for alias in reference.form.output_aliases):
+        return 0  # who returns a view reads nothing
     try:
         reference.clear()
         reference.allow(allowed_bytes)
         return _needed_bytes(reference, case)
+    except torch.OutOfMemoryError:
+        return 0
     except EvaluationEnded as ended:
         if ended.outcome.blame is Blame.FLEET:
             raise
@@ -123,6 +129,12 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
     counted, tried, enough_s = 0, 0, reference.left_s / 2
     claimed = [0.0] * len(given.inputs)
     while tried < most and reference.left_s > enough_s:
+        if len(reference.process.imports) > _MANY_RUNS:
+            reference.clear()  # memory that the process has given back is held while the judge has it mapped
+            reference.present(given)
+            base = reference.outputs(given, wide=True)
+            if base is None or _sums(base) != sums:
+                return 0
         tried += 1
         if changed := _counts(reference, given, base):
             counted += 1
@@ -130,7 +142,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
                 claimed[i] += count / sum(changed) ** 2
     if not counted or tried < fewest:
         return 0
-    drawn = reference.taken().drawn
+    drawn = max(1, reference.taken().drawn)
     floating = sum(tensor.numel() for tensor in given.inputs if tensor.is_floating_point())
     # Where several numbers went into one input, it is read for all of them.
     numbers = drawn * min(1.0, floating / drawn) * least_share(counted, tried) / counted
