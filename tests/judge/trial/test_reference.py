@@ -247,7 +247,7 @@ def test_drawing_too_slow_to_be_repeated_is_not_varied() -> None:
 )
 def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(forward: str, dropped: set[str]) -> None:
     """Raising, another structure, nothing finite, ties and steps: never the problem's or the kernel's fault."""
-    found = kinds(loaded(forward))
+    found = kinds(loaded(forward, "return [torch.randn(256, 8)]"))  # of few ties rounding might decide none
     assert GIVEN in found
     assert not found & dropped
     if not dropped:
