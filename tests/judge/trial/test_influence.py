@@ -185,9 +185,8 @@ FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
     ids=[
         "mean", "elementwise", "half of the numbers", "softmax", "norm", "rows", "half of the columns", "one row",
         "sorted", "normalised", "only the other sign", "cut off", "a constant", "a view", "a part", "random answers",
-        "triangular",
-        "symmetric", "repeated", "a sum of draws", "a triangular sum", "a table", "whole numbers", "decay by columns",
-        "decay by rows",
+        "triangular", "symmetric", "repeated", "a sum of draws", "a triangular sum", "a table", "whole numbers",
+        "decay by columns", "decay by rows",
     ],
 )  # fmt: skip
 def test_what_must_be_read(forward: str, inputs: str, least: float, most: float) -> None:

@@ -286,7 +286,7 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
     begin = 0
     for number, end in enumerate([*cuts.tolist(), flat.numel()]):
         target = own.low if number % 2 else own.high
-        flat[begin:end].sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (target - middle))
+        _pull(flat[begin:end], middle, target)
         begin = end
     return tensor.clamp_(own.low, own.high)
 
@@ -328,7 +328,12 @@ def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
     """Bring values close to the end of their range that is farther from their mean, in place."""
     middle = float(values.mean(dtype=torch.float32))
     end = own.high if own.high - middle >= middle - own.low else own.low
-    values.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (end - middle)).clamp_(own.low, own.high)
+    _pull(values, middle, end).clamp_(own.low, own.high)
+
+
+def _pull(values: torch.Tensor, middle: float, target: float) -> torch.Tensor:
+    """Bring values that lie around ``middle`` close to ``target``, in place."""
+    return values.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (target - middle))
 
 
 _MAKERS: Final[dict[str, _Maker]] = dict(

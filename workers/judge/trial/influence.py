@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -217,19 +217,21 @@ def _sums(outputs: Sequence[torch.Tensor] | None) -> list[int] | None:
 
 def _total(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the sum of all differences of finite values."""
-    pieces = zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True)
-    return sum(
-        float((compare.comparable(x).double() - compare.comparable(y)).abs().nan_to_num(0.0, 0.0, 0.0).sum())
-        for x, y in pieces
-    )
+    return sum(float((x.double() - y).abs().nan_to_num(0.0, 0.0, 0.0).sum()) for x, y in _pieces(a, b))
 
 
 def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], case: Case, settings: Settings) -> bool:
     """Return whether some value is so far from where it was that no right kernel could answer as before."""
     for a, b in zip(moved, unmoved, strict=True):
         allowed = compare.tolerance_for(b.dtype, settings, case.tolerance)
-        for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
-            x, y = compare.comparable(x), compare.comparable(y)
-            if bool(((x - y).abs() > _MOVED * (allowed.atol + allowed.rtol * y.abs())).any()):
-                return True
+        if any(
+            bool(((x - y).abs() > _MOVED * (allowed.atol + allowed.rtol * y.abs())).any()) for x, y in _pieces(a, b)
+        ):
+            return True
     return False
+
+
+def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Give the values of two tensors side by side, in pieces, for differences."""
+    for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
+        yield compare.comparable(x), compare.comparable(y)

@@ -425,10 +425,10 @@ class Reference:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def present(self, case: Case, *, beside: bool = False) -> None:
-        """Have a case's inputs drawn, unless the process holds them; ``beside`` all that it holds if so asked."""
+    def present(self, case: Case) -> None:
+        """Have a case's inputs drawn, unless the process holds them."""
         if case.slot is None:
-            self._draw([case], beside=beside)
+            self._draw([case])
 
     def variant(self, case: Case, kind: str, *, place: int = 0, beside: bool = False) -> Case | None:
         """Return a variant of a given case, drawn, whose forward has the same seed; None where there is none.
