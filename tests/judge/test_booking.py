@@ -29,7 +29,7 @@ import os, sys, time
 from pathlib import Path
 from workers.judge.gpu.booking import Ledger
 folder, capacity, nbytes, label = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-with Ledger(folder, capacity).book(nbytes, label=label, wait_s=120) as booking:
+with Ledger(folder, capacity, patience_s=float(sys.argv[5])).book(nbytes, label=label, wait_s=120) as booking:
     print("booked", flush=True)
     for line in sys.stdin:
         word, *rest = line.split()
@@ -86,9 +86,9 @@ _CAPACITY = 100
 class Judge:
     """A process that books memory."""
 
-    def __init__(self, folder: Path, nbytes: int, label: str) -> None:
+    def __init__(self, folder: Path, nbytes: int, label: str, patience_s: float) -> None:
         self.label = label
-        arguments = [str(folder), str(_CAPACITY), str(nbytes), label]
+        arguments = [str(folder), str(_CAPACITY), str(nbytes), label, str(patience_s)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _JUDGE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -137,8 +137,8 @@ def start(folder: Path, ledger: Ledger) -> Iterator[Callable[..., Judge]]:
     """Start a judge, and wait until it stands in the ledger; they are killed when the test ends."""
     judges: list[Judge] = []
 
-    def start(nbytes: int, label: str) -> Judge:
-        judges.append(Judge(folder, nbytes, label))
+    def start(nbytes: int, label: str, patience_s: float = 0.0) -> Judge:
+        judges.append(Judge(folder, nbytes, label, patience_s))
         until(lambda: any(entry.pid == judges[-1].process.pid for entry in ledger.holders()), what=label)
         return judges[-1]
 
@@ -170,25 +170,46 @@ def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
     assert _seen(ledger) == [("small", False), ("late", False)]
 
 
-def test_a_large_booking_that_waits_is_not_overtaken(ledger: Ledger, start: Callable[..., Judge]) -> None:
+def test_a_large_booking_that_has_waited_for_long_is_not_overtaken(
+    folder: Path, ledger: Ledger, start: Callable[..., Judge]
+) -> None:
     """A small one that would fit waits behind it; then both run, as they fit beside each other."""
     holder = start(60, "holder")
     holder.booked()
     large, small = start(80, "large"), start(20, "small")
     with pytest.raises(NotInTime, match=r"20 bytes of GPU memory did not become free .* 60 of 100 are booked"):
-        ledger.book(20, label="later", wait_s=0.3)
+        Ledger(folder, _CAPACITY, patience_s=0).book(20, label="later", wait_s=0.3)
     assert _seen(ledger) == [("holder", False), ("large", True), ("small", True)]
     holder.end()
     large.booked()
     small.booked()
-    assert [entry.since for entry in ledger.holders()] == sorted(entry.since for entry in ledger.holders())
+    assert _seen(ledger) == [("large", False), ("small", False)]
+
+
+def test_what_fits_passes_one_that_waits_for_more(ledger: Ledger, start: Callable[..., Judge]) -> None:
+    """But it leaves room for those who came earlier and fit, though they have not looked yet."""
+    holder = start(60, "holder")
+    holder.booked()
+    start(80, "large")
+    small = start(20, "small", patience_s=60)
+    small.booked()
+    assert holder.tell("resize 70") == "False 60"  # it has no patience itself
+    assert small.tell("resize 40") == "True 40"
+    assert small.tell("resize 20") == "True 20"
+    blocked = start(15, "blocked")  # it fits, and does not pass the large one
+    with pytest.raises(NotInTime):
+        ledger.book(10, label="later", wait_s=0.3)
+    ledger.book(5, label="later", wait_s=0.3).release()
+    assert small.tell("resize 26") == "False 20"
+    blocked.kill()
+    assert small.tell("resize 26") == "True 26"
 
 
 def test_a_stream_of_small_bookings_starves_no_large_one(folder: Path, start: Callable[..., Judge]) -> None:
     """Between them they always hold something, but for the large one's turn."""
     program = (
         "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
-        "ledger = Ledger(Path(sys.argv[1]), 100)\n"
+        "ledger = Ledger(Path(sys.argv[1]), 100, patience_s=1)\n"
         "while True:\n"
         "    with ledger.book(30, label='stream', wait_s=120): time.sleep(0.05)\n"
     )
@@ -245,7 +266,7 @@ def test_a_booking_that_was_released_is_free_although_a_child_process_lives(
 def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """It does not grow beyond the capacity, nor while somebody waits; what it asked for in vain changes nothing."""
+    """Not beyond the capacity, nor past one that has waited for long; what it asked for in vain changes nothing."""
     judge, other = start(50, "judge"), start(30, "other")
     judge.booked()
     other.booked()

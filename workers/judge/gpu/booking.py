@@ -4,8 +4,8 @@ There is no daemon. The ledger is a folder beside the device's lock, with one fi
 books holds a lock on its file. Linux releases the lock when the process dies, whatever kills it, and a file that nobody
 has locked counts for nothing: whoever decides next removes it.
 
-First come, first served: nobody is let in before somebody who came earlier. So small bookings never starve a large one,
-and a large one runs beside small ones where all fit.
+First come, first served, with one exception: what fits may pass those who came earlier and do not fit yet, until they
+have waited for ten seconds. So small bookings use the memory that a large one cannot use yet, and never starve it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Final, Self
 _PAUSE_SHARE: Final = 0.05
 _SHORTEST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.1
+#: How long others may pass a waiter, in seconds.
+_PATIENCE_S: Final = 10.0
 #: A file: process, bytes, capacity, since, waiting, and then the label. A change never needs more of the disk, and one
 #: that is read meanwhile, by somebody who does not decide, is still a booking.
 _FIELDS: Final = struct.Struct("<qqqd?")
@@ -72,18 +74,20 @@ class Entry:
 class Ledger:
     """The ledger of one GPU's memory. Any number of processes may use ledgers of one folder at the same time."""
 
-    def __init__(self, folder: Path, capacity: int) -> None:
+    def __init__(self, folder: Path, capacity: int, *, patience_s: float = _PATIENCE_S) -> None:
         """Configure a ledger without creating anything.
 
         Args:
             folder: the folder of the bookings, which is created when it is needed. Its parent exists.
             capacity: the bytes that all bookings together may take.
+            patience_s: how long the bookings of this ledger may pass one that waits, in seconds.
         """
         self._folder = folder
         self._capacity = capacity
+        self._patience_s = patience_s
 
     def book(self, nbytes: int, *, label: str, wait_s: float) -> Booking:
-        """Book memory. Wait while it does not fit beside what is booked, and for everybody who came earlier.
+        """Book memory. Wait while it does not fit beside what is booked, and for those who came earlier.
 
         Args:
             nbytes: the bytes of GPU memory.
@@ -106,18 +110,27 @@ class Ledger:
             file = _join(self._folder, Entry(os.getpid(), nbytes, label, True, begun, self._capacity))
         with contextlib.ExitStack() as stack:
             stack.callback(file.remove)
-            while not _admit(self._folder, file):
+            while not self._admit(file):
                 waited = time.monotonic() - begun
                 if waited >= wait_s:
                     booked = _booked(self.holders())
                     raise NotInTime(
                         f"{nbytes} bytes of GPU memory did not become free within {wait_s:g} s: {booked} of"
-                        f" {self._capacity} are booked, and first come is first served"
+                        f" {self._capacity} are booked, and who came earlier is served first"
                     )
                 pause = min(max(waited * _PAUSE_SHARE, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
                 time.sleep(min(pause, wait_s - waited))
             stack.pop_all()
-        return Booking(self._folder, file)
+        return Booking(self._folder, file, self._patience_s)
+
+    def _admit(self, file: _File) -> bool:
+        """Let a booking hold its memory if it fits and delays nobody. Return True if it does."""
+        with _deciding(self._folder):
+            others = [other for ticket, other in _living(self._folder) if ticket < file.ticket or not other.waiting]
+            if file.entry.nbytes > _room(others, self._capacity, self._patience_s):
+                return False
+            file.write(replace(file.entry, waiting=False, since=time.monotonic()))
+        return True
 
     def holders(self) -> list[Entry]:
         """Return who holds memory and who waits for it, in the order in which they came."""
@@ -127,10 +140,11 @@ class Ledger:
 class Booking:
     """Booked memory. :meth:`release`, the end of a ``with`` block and the end of the process give it back."""
 
-    def __init__(self, folder: Path, file: _File) -> None:
+    def __init__(self, folder: Path, file: _File, patience_s: float) -> None:
         """Wrap what :meth:`Ledger.book` has booked."""
         self._folder = folder
         self._file = file
+        self._patience_s = patience_s
 
     def __enter__(self) -> Self:
         """Return the booking."""
@@ -148,7 +162,8 @@ class Booking:
     def resize(self, nbytes: int) -> bool:
         """Book more or less without waiting. Return False, and change nothing, if that cannot be.
 
-        Less can always be booked. More can be booked while nobody waits and it fits beside the others.
+        Less can always be booked. More can be booked where it fits beside the others and beside those who wait: one of
+        them that does not fit yet may be passed for a while.
         """
         if nbytes < 0:
             raise ValueError(f"{nbytes} bytes cannot be booked")
@@ -156,7 +171,7 @@ class Booking:
             entry = self._file.entry
             if nbytes > entry.nbytes:
                 others = [other for ticket, other in _living(self._folder) if ticket != self._file.ticket]
-                if any(other.waiting for other in others) or _booked(others) + nbytes > entry.capacity:
+                if nbytes > _room(others, entry.capacity, self._patience_s):
                     return False
             self._file.write(replace(entry, nbytes=nbytes))
         return True
@@ -238,14 +253,21 @@ def _join(folder: Path, entry: Entry) -> _File:
     return _File(path, descriptor, ticket, entry)
 
 
-def _admit(folder: Path, file: _File) -> bool:
-    """Let a booking hold its memory if it is its turn and it fits. Return True if it does."""
-    with _deciding(folder):
-        others = [other for ticket, other in _living(folder) if ticket < file.ticket or not other.waiting]
-        if any(other.waiting for other in others) or _booked(others) + file.entry.nbytes > file.entry.capacity:
-            return False
-        file.write(replace(file.entry, waiting=False, since=time.monotonic()))
-    return True
+def _room(others: list[Entry], capacity: int, patience_s: float) -> int:
+    """Return the bytes that can be booked beside others, or -1 if one of them waits and must not be passed.
+
+    Args:
+        others: those who hold memory, and those who wait and come first, in order.
+        capacity: the bytes that all together may take.
+        patience_s: how long one that does not fit yet may be passed, in seconds.
+    """
+    room, now = capacity - _booked(others), time.monotonic()
+    for other in others:
+        if other.waiting and other.nbytes <= room:
+            room -= other.nbytes
+        elif other.waiting and now - other.since >= patience_s:
+            return -1
+    return room
 
 
 def _living(folder: Path) -> Iterator[tuple[int, Entry]]:

@@ -16,7 +16,7 @@ EVERY = 8
 
 def is_timed():
     """Whether the frames above carry out an order to make a timed call."""
-    frame = sys._getframe()
+    frame = sys._getframe(1)
     while frame is not None:
         order = getattr(frame.f_locals.get("command"), "order", None)
         if order is not None:
