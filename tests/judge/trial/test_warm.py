@@ -20,6 +20,8 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Precision, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.waiting import until
+from workers.judge.gpu import booking
+from workers.judge.gpu.booking import Ledger
 from workers.judge.host import linux
 from workers.judge.keeper.control import End, Keep, Report
 from workers.judge.keeper.process import SealedProcess
@@ -30,6 +32,8 @@ from workers.judge.trial.reference import Reference
 
 pytestmark = pytest.mark.slow("judges the same kernels many times")
 
+#: No memory of a reference that is left with this is ever wanted.
+NEVER_WANTED = Path("/nowhere/wanted")
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):
@@ -196,11 +200,11 @@ def test_other_settings_have_another_reference(empty: Rig, changed: Settings) ->
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
     for number in range(8):
-        reference(empty, str(number)).keep(str(number), {}, seconds=600)
+        reference(empty, str(number)).keep(str(number), {}, NEVER_WANTED, seconds=600)
     until(lambda: len(sealed(empty)) == 8, what="eight references")
     if empty.place.uid is not None:
         until(lambda: len({linux.owner(pid) for pid in sealed(empty)}) == 8, what="eight uids")
-    reference(empty, "8").keep("8", {}, seconds=600)
+    reference(empty, "8").keep("8", {}, NEVER_WANTED, seconds=600)
     assert empty.forkserver.take("0") is None
     for number in range(1, 9):
         found = empty.forkserver.take(str(number))
@@ -335,20 +339,37 @@ def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
     """After the time for which it was left, by the fork server's clock."""
     process = reference(empty)
     until(lambda: sealed(empty), what="the reference")
-    process.keep("mine", {}, seconds=0.5)
+    process.keep("mine", {}, NEVER_WANTED, seconds=0.5)
     assert gone(empty)
     assert empty.forkserver.take("mine") is None
+
+
+def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
+    """Those that were left before, and of this device; the ledger of its memory tells the fork server."""
+    ledger, left = Ledger(empty.place.ledger, 1), booking.wanted_file(empty.place.ledger)
+    with ledger.book(1, label="large", wait_s=0):
+        ledger.want_room()
+    reference(empty, "before").keep("before", {}, left, seconds=600)
+    reference(empty, "elsewhere").keep("elsewhere", {}, NEVER_WANTED, seconds=600)
+    until(lambda: len(sealed(empty)) == 2, what="both")
+    ledger.want_room()
+    until(lambda: len(sealed(empty)) == 1, what="the end of the first")
+    assert empty.forkserver.take("before") is None
+    found = empty.forkserver.take("elsewhere")
+    assert found is not None
+    SealedProcess.taken(empty.forkserver, found[0].scratch, found[1], compile_s=60.0).stop()
+    assert gone(empty)
 
 
 def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     """By its key alone, and a second asking finds none."""
     keeping = empty
-    reference(keeping).keep("mine", {"a": 1})
+    reference(keeping).keep("mine", {"a": 1}, NEVER_WANTED)
     assert keeping.forkserver.take("other") is None
     found = keeping.forkserver.take("mine")
     assert found is not None
     word, descriptors = found
-    assert word == Keep(str(keeping.place.scratch / "left"), "mine", {"a": 1}, 60.0)
+    assert word == Keep(str(keeping.place.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0)
     assert keeping.forkserver.take("mine") is None
     again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
     assert again.stop().reason is End.STOPPED

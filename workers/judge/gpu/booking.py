@@ -36,6 +36,8 @@ _MOST_LOOKS: Final = 5
 #: The file that is locked while somebody decides, and the name of a booking's file until it is complete.
 _LOCK: Final = "lock"
 _INCOMPLETE: Final = "new"
+#: The file that is touched where memory that nobody has booked is wanted.
+_WANTED: Final = "wanted"
 
 
 class BookingError(Exception):
@@ -132,6 +134,10 @@ class Ledger:
             file.write(replace(file.entry, waiting=False, since=time.monotonic()))
         return True
 
+    def want_room(self) -> None:
+        """Ask for memory that is held without a booking: references that are kept for later evaluations end then."""
+        wanted_file(self._folder).touch(0o600)
+
     def holders(self) -> list[Entry]:
         """Return who holds memory and who waits for it, in the order in which they came."""
         return entries(self._folder)
@@ -179,6 +185,11 @@ class Booking:
     def release(self) -> None:
         """Give the memory back. A second call does nothing."""
         self._file.remove()
+
+
+def wanted_file(folder: Path) -> Path:
+    """Return the file of a ledger that changes whenever memory is wanted that nobody has booked."""
+    return folder / _WANTED
 
 
 def entries(folder: Path) -> list[Entry]:

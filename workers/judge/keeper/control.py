@@ -58,12 +58,14 @@ class Keep:
         scratch: its private directory, which tells it from others.
         key: the problem and the settings that it serves.
         memo: what the next judge must know (:mod:`workers.judge.trial.warm`).
+        wanted: a file that changes when the memory that it holds is wanted, which ends it.
         seconds: how long it is kept where nobody takes it.
     """
 
     scratch: str
     key: str
     memo: dict[str, Any]
+    wanted: str
     seconds: float
 
 

@@ -184,13 +184,26 @@ class _Kept:
         word: what its last judge said.
         descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
         since: when it was left, by the monotonic clock.
+        wanted: when its memory had last been wanted by then, in nanoseconds of the file's clock.
         worked: the CPU's time that its processes had used by then, in seconds.
     """
 
     word: Keep
     descriptors: list[int]
     since: float = field(default_factory=time.monotonic)
+    wanted: int = 0
     worked: float = 0.0
+
+    def __post_init__(self) -> None:
+        """See when its memory was wanted before."""
+        self.wanted = self.last_wanted()
+
+    def last_wanted(self) -> int:
+        """Return when its memory was last wanted, in nanoseconds of the file's clock; 0 for never."""
+        try:
+            return Path(self.word.wanted).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
 
 class ForkServer:
@@ -256,8 +269,13 @@ class ForkServer:
             self._looked = now
         if look_at_kept:
             self._looked_at_kept = now
-            for kept in [k for k in self._kept if now > k.since + k.word.seconds or self._is_restless(k, orphans)]:
+            for kept in [k for k in self._kept if self._is_over(k, now, orphans)]:
                 self._end_kept(kept)
+
+    def _is_over(self, kept: _Kept, now: float, orphans: list[int]) -> bool:
+        """Return whether a reference has been kept for long enough, is in the way, or works all the same."""
+        due = now > kept.since + kept.word.seconds or kept.last_wanted() != kept.wanted
+        return due or self._is_restless(kept, orphans)
 
     def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:
         """Return whether a reference that is kept has worked all the same."""

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Self
 
 from kqueue.categories import Category
@@ -127,12 +128,13 @@ class SealedProcess:
             process.flags[flag] = 0  # numbers of calls begin anew
         return process
 
-    def keep(self, key: str, memo: dict[str, Any], *, seconds: float = 60.0) -> None:
+    def keep(self, key: str, memo: dict[str, Any], wanted: Path, *, seconds: float = 60.0) -> None:
         """Leave the process to a later judge. Nothing may be under way.
 
         Args:
             key: what it serves.
             memo: what that judge must know.
+            wanted: a file that changes when the memory that the process holds is wanted, which ends it.
             seconds: how long it is kept where nobody takes it.
 
         Raises:
@@ -142,7 +144,7 @@ class SealedProcess:
         descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
         if self.memory is not None:
             descriptors.append(self.memory.descriptor)
-        self._forkserver.keep(Keep(self._scratch, key, memo, seconds), descriptors)
+        self._forkserver.keep(Keep(self._scratch, key, memo, str(wanted), seconds), descriptors)
         self.close()
 
     def close(self) -> None:

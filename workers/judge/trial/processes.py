@@ -9,6 +9,7 @@ from kqueue.categories import Blame
 from kqueue.contract import Outcome, Request
 from workers.judge.channel.protocol import Job, Order
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import booking
 from workers.judge.host import linux
 from workers.judge.host.uids import BUILDER_OFFSET, COMPILED_OFFSET
 from workers.judge.keeper.control import Report
@@ -187,7 +188,7 @@ class Processes:
         if memo is None:
             return False
         try:
-            self.reference.keep(self._key, memo.model_dump())
+            self.reference.keep(self._key, memo.model_dump(), booking.wanted_file(self._place.ledger))
         except (EvaluationEnded, ForkServerError):
             return False
         return True

@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -823,8 +824,11 @@ class Reference:
         self.process.enter(Phase.REFERENCE, self.left_s)
         self.process.allow_compilers(self.settings.deadlines.compile_s)
 
-    def keep(self, key: str, memo: dict[str, Any]) -> None:
+    def keep(self, key: str, memo: dict[str, Any], wanted: Path) -> None:
         """Leave the process to a later evaluation of the same problem and settings.
+
+        Args:
+            key, memo, wanted: as for :meth:`SealedProcess.keep`.
 
         Raises:
             EvaluationEnded: it did not come to rest.
@@ -833,7 +837,7 @@ class Reference:
         self.process.enter(Phase.CLEANUP, _REST_S)
         self.process.allow_compilers(0.0)
         self.process.order(Order.REST)
-        self.process.keep(key, memo)
+        self.process.keep(key, memo, wanted)
 
 
 @dataclass(slots=True)

@@ -400,13 +400,13 @@ class _Evaluation:
         self._plan = wanted
         if not self._place.on_gpu:
             return
+        ledger = booking.Ledger(self._place.ledger, self._whole["whole"])
         if self._booking is None or not self._booking.resize(wanted.total):
             if self._booking is not None:
                 with self._steps.backstop(Phase.REFERENCE):
                     self._reference.clear()
                 self._booking.release()
             self._blackbox.enter(Phase.PREPARE)
-            ledger = booking.Ledger(self._place.ledger, self._whole["whole"])
             try:
                 with self._steps.timed("wait_for_memory"):
                     left_s = max(0.0, GPU_WAIT_S - self._steps.durations.get("wait_for_memory", 0.0))
@@ -423,6 +423,8 @@ class _Evaluation:
                 ) from None
             except booking.NotInTime as error:
                 raise EvaluationEnded(Category.JUDGE_ERROR, str(error), Phase.PREPARE) from None
+        if wanted.inputs and torch.cuda.mem_get_info()[0] < wanted.total:
+            ledger.want_room()
         used = self._evidence.get("gpu_memory", {}).get("used_bytes")
         self._evidence["gpu_memory"] = wanted.evidence() | ({"used_bytes": used} if used else {})
         if wanted.judge:
