@@ -133,8 +133,8 @@ class Floor(Part):
     floor_out_ms: float
     """Time to write the outputs once. No kernel is faster."""
     bytes_needed: int | None = _ABSENT
-    """Bytes of the inputs that the answer depends on, by what was tried, at least. Absent where the kernel took long
-    enough to read all inputs."""
+    """Bytes of the inputs that the answer depends on, by what was tried, at least, less what a cache may hold of them.
+    Absent where the kernel took long enough to read all inputs."""
     floor_needed_ms: float | None = _ABSENT
     """Time to read these bytes and write the outputs."""
 

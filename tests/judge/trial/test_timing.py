@@ -235,17 +235,21 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
 
 
 def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
-    """Nobody asks what must be read where all could have been read, or where inputs may come from a cache."""
+    """Nobody asks what must be read where all could have been read, from the cache or from memory."""
     known = physics.floor(400 << 20, 4096, 4e12)
     slow, fast = measured().model_copy(update={"median_ms": 0.09}), measured().model_copy(update={"median_ms": 0.03})
-    assert not physics.is_beyond(known, slow)
-    assert physics.is_beyond(known, fast)
-    assert not physics.is_beyond(known, fast.model_copy(update={"cold_l2": False}))
-    assert not physics.is_beyond(known, fast.model_copy(update={"basis": "cpu_clock"}))
+    assert not physics.is_beyond(known, slow, 0)
+    assert physics.is_beyond(known, fast, 0)
+    assert physics.is_beyond(known, fast, 100 << 20)
+    assert not physics.is_beyond(known, fast, 300 << 20)
+    assert physics.cacheable(fast, 50 << 20) == 0
+    for warm in ({"cold_l2": False}, {"basis": "cpu_clock"}):
+        assert physics.cacheable(fast.model_copy(update=warm), 50 << 20) == 50 << 20
     physics.enforce(known, fast)
-    physics.enforce(physics.needing(known, 100 << 20), fast)
+    physics.enforce(physics.needing(known, 100 << 20, 0), fast)
+    physics.enforce(physics.needing(known, 1 << 40, 300 << 20), fast)
     with pytest.raises(EvaluationEnded) as raised:
-        physics.enforce(physics.needing(known, 1 << 40), fast)
+        physics.enforce(physics.needing(known, 1 << 40, 0), fast)
     facts = raised.value.outcome.facts
     assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
     assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)

@@ -36,18 +36,23 @@ def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
     }
 
 
-def is_beyond(known: dict[str, Any], runtime: Measurement) -> bool:
-    """Return whether a time is too short to read all inputs, which came from memory and not from a cache.
+def cacheable(runtime: Measurement, l2: int) -> int:
+    """Return how many bytes of the inputs a timed kernel may find in a cache of ``l2`` bytes.
 
-    The CPU's clock begins before the inputs are written, which leaves some in the cache.
+    There are none where the cache was emptied between the inputs and the call, as the GPU's clock allows.
     """
-    from_memory = runtime.cold_l2 and runtime.basis == "gpu_clock"
-    return from_memory and runtime.median_ms + _SLACK_MS < _SHARE * known["floor_ms"]
+    return 0 if runtime.cold_l2 and runtime.basis == "gpu_clock" else l2
 
 
-def needing(known: dict[str, Any], needed: int) -> dict[str, Any]:
-    """Return a floor that counts the bytes of inputs that a kernel must read, as ``bytes_needed``."""
-    needed = min(needed, known["bytes_in"])
+def is_beyond(known: dict[str, Any], runtime: Measurement, cached: int) -> bool:
+    """Return whether a time is too short to read all inputs but those that may be cached, of so many bytes."""
+    least_ms = known["floor_ms"] - cached / (known["bandwidth_gbs"] * 1e9) * 1e3
+    return runtime.median_ms + _SLACK_MS < _SHARE * least_ms
+
+
+def needing(known: dict[str, Any], needed: int, cached: int) -> dict[str, Any]:
+    """Return a floor that counts the bytes of inputs that a kernel must read from memory, as ``bytes_needed``."""
+    needed = max(0, min(needed, known["bytes_in"]) - cached)
     least_ms = (needed + known["bytes_out"]) / (known["bandwidth_gbs"] * 1e9) * 1e3
     return known | {"bytes_needed": needed, "floor_needed_ms": least_ms}
 

@@ -609,9 +609,9 @@ class _Evaluation:
 
     def _floor(self) -> dict[str, Any]:
         """Return what memory allows, in figures; empty on a CPU."""
-        if not self._place.on_gpu:
+        if self._flusher is None:
             return {}
-        return physics.floor(self._reference.input_bytes, self._reference.written_bytes, clocks.Flusher().bandwidth())
+        return physics.floor(self._reference.input_bytes, self._reference.written_bytes, self._flusher.bandwidth())
 
     def _enforce_floor(self, runtime: Measurement, first: Case) -> None:
         """Refuse a time in which memory cannot have moved what must be moved."""
@@ -619,11 +619,12 @@ class _Evaluation:
         if not known:
             return
         physics.enforce(known, runtime)
-        if physics.is_beyond(known, runtime):
+        cached = physics.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
+        if physics.is_beyond(known, runtime, cached):
             with self._steps.alone("influence"), self._steps.backstop(Phase.REFERENCE):
                 # The kernel is gone: what was promised to it is free.
                 needed = influence.needed_bytes(self._reference, first, self._plan.reference + self._plan.candidate)
-            self._evidence["floor"] = physics.needing(known, needed)
+            self._evidence["floor"] = physics.needing(known, needed, cached)
             physics.enforce(self._evidence["floor"], runtime)
 
     def _stop(self, candidate: Candidate) -> None:
