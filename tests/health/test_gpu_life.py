@@ -145,7 +145,8 @@ def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any,
     folder = device_lock(services.config().scratch, fake.uuids[1]).with_suffix(".memory")
     program = (
         "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
-        "Ledger(Path(sys.argv[1]), 100 << 30).book(int(sys.argv[2]), label=sys.argv[3], wait_s=300); time.sleep(300)"
+        "ledger = Ledger(Path(sys.argv[1]), 100 << 30, patience_s=0)\n"
+        "ledger.book(int(sys.argv[2]), label=sys.argv[3], wait_s=300); time.sleep(300)"
     )
 
     def book(nbytes: int, label: str) -> subprocess.Popen[bytes]:
