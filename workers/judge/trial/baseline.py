@@ -18,9 +18,10 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.place import Place
 from workers.judge.ports import Records
 from workers.judge.trial import timing
+from workers.judge.trial.blame import blaming
 from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Exchange
-from workers.judge.trial.reference import Reference, blaming_the_problem
+from workers.judge.trial.reference import Reference
 from workers.judge.trial.steps import Steps
 
 #: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
@@ -161,7 +162,7 @@ class Baseline:
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        return blaming_the_problem(_WHAT, exchange.process, self._reference.allowed_bytes)
+        return blaming(_WHAT, exchange.process, self._reference.allowed_bytes)
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, null_share=1.0)
@@ -197,8 +198,8 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
     """
     deadlines = reference.settings.deadlines
     process = exchange.process
-    blaming = partial(blaming_the_problem, _WHAT, process, reference.allowed_bytes)
-    with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blaming():
+    blamed = partial(blaming, _WHAT, process, reference.allowed_bytes)
+    with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blamed():
         process.enter(Phase.LOAD, deadlines.load_s)
         process.order(Order.LOAD)
         process.enter(Phase.CONSTRUCT, deadlines.construct_s)
@@ -206,7 +207,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
         exchange.bind_inputs(case.inputs)
         process.enter(Phase.COMPILE, deadlines.compile_s)
         process.order(Order.REHEARSE)
-    with steps.alone("reference"), steps.backstop(Phase.CHECK), blaming():
+    with steps.alone("reference"), steps.backstop(Phase.CHECK), blamed():
         process.enter(Phase.CHECK, deadlines.check_s)
         exchange.bind_outputs(reference.output_specs)
         exchange.outputs(process.order(Order.RUN, seed=case.seed))

@@ -24,14 +24,13 @@ from typing import Any, Final
 
 import torch
 
-from kqueue.categories import Blame, Category
+from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.buffers import PlaceError
 from workers.judge.channel.flags import memory
-from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_STRUCTURE_BYTES,
@@ -44,7 +43,6 @@ from workers.judge.channel.protocol import (
     Place,
     Release,
     Reply,
-    Tag,
     TensorSpec,
     widened,
 )
@@ -53,6 +51,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import answers, compare, static
+from workers.judge.trial.blame import blaming, invalid_problem
 from workers.judge.trial.cases import (
     CLOSE,
     DTYPES,
@@ -91,7 +90,6 @@ _MEMORY_SHARE: Final = 1 / 8
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
 #: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
 _HOST_SHARE: Final = 1 / 8
-_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Forwards for which there must be time to have one more for the sake of a label.
 _UNHURRIED: Final = 16
 #: How long a process may take to give memory back before it is kept, in seconds.
@@ -527,14 +525,16 @@ class Reference:
             if check(arguments) * len(slots) != len(specs):
                 raise ArgumentsError("another number of tensors than it told of")
         except ArgumentsError as error:
-            raise _invalid(f"{FORM}; it returned {error}") from None
+            raise invalid_problem(f"{FORM}; it returned {error}") from None
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in specs):
-            raise _invalid(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
+            raise invalid_problem(
+                f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes"
+            )
         self._check_size(specs, "get_inputs()")
         if self.form.arguments is None:
             self.form.arguments, self._specs = arguments, specs
         elif repr(arguments) != repr(self.form.arguments) or specs != self._specs * len(slots):
-            raise _invalid("get_inputs() must return the same shapes, dtypes and scalars each time")
+            raise invalid_problem("get_inputs() must return the same shapes, dtypes and scalars each time")
         every = self._tensors(specs, reply.places, "get_inputs()")
         count = len(self._specs)
         for i, (slot, case) in enumerate(zip(slots, cases, strict=True)):
@@ -608,7 +608,7 @@ class Reference:
             self._learn_form(reply)
         elif (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
             what = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
-            raise _invalid(f"the reference must return the same {what} each time")
+            raise invalid_problem(f"the reference must return the same {what} each time")
         self.case = self.case or case
         if reply.drew:
             self._has_wide = False  # its random numbers are others in float64
@@ -625,7 +625,7 @@ class Reference:
         case.outputs = self._tensors(self.output_specs, reply.places, "Model.forward")
         if any(leaf.is_floating_point() and answers.has_nan(leaf) for leaf in case.outputs):
             if case.kind == GIVEN:
-                raise _invalid("the reference's output holds NaN, so nothing can agree with it")
+                raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
             return False
         exact = self._wide_tensors(answer.exact) if self._has_wide else None
         if case.kind == GIVEN:
@@ -659,7 +659,7 @@ class Reference:
         try:
             compare.check_values(again, case, self.settings)
         except EvaluationEnded as ended:
-            raise _invalid(f"the reference's answers to one input differ: {ended.outcome.message}") from None
+            raise invalid_problem(f"the reference's answers to one input differ: {ended.outcome.message}") from None
         del again
         before = [checksum(tensor) for tensor in case.inputs]
         self.drop([case])
@@ -671,7 +671,7 @@ class Reference:
             self.allow_exact()
         # A variant that cannot be had again is nobody's fault.
         if case.slot is not None and [checksum(tensor) for tensor in case.inputs] != before:
-            raise _invalid("get_inputs() must return the same values when it is called under the same seeds")
+            raise invalid_problem("get_inputs() must return the same values when it is called under the same seeds")
 
     def allow_exact(self) -> None:
         """Give float64 answers as much time again as they had at first."""
@@ -702,13 +702,13 @@ class Reference:
         """Check the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
         if "?" in structure or not specs or structure.count("T") > MAX_TENSORS:
-            raise _invalid(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
+            raise invalid_problem(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
         if len(structure.encode()) >= MAX_STRUCTURE_BYTES:
-            raise _invalid(
+            raise invalid_problem(
                 f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to tell"
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
-            raise _invalid(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
+            raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
         self._check_size(specs, "Model.forward")
         self.form.structure, self.output_specs = structure, specs
         self.output_strides = tuple(tuple(place.stride) for place in reply.places)
@@ -764,7 +764,7 @@ class Reference:
                 Order.RUN, what="the model in float64", seed=case.seed, payload=ask, wide=True, optional=True
             )
             if (reply.structure, reply.tensors) != (self.form.structure, self._wide_specs):
-                raise _invalid("the model in float64 answers in another form")
+                raise invalid_problem("the model in float64 answers in another form")
         except EvaluationEnded:
             self._has_wide = False  # the problem was not written for float64
             if self.process.ended is not None:
@@ -785,7 +785,7 @@ class Reference:
     def _check_size(self, specs: Sequence[TensorSpec], what: str) -> None:
         """Refuse tensors of an impossible shape, or larger than the judge can hold a few copies of."""
         if any(size < 0 for spec in specs for size in spec.shape):
-            raise _invalid(f"{what} told of a tensor of an impossible shape")
+            raise invalid_problem(f"{what} told of a tensor of an impossible shape")
         nbytes = sum(math.prod(max(size, 1) for size in spec.shape) * _dtype(spec).itemsize for spec in specs)
         if self.device == "cuda":
             most = self.allowed_bytes
@@ -816,7 +816,7 @@ class Reference:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.001)
 
     def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
-        return blaming_the_problem(what, self.process, self.allowed_bytes, optional=optional)
+        return blaming(what, self.process, self.allowed_bytes, optional=optional)
 
     def renew(self) -> None:
         """Give a process that was taken over all the time that a new one has."""
@@ -850,74 +850,6 @@ class _Answer:
     nudged: Reply | None = None
 
 
-@contextlib.contextmanager
-def blaming_the_problem(
-    what: str, process: SealedProcess, allowed_bytes: int, *, optional: bool = False
-) -> Generator[None]:
-    """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
-
-    Args:
-        what: what the process does, for the message.
-        process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
-        allowed_bytes: what it may take of the GPU's memory.
-        optional: True where the evaluation does without what fails: the process may live on then.
-
-    Raises:
-        EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``; ``worker_lost`` if somebody
-            killed the process; ``gpu_unhealthy`` if others hold the GPU's memory.
-    """
-    try:
-        yield
-    except EvaluationEnded as ended:
-        if ended.outcome.blame is Blame.PROBLEM:
-            raise
-        if ended.outcome.blame is Blame.FLEET and ended.outcome.category is not Category.WORKER_LOST:
-            raise
-        if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
-            raise _out_of_gpu_memory(what, process, allowed_bytes, dict(ended.outcome.facts)) from None
-        raise _blamed(ended, what) from None
-    except (torch.OutOfMemoryError, CudaCallError) as error:
-        # The judge found no room for its own copies.
-        if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
-            raise
-        raise _out_of_gpu_memory(what, process, allowed_bytes, {}) from None
-
-
-def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
-    outcome, reply = ended.outcome, ended.reply
-    facts = outcome.facts.model_dump()
-    phase = Phase.REFERENCE
-    if reply is not None and reply.tag is Tag.PROBLEM:
-        return _invalid(reply.message)
-    if reply is not None:
-        name = reply.exception.rpartition(".")[2]
-        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
-    if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
-        message = "the reference did not end within its deadline"
-        return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
-    if outcome.category is Category.WORKER_LOST:
-        return EvaluationEnded(Category.WORKER_LOST, f"{what}: {outcome.message}", phase, **facts)
-    return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
-
-
-class OutOfAllowance(EvaluationEnded):
-    """A reference needs more of the GPU's memory than it may take."""
-
-
-def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, facts: dict[str, Any]) -> EvaluationEnded:
-    """Return whose failure it is that memory ran out: others', if the process could not have had what it may take."""
-    process.stop()
-    process.imports.close()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        if torch.cuda.mem_get_info()[0] < allowed_bytes:
-            message = f"{what} found too little memory free on the GPU"
-            return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
-    message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes that it may take"
-    facts["allowed_bytes"] = allowed_bytes
-    return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
-
-
 def _dtype(spec: TensorSpec) -> torch.dtype:
     assert spec.dtype is not None
     return spec.dtype
@@ -925,7 +857,3 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
 
 def _nbytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape) * _dtype(spec).itemsize
-
-
-def _invalid(message: str) -> EvaluationEnded:
-    return EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)

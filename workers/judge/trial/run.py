@@ -53,10 +53,11 @@ from workers.judge.trial import (
 from workers.judge.trial import (
     baseline as baselines,
 )
+from workers.judge.trial.blame import OutOfAllowance
 from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.exchange import Candidate, Exchange
 from workers.judge.trial.processes import Processes
-from workers.judge.trial.reference import OutOfAllowance, Reference
+from workers.judge.trial.reference import Reference
 from workers.judge.trial.steps import Steps
 
 #: A candidate's own nulls, as a share of its calls.
