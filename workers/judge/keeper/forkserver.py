@@ -35,7 +35,7 @@ from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux, pauses, uids
-from workers.judge.keeper import control, stubs
+from workers.judge.keeper import ahead, control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
 from workers.judge.keeper.files import Files
 from workers.judge.sandbox import ground, seal, shelf
@@ -209,10 +209,10 @@ class _Kept:
 class ForkServer:
     """The loop. One instance lives in the process, until its parent closes the request socket."""
 
-    def __init__(self, requests: socket.socket, base: ground.Ground, stub_files: dict[str, bytes]) -> None:
+    def __init__(self, requests: socket.socket, base: ground.Ground, triton_files: dict[str, bytes]) -> None:
         self._requests = requests
         self._ground = base
-        self._stub_files = stub_files
+        self._triton_files = triton_files
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Sealed] = {}
         #: References that wait for their next judge, the longest waiting first.
@@ -403,9 +403,9 @@ class ForkServer:
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            stub_files = self._stub_files if profile.role is Role.CANDIDATE else {}
+            triton_files = self._triton_files if profile.role is Role.CANDIDATE else {}
             means, mount = self._ground.means, files.mount
-            _become_sealed(profile, means, group, parent, channel, page, writer, sealing, mount, stub_files)
+            _become_sealed(profile, means, group, parent, channel, page, writer, sealing, mount, triton_files)
         view: Any = flags.attach(page)
         # Else the next process to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
@@ -597,7 +597,7 @@ def _become_sealed(
     output: int,
     sealing: int,
     mount: int | None,
-    stub_files: dict[str, bytes],
+    triton_files: dict[str, bytes],
 ) -> NoReturn:
     """In the child: seal, say so, then obey the judge until it goes."""
     status = 70
@@ -614,7 +614,7 @@ def _become_sealed(
         except Exception as error:
             os.write(sealing, f"{type(error).__name__}: {error}".encode()[:4096])
             raise
-        stubs.put(stub_files)
+        ahead.put(triton_files)
         os.write(sealing, _SEALED)
         os.close(sealing)
         linux.set_name(f"kq-{profile.role}")
@@ -655,12 +655,12 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
             _kill_uid(leftover)
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    triton_files = ahead.prepare()
     gc.freeze()
     status = 1
     try:
-        stub_files = stubs.build()
         requests.send(json.dumps(base.report() | {"torch": torch.__version__}).encode())
-        ForkServer(requests, base, stub_files).run()
+        ForkServer(requests, base, triton_files).run()
         base.groups.close()
         status = 0
     except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do

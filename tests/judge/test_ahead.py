@@ -1,4 +1,4 @@
-"""Triton's library for the driver: compiled once for a fork server, and found by candidates. The driver is made up."""
+"""What Triton does once in every process, done ahead. The driver is made up."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 from triton.backends import nvidia
 
-from workers.judge.keeper import stubs
+from workers.judge.keeper import ahead
 
 #: Has Triton load its library, without a compiler to make another. Its argument: the cache.
 _PROGRAM = """
 import os, sys
 import triton.language
-from workers.judge.keeper import stubs
+from workers.judge.keeper import ahead
 os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
-stubs.put(stubs.build())
+ahead.put(ahead.prepare())
 os.environ["CC"] = "/bin/false"
 from triton.backends.nvidia.driver import CudaUtils
-print(callable(CudaUtils().load_binary))
+from triton.runtime.cache import triton_key
+print(callable(CudaUtils().load_binary), triton_key.cache_info().currsize, len(os.listdir("/proc/self/task")))
 """
 
 
@@ -35,8 +36,8 @@ def _make_driver(folder: Path) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": "0", "TRITON_LIBCUDA_PATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
 
 
-def test_a_candidate_compiles_nothing_to_talk_to_the_driver(tmp_path: Path) -> None:
-    """What the fork server had compiled is what Triton looks for there."""
+def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path) -> None:
+    """The library that Triton looks for is there, its own files are hashed, and no thread is left."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")],
         env=os.environ | _make_driver(tmp_path),
@@ -44,14 +45,14 @@ def test_a_candidate_compiles_nothing_to_talk_to_the_driver(tmp_path: Path) -> N
         text=True,
         check=False,
     )
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("True 1 1\n", 0), done.stderr
 
 
 def test_without_a_gpu_or_a_compiler_there_is_nothing_to_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are judged all the same."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert stubs.build() == {}
-    program = "import triton.language; from workers.judge.keeper import stubs; print(stubs.build())"
+    assert ahead.prepare() == {}
+    program = "import triton.language; from workers.judge.keeper import ahead; print(ahead.prepare())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | _make_driver(tmp_path) | {"CC": "/bin/false"},
@@ -61,5 +62,5 @@ def test_without_a_gpu_or_a_compiler_there_is_nothing_to_put(tmp_path: Path, mon
     )
     assert done.stdout == "{}\n"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    stubs.put({})
+    ahead.put({})
     assert not list(tmp_path.rglob("*.so"))
