@@ -24,7 +24,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
-from kqueue.integrations.lanes import lane_of
+from kqueue.integrations.lanes import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
 
@@ -90,22 +90,26 @@ class LocalKernelEvaluator:
             arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
 
         Returns:
-            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`.
+            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`. If ``KQUEUE_GPU_FALLBACK`` took the place
+            of ``gpu``, ``metadata`` has ``lane_asked`` beside ``lane``.
 
         Raises:
             InvalidRequest: an argument is wrong.
-            LaneUnavailable: this machine has no such GPU.
+            LaneUnavailable: this machine has no such GPU, and ``KQUEUE_GPU_FALLBACK`` names no lane of it.
             EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
             LocalFleetError: the fleet does not start.
         """
-        [verdict] = self.judge([request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)])
+        request = request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)
+        [verdict] = self.judge([request])
         if isinstance(verdict, InvalidRequest):
             raise verdict
         if verbose:
             sys.stderr.write(describe(verdict, custom_cuda) + "\n")
         if not verdict.judged:
             raise EvaluationFailed(verdict)
-        return result_of(verdict)
+        result = result_of(verdict)
+        result["metadata"] |= fallback_of(request, verdict)
+        return result
 
     def judge(
         self, requests: Sequence[Request], *, allow_idle_lane: bool = False
