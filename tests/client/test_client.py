@@ -259,7 +259,7 @@ class TestRefused:
         with pytest.raises(LaneUnavailable):
             lane_of(lane="gpu.a100", backend="cuda")
         workers.stop(engine, worker_id)
-        with pytest.raises(LaneUnavailable, match="serves gpu.a100"):
+        with pytest.raises(LaneUnavailable, match=r"serves gpu\.a100"):
             lane_of(lane="gpu.a100")
 
     def test_unknown_ids(self, client: Client) -> None:
