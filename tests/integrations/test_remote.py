@@ -74,6 +74,16 @@ def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert env.step(WRONG)[1] == 0.0
 
 
+def test_the_servers_fallback(config: Config, tmp_path: Path) -> None:
+    """The fleet's fallback holds for clients over HTTP, which know nothing of it, for whatever they submit."""
+    fleet = config.model_copy(update={"gpu_fallback": "cpu"})
+    with Served(fleet, tmp_path / "fallback.log") as served, RemoteClient(served.url, token=served.admin) as client:
+        verdict = client.evaluate(problem=REFERENCE, kernel=WRONG, backend="torch", lane="gpu.a100")
+        with pytest.raises(LaneUnavailable):
+            client.submit(problem=REFERENCE, kernel=WRONG, backend="cuda", lane="gpu.a100")
+    assert (verdict.category, verdict.lane) == ("wrong_values", "cpu")
+
+
 def test_the_evaluators_own_connection(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
