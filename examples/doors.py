@@ -40,7 +40,7 @@ async def modal() -> None:
             metadata = result["metadata"]
             said = f"{metadata['correctness_trials']} and {metadata['hidden_trials']} hidden: {metadata['message']}"
             show("Modal: what was asked for and done", said, metadata["correctness_trials"] == "(5 / 5)")
-    entries = [{"ref_code": PROBLEM, "kernel_code": kernel} for kernel in (KERNEL, "")]
+    entries = [{"index": n, "ref_code": PROBLEM, "kernel_code": kernel} for n, kernel in enumerate((KERNEL, ""))]
     right, empty = await evaluate_kernel_batch(entries)
     good = right["correctness"] and empty["metadata"]["exception_type"] == "InvalidRequest"
     show("Modal: a batch with a fault", f"correct={right['correctness']}; {empty['error_message']}", good)

@@ -189,7 +189,8 @@ class ModalKernelEvaluator:
         """Evaluate many kernels at once.
 
         Args:
-            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name.
+            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name. Other names have no effect,
+                and ``metadata["ignored_fields"]`` lists them.
 
         Returns:
             the results in order. With ``return_exceptions`` an entry for which :meth:`evaluate_single` would have
@@ -287,8 +288,10 @@ class ModalKernelEvaluator:
             return self._local
 
     def _order(self, evaluation: Mapping[str, Any]) -> _Order | Exception:
+        # Clients have entries of their own beside the arguments, and evaluators on Modal pass over them.
+        known = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
         try:
-            arguments = _SIGNATURE.bind(self, **evaluation)
+            arguments = _SIGNATURE.bind(self, **known)
         except TypeError as error:
             return InvalidRequest(f"evaluation: {error}; the arguments are those of evaluate_single")
         arguments.apply_defaults()
@@ -311,15 +314,16 @@ class ModalKernelEvaluator:
             )
         except InvalidRequest as error:
             return error
-        return _Order(request, given)
+        return _Order(request, given, tuple(sorted(evaluation.keys() - known.keys())))
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request and the arguments from which it was built."""
+    """A request, the arguments from which it was built, and the names that are none."""
 
     request: Request
     arguments: Mapping[str, Any]
+    ignored: tuple[str, ...]
 
 
 class ModalBatcher:
@@ -394,6 +398,8 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
     asked = order.arguments
     metadata = result_of(verdict)["metadata"] | fallback_of(order.request, verdict)
     metadata["timing_method"] = asked["timing_method"]
+    if order.ignored:
+        metadata["ignored_fields"] = [*order.ignored]
     threshold = asked["excessive_speedup_threshold"]
     if asked["check_for_excessive_speedup"] and verdict.speedup is not None and verdict.speedup > threshold:
         _log.warning(

@@ -108,7 +108,7 @@ def test_a_batch_with_faults(config: Config) -> None:
         entry(RAISES),
         entry(""),
         {"ref_code": REFERENCE},
-        entry(colour="red"),
+        entry(WRONG, index=8, colour="red"),
         entry(timing_method="sundial"),
         entry(backend="cuda"),
     ]
@@ -122,13 +122,18 @@ def test_a_batch_with_faults(config: Config) -> None:
         "EvaluationFailed",
         "entry_point_missing",
         "runtime_error",
-        *["InvalidRequest"] * 5,
+        "InvalidRequest",
+        "InvalidRequest",
+        "wrong_values",
+        "InvalidRequest",
+        "InvalidRequest",
     ]
+    assert slots[8]["metadata"]["ignored_fields"] == ["colour", "index"]
+    assert "ignored_fields" not in slots[0]["metadata"]
     for place, named in {
         2: "fortran",
         6: "kernel",
         7: "kernel_code",
-        8: "colour",
         9: "timing_method",
         10: "cuda",
     }.items():
