@@ -129,7 +129,7 @@ class DatabaseTransport(Transport):
         resolved: list[Request | InvalidRequest] = []
         for request in requests:
             try:
-                lane = _lane(request, live, allow_idle_lane, self._config.gpu_fallback)
+                lane = lane_for(request, live, allow_idle_lane, self._config.gpu_fallback)
                 resolved.append(request.model_copy(update={"lane": lane}))
             except InvalidRequest as error:
                 resolved.append(error)
@@ -171,8 +171,14 @@ class DatabaseTransport(Transport):
         return self._listener.watch(evaluation_id)
 
 
-def _lane(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:
-    """Return the lane that a request goes to. ``fallback`` takes the place of a GPU lane that no live worker serves.
+def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:
+    """Return the lane that a request goes to.
+
+    Args:
+        request: names the lane that it wants.
+        live: the lanes that live workers serve, with their numbers.
+        allow_idle_lane: True to take a lane that is not among them.
+        fallback: the lane that takes the place of a GPU lane that is not among them.
 
     Raises:
         InvalidRequest: its kernel cannot be judged there.

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kqueue.client import Client
+from kqueue.client.database import lane_for
 from kqueue.config import Config, load
-from kqueue.contract import Request, Verdict
+from kqueue.contract import Backend, Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
 from kqueue.integrations.lanes import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
+from kqueue.store import workers
+from kqueue.store.engine import connect
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +75,20 @@ class LocalKernelEvaluator:
         """Start a fleet if none runs.
 
         Raises:
+            LaneUnavailable: this machine has no such GPU. Callers of :meth:`evaluate` that catch exceptions would take
+                it for a bad kernel.
             LocalFleetError: the fleet does not start; the message says why.
         """
         with self._client():
+            settings = self._settings()
+            engine = connect(settings.require_database(), application="kqueue-client", pool_size=1)
+            try:
+                live = workers.live_lanes(engine, within_s=settings.lease_s)
+            finally:
+                engine.dispose()
+            # Any kernel: an evaluation may have another backend.
+            anything = request_of("...", "...", backend=Backend.TORCH, lane=self._arguments["lane"])
+            lane_for(anything, live, allow_idle_lane=False, fallback=settings.gpu_fallback)
             return self
 
     def __exit__(self, *_: object) -> None:

@@ -52,11 +52,11 @@ def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFix
 
 
 def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
-    """It is a clear error."""
-    with (
-        LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home)) as evaluator,
-        pytest.raises(LaneUnavailable),
-    ):
+    """It is a clear error, before a kernel is evaluated for which a caller could take it."""
+    evaluator = LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home))
+    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*KQUEUE_GPU_FALLBACK"), evaluator:
+        pass
+    with pytest.raises(LaneUnavailable):
         evaluator.evaluate(REFERENCE, RIGHT)
 
 
