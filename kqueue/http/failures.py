@@ -68,6 +68,8 @@ _CODES: Final = {
     415: "unsupported_media_type",
     429: "too_many_queued",
 }
+#: The beginning of a tag that tells the forms of a body apart. It is no part of a field's name.
+FORM: Final = "form:"
 #: The details of those of Starlette's errors that have none.
 _DETAILS: Final = {
     400: "the body is not JSON",
@@ -215,7 +217,7 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
         return answer(request.scope["path"], 415, _CODES[415], detail)
     errors = [
         FieldError(
-            field=".".join(str(part) for part in fault["loc"])[:200],
+            field=".".join(str(part) for part in fault["loc"] if not str(part).startswith(FORM))[:200],
             message=str(fault["msg"]).removeprefix("Value error, "),
         )
         for fault in faults[:20]

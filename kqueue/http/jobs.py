@@ -16,7 +16,7 @@ from kqueue import kernelbench
 from kqueue.categories import Blame
 from kqueue.contract import Bounded
 from kqueue.errors import UnknownEvaluation
-from kqueue.http import joining, tasks
+from kqueue.http import failures, joining, tasks
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.eval_server import SEED, KernelExecResult, result_of
@@ -33,6 +33,8 @@ router: Final = APIRouter(tags=["jobs"])
 BATCH: Final = "jobs"
 #: The most that a list shows of each kind.
 _SHOWN: Final = 100
+_JOB: Final = f"{failures.FORM}job"
+_TASK: Final = f"{failures.FORM}task"
 #: The fields that tell a task of KernelGYM's form from a job.
 _OF_A_TASK: Final = frozenset({"task_id", "reference_code", "kernel_code"})
 _OF_A_JOB: Final = frozenset({"problem_id", "sample_id", "ref_arch_src", "custom_cuda"})
@@ -91,11 +93,11 @@ class Job(JobStatus):
 def _form(body: object) -> str:
     """Return the form of a request: KernelGYM's has fields that no other has."""
     fields = set(cast("Mapping[str, Any]", body)) if isinstance(body, Mapping) else set[str]()
-    return "task" if fields & _OF_A_TASK and not fields & _OF_A_JOB else "job"
+    return _TASK if fields & _OF_A_TASK and not fields & _OF_A_JOB else _JOB
 
 
 _Submission = Annotated[
-    Annotated[EvaluationRequest, Tag("job")] | Annotated[TaskRequest, Tag("task")], Discriminator(_form), Body()
+    Annotated[EvaluationRequest, Tag(_JOB)] | Annotated[TaskRequest, Tag(_TASK)], Discriminator(_form), Body()
 ]
 
 
