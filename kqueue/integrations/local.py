@@ -125,12 +125,10 @@ class LocalKernelEvaluator:
         result["metadata"] |= fallback_of(request, verdict)
         return result
 
-    def judge(
-        self, requests: Sequence[Request], *, allow_idle_lane: bool = False
-    ) -> Sequence[Verdict | InvalidRequest]:
+    def judge(self, requests: Sequence[Request]) -> Sequence[Verdict | InvalidRequest]:
         """Do as :meth:`kqueue.Client.evaluate_batch` does, on this machine's fleet."""
         with self._client() as client:
-            return client.evaluate_batch(requests, allow_idle_lane=allow_idle_lane)
+            return client.evaluate_batch(requests)
 
     def close(self) -> None:
         """Stop the fleet once it is idle, if this process started it. The next evaluation starts it again."""

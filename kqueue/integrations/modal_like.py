@@ -39,9 +39,8 @@ _log = logging.getLogger(__name__)
 TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
 #: The beginning of every token of kqueue.
 _OURS: Final = "kq_"
-#: Seconds between two looks for a worker that has the GPU type, and the shortest wait that a request may have.
+#: Seconds between two looks for a worker that has the GPU type.
 _LOOK_S: Final = 2.0
-_LEAST_WAIT_S: Final = 0.1
 #: Categories of a source that cannot be a kernel at all.
 _NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
 
@@ -65,7 +64,8 @@ class ModalEvaluatorConfig:
             ``ephemeral`` starts one on this machine if none runs, and stops it after ten idle minutes.
         wait_for_gpu: True to wait for a worker if none serves the GPU type or ``KQUEUE_GPU_FALLBACK``; False to
             raise :class:`~kqueue.errors.LaneUnavailable`. Callers that catch exceptions take one for a bad kernel.
-        max_queue_wait_s: most seconds that an evaluation waits for a worker; None for no limit.
+        max_queue_wait_s: most seconds that an evaluation waits until some worker has the GPU type, and then until one
+            takes it; None for no limit.
     """
 
     enabled: bool = True
@@ -163,7 +163,7 @@ class ModalKernelEvaluator:
 
         Raises:
             InvalidRequest: an argument is wrong.
-            LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off.
+            LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off or ``max_queue_wait_s`` is over.
             EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
@@ -243,32 +243,23 @@ class ModalKernelEvaluator:
         deadline = Deadline(self.config.max_queue_wait_s)
         while missing := [place for place, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
             why = cast("LaneUnavailable", results[missing[0]])
-            if not self.config.wait_for_gpu:
+            left_s = deadline.left_s()
+            if not self.config.wait_for_gpu or left_s == 0:
                 raise why
             if self.config.gpu_type not in self._awaited:
                 self._awaited.add(self.config.gpu_type)
                 _log.warning("gpu_type %s: evaluations wait for a worker: %s", self.config.gpu_type, why)
             # A request is written once a lane takes it. So it can still take the fallback when workers come back.
-            left_s = deadline.left_s()
             await asyncio.sleep(_LOOK_S if left_s is None else min(_LOOK_S, left_s))
-            left_s = deadline.left_s()
-            again = [requests[place] for place in missing]
-            if left_s is not None:
-                again = [each.model_copy(update={"queue_wait_s": max(left_s, _LEAST_WAIT_S)}) for each in again]
-            found = await self._asked(again, at_last=left_s is not None and left_s <= 0)
+            found = await self._asked([requests[place] for place in missing])
             for place, result in zip(missing, found, strict=True):
                 results[place] = result
         return results
 
-    async def _asked(self, requests: list[Request], *, at_last: bool = False) -> Sequence[Verdict | InvalidRequest]:
-        """Evaluate requests once. ``at_last`` has them expire where no worker serves their lane."""
-        if at_last:
-            # `auto` without a live worker can only be a kernel that needs a GPU.
-            requests = [each.model_copy(update={"lane": "gpu"}) if each.lane == "auto" else each for each in requests]
+    async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
         if self._given is None and self.config.deployment_mode == "ephemeral":
-            return await asyncio.to_thread(self._local_evaluator().judge, requests, allow_idle_lane=at_last)
-        client = self._given or self._own.client()
-        return await client.evaluate_batch(requests, allow_idle_lane=at_last)
+            return await asyncio.to_thread(self._local_evaluator().judge, requests)
+        return await (self._given or self._own.client()).evaluate_batch(requests)
 
     def _connect(self) -> AsyncClient:
         settings = load()
