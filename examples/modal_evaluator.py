@@ -39,8 +39,8 @@ async def main(gpu: str) -> None:
     ]
     evaluator = get_modal_evaluator()
     for name, result in zip(kernels, await evaluator.evaluate_batch(evaluations)):
-        if isinstance(result, Exception):
-            print(f"{name}: {type(result).__name__}: {result}")
+        if "exception_type" in result["metadata"]:
+            print(f"{name}: no result: {result['error_message']}")
         else:
             print(
                 f"{name}: correct={result['correctness']} runtime_ms={result['runtime_ms']} {result['error_message'] or ''}"

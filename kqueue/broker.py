@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from kqueue.config import Config
+from kqueue.config import LANE, Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
 from kqueue.limits import hard_limit_s
 from kqueue.message import Message
@@ -42,7 +42,6 @@ CONSUMER_PATIENCE_S: Final = 10.0
 
 #: The names that a URL's query may hold, for TLS.
 _TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-_LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
 #: Messages read from a queue at once.
@@ -60,7 +59,7 @@ def check_lane(lane: str) -> str:
     Raises:
         UnknownLane: it is not.
     """
-    if not _LANE.fullmatch(lane):
+    if not LANE.fullmatch(lane):
         raise UnknownLane(f"unknown lane {lane!r}: use auto, cpu, gpu, or gpu.<model> such as gpu.h200")
     return lane
 

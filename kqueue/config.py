@@ -1,7 +1,7 @@
 """All settings of a fleet, read from ``KQUEUE_*`` environment variables.
 
 Precedence, highest first: arguments to :func:`load`, the environment, the one-machine fleet that runs
-under ``home`` (its addresses only), the defaults here. Importing this module reads nothing.
+under ``home`` (its addresses and ``gpu_fallback`` only), the defaults here. Importing this module reads nothing.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
 
-#: A running one-machine fleet writes its addresses, its pid and its token for HTTP to this file under ``home``. Only
-#: its owner can read it.
+#: A running one-machine fleet writes its addresses, its pid, its token for HTTP and ``gpu_fallback`` to this file under
+#: ``home``. Only its owner can read it.
 FLEET_FILE: Final = "fleet.json"
+#: The names of lanes.
+LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
 #: Upper bound of ``http_max_batch``.
 MAX_BATCH: Final = 100_000
 
@@ -51,6 +54,10 @@ class Config(BaseSettings):
     """The GPUs that this host's workers use: ``all``, ``none``, or indices and UUIDs separated by commas."""
     slots_per_gpu: int = Field(default=4, ge=1, le=32)
     """Evaluations prepared at once on a GPU. Only one at a time is checked and timed."""
+    gpu_fallback: str | None = None
+    """The lane that takes an evaluation for a GPU lane that no live worker serves: ``gpu`` (any GPU), ``gpu.<model>``,
+    or ``cpu``. It applies to all submissions but those that ask to wait for their lane. The verdict names the lane
+    that it came from. By default nothing is substituted."""
     cpu_slots: int | None = Field(default=None, ge=0, le=1024)
     """Slots on the ``cpu`` lane. By default one per core (at most 8) on a host without GPUs, and none otherwise."""
     candidate_uid: int = Field(default=48000, ge=1000)
@@ -100,6 +107,13 @@ class Config(BaseSettings):
     """Empty logs and long evidence so many days after the verdict; by default never."""
     log_level: str = "INFO"
     log_json: bool = False
+
+    @field_validator("gpu_fallback")
+    @classmethod
+    def _is_lane(cls, value: str | None) -> str | None:
+        if value is not None and not LANE.fullmatch(value):
+            raise ValueError("not a lane: use gpu, gpu.<model> such as gpu.h200, or cpu")
+        return value
 
     @cached_property
     def home_path(self) -> Path:
@@ -156,7 +170,8 @@ def _running_fleet(home: Path) -> dict[str, str]:
 def _of_running_fleet(config: Config) -> dict[str, str]:
     """Return the settings that the running fleet provides and nothing else gave."""
     fleet = _running_fleet(config.home_path)
-    given = {name: fleet.get(name) for name in ("database_url", "redis_url") if getattr(config, name) is None}
+    shared = ("database_url", "redis_url", "gpu_fallback")
+    given = {name: fleet.get(name) for name in shared if getattr(config, name) is None}
     if config.url is None and "socket" in fleet:
         given["url"] = f"unix://{fleet['socket']}"
     elif config.url in (None, fleet.get("url")):

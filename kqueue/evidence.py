@@ -528,6 +528,8 @@ class Evidence(Part):
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
+    checks_asked: int | None = _ABSENT
+    """Number of those that the settings asked for. The others are hidden variants."""
     comparison: ErrorFigures | None = _ABSENT
     """Error of the outputs over all input sets that were compared, and both verdicts on it. A wrong kernel has both
     too. None where no output was compared."""

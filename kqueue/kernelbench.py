@@ -113,8 +113,9 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
           milliseconds, ``num_trials``, ``hardware`` and ``device``; empty without a time;
         - ``metadata``: ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
           ``attempts``, ``hardware`` and ``device``; KernelBench's own keys, such as ``compilation_error``,
-          ``runtime_error``, ``correctness_issue``, ``max_difference`` and ``correctness_trials``; and for a passed
-          kernel ``speedup`` (of medians), ``timing_basis`` and ``kernelbench_correct``.
+          ``runtime_error``, ``correctness_issue`` and ``max_difference``; and for a passed kernel
+          ``correctness_trials`` (passed and asked for: ``(5 / 5)``), ``hidden_trials`` (the number of hidden variants
+          that it passed beside them), ``speedup`` (of medians), ``timing_basis`` and ``kernelbench_correct``.
     """
     hardware = verdict.environment.device if verdict.environment else None
     # A candidate sees only its own GPU.
@@ -148,9 +149,13 @@ def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
 
 
 def _of_success(verdict: Verdict) -> dict[str, Any]:
-    checks, comparison = verdict.evidence.checks or 0, verdict.evidence.comparison
+    evidence = verdict.evidence
+    checks, comparison = evidence.checks or 0, evidence.comparison
+    # Earlier versions did not note what was asked for.
+    asked = checks if evidence.checks_asked is None else evidence.checks_asked
     return {
-        "correctness_trials": f"({checks} / {checks})",
+        "correctness_trials": f"({asked} / {asked})",
+        "hidden_trials": checks - asked,
         "speedup": verdict.speedup,
         "timing_basis": verdict.timing_basis,
         "kernelbench_correct": comparison.kernelbench_correct if comparison else None,

@@ -27,6 +27,7 @@ STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
     "checks": 9,
+    "checks_asked": 5,
     "comparison": {
         "max_abs_error": 1e-06,
         "max_rel_error": "Infinity",

@@ -129,7 +129,8 @@ class DatabaseTransport(Transport):
         resolved: list[Request | InvalidRequest] = []
         for request in requests:
             try:
-                resolved.append(request.model_copy(update={"lane": _lane(request, live, allow_idle_lane)}))
+                lane = lane_for(request, live, allow_idle_lane, self._config.gpu_fallback)
+                resolved.append(request.model_copy(update={"lane": lane}))
             except InvalidRequest as error:
                 resolved.append(error)
         return resolved
@@ -170,8 +171,14 @@ class DatabaseTransport(Transport):
         return self._listener.watch(evaluation_id)
 
 
-def _lane(request: Request, live: Mapping[str, int], allow_idle_lane: bool) -> str:
+def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:
     """Return the lane that a request goes to.
+
+    Args:
+        request: names the lane that it wants.
+        live: the lanes that live workers serve, with their numbers.
+        allow_idle_lane: True to take a lane that is not among them.
+        fallback: the lane that takes the place of a GPU lane that is not among them.
 
     Raises:
         InvalidRequest: its kernel cannot be judged there.
@@ -190,6 +197,9 @@ def _lane(request: Request, live: Mapping[str, int], allow_idle_lane: bool) -> s
     if request.lane == "cpu" and not on_cpu:
         raise InvalidRequest(f"backend: a {request.backend} kernel cannot be judged on the lane cpu; use the lane gpu")
     if request.lane not in live and not allow_idle_lane:
+        if request.lane != "cpu" and fallback is not None and fallback in live and (on_cpu or fallback != "cpu"):
+            return fallback
         served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items())) or "none"
-        raise LaneUnavailable(f"lane: no live worker serves {request.lane} (served now: {served}); {start}")
+        instead = "" if request.lane == "cpu" else ", or set KQUEUE_GPU_FALLBACK to a lane that takes its place"
+        raise LaneUnavailable(f"lane: no live worker serves {request.lane} (served now: {served}); {start}{instead}")
     return request.lane

@@ -13,12 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, openapi, v1
+from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, openapi, tasks, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 
-_ROUTERS: Final = (v1.router, eval_server.router, jobs.router, maintenance.router)
+_ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router)
 _TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
 _CLOSE: Final = {"Connection": "close"}
 
@@ -60,6 +60,8 @@ def create_app(config: Config, *, streams: int = 100, stream_s: float = 3600.0) 
         redoc_url=None,
         # A URL has one form.
         redirect_slashes=False,
+        # Clients that post text may name no type. Pages of a browser are refused by where they come from.
+        strict_content_type=False,
     )
     for router in _ROUTERS:
         app.include_router(router)

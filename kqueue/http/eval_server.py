@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from kqueue import kernelbench
 from kqueue.categories import Blame, Category
@@ -35,6 +35,16 @@ _DESCRIPTIONS: Final = {
 }
 
 
+#: The field for a seed.
+SEED: Final[Any] = Field(
+    42,
+    ge=0,
+    lt=2**63,
+    validation_alias=AliasChoices("seed_num", "seed"),
+    description="Set before both constructors. `seed` is understood too.",
+)
+
+
 class EvalRequest(Bounded):
     """One kernel to judge. Unknown fields are ignored, and named in the result's metadata."""
 
@@ -51,7 +61,7 @@ class EvalRequest(Bounded):
 
     original_model_src: str = Field(description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`.")
     custom_model_src: str = Field(description="Source of the candidate: `ModelNew`.")
-    seed_num: int = Field(42, ge=0, lt=2**63, description="Set before both constructors.")
+    seed_num: int = SEED
     num_correct_trials: int = Field(5, ge=1, le=100, description="Input sets to check on.")
     num_perf_trials: int = Field(100, ge=0, le=10_000, description="The most timed calls.")
     verbose: bool = Field(False, description="Put the candidate's output into `metadata.log`.")
@@ -150,6 +160,9 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     }
 
 
+@router.head("/health/", include_in_schema=False)
+@router.get("/health/", include_in_schema=False)
+@router.head("/health", include_in_schema=False)
 @router.get("/health", openapi_extra={"security": [{}]})
 async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
     """Return the state of the fleet, about a second old. The answer never waits for an evaluation.

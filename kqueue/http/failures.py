@@ -65,8 +65,11 @@ _CODES: Final = {
     404: "not_found",
     405: "method_not_allowed",
     413: "too_large",
+    415: "unsupported_media_type",
     429: "too_many_queued",
 }
+#: The beginning of a tag that tells the forms of a body apart. It is no part of a field's name.
+FORM: Final = "form:"
 #: The details of those of Starlette's errors that have none.
 _DETAILS: Final = {
     400: "the body is not JSON",
@@ -209,9 +212,12 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
         return answer(request.scope["path"], 400, _CODES[400], _DETAILS[400])
+    if any(isinstance(fault.get("input"), bytes) for fault in faults):
+        detail = "the body was not read as JSON: send the header Content-Type: application/json"
+        return answer(request.scope["path"], 415, _CODES[415], detail)
     errors = [
         FieldError(
-            field=".".join(str(part) for part in fault["loc"])[:200],
+            field=".".join(str(part) for part in fault["loc"] if not str(part).startswith(FORM))[:200],
             message=str(fault["msg"]).removeprefix("Value error, "),
         )
         for fault in faults[:20]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 from uuid import UUID
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from kqueue import kernelbench
 from kqueue.categories import Blame
 from kqueue.contract import Bounded
 from kqueue.errors import UnknownEvaluation
-from kqueue.http import joining
+from kqueue.http import failures, joining, tasks
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.eval_server import KernelExecResult, result_of
+from kqueue.http.eval_server import SEED, KernelExecResult, result_of
 from kqueue.http.gateway import CurrentGateway, Gateway
 from kqueue.http.joining import RESPONSES, IdempotencyKey
+from kqueue.http.tasks import TaskRequest, TaskResult
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Progress
@@ -31,6 +33,11 @@ router: Final = APIRouter(tags=["jobs"])
 BATCH: Final = "jobs"
 #: The most that a list shows of each kind.
 _SHOWN: Final = 100
+_JOB: Final = f"{failures.FORM}job"
+_TASK: Final = f"{failures.FORM}task"
+#: The fields that tell a task of KernelGYM's form from a job.
+_OF_A_TASK: Final = frozenset({"task_id", "reference_code", "kernel_code"})
+_OF_A_JOB: Final = frozenset({"problem_id", "sample_id", "ref_arch_src", "custom_cuda"})
 #: Names of problems and samples: numbers as a rule.
 _Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
 
@@ -58,6 +65,7 @@ class EvaluationRequest(Bounded):
     timeout: float | None = Field(
         300, gt=0, le=3600, description="Seconds that no phase of the execution may exceed; queueing does not count."
     )
+    seed_num: int = SEED
     num_correct_trials: int = Field(5, ge=1, le=100)
     num_perf_trials: int = Field(100, ge=0, le=10_000)
     backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
@@ -82,11 +90,33 @@ class Job(JobStatus):
     execution_time: float | None = Field(None, description="Seconds from start to completion.")
 
 
-@router.post("/evaluate", response_model=JobStatus, responses=RESPONSES)
+def _form(body: object) -> str:
+    """Return the form of a request: KernelGYM's has fields that no other has."""
+    fields = set(cast("Mapping[str, Any]", body)) if isinstance(body, Mapping) else set[str]()
+    return _TASK if fields & _OF_A_TASK and not fields & _OF_A_JOB else _JOB
+
+
+_Submission = Annotated[
+    Annotated[EvaluationRequest, Tag(_JOB)] | Annotated[TaskRequest, Tag(_TASK)], Discriminator(_form), Body()
+]
+
+
+@router.post("/evaluate", response_model=JobStatus | TaskResult, responses=RESPONSES)
 async def submit(
-    body: EvaluationRequest, gateway: CurrentGateway, caller: Submitter, key: IdempotencyKey = None
-) -> JobStatus:
-    """Accept a job. Its id is the evaluation's."""
+    body: _Submission,
+    request: Request,
+    gateway: CurrentGateway,
+    fleet: CurrentFleet,
+    caller: Submitter,
+    key: IdempotencyKey = None,
+) -> JobStatus | TaskResult | JSONResponse:
+    """Accept a job; its id is the evaluation's. Or judge a task of KernelGYM's form, which has `task_id`.
+
+    A task's answer is its result. If that takes longer than most of its `timeout`, the answer is its status, and
+    `/status/{task_id}` and `/results/{task_id}` have the rest.
+    """
+    if isinstance(body, TaskRequest):
+        return await tasks.evaluate(body, request, gateway, await fleet.get(), caller, key)
     job_id = await _accept(gateway, caller, body, key)
     return JobStatus(job_id=job_id, status=_status(await gateway.read(reports.progress, job_id)))
 
@@ -153,6 +183,7 @@ async def _accept(gateway: Gateway, caller: Caller, body: EvaluationRequest, key
         body.ref_arch_src,
         body.custom_cuda,
         backend=body.backend,
+        seed_num=body.seed_num,
         num_correct_trials=body.num_correct_trials,
         num_perf_trials=body.num_perf_trials,
         timeout_s=body.timeout,

@@ -44,8 +44,17 @@ IdempotencyKey = Annotated[
 RESPONSES: Final = failures.documented(409, 429)
 
 
-async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | None) -> tuple[UUID, bool]:
+async def accept(
+    gateway: Gateway, caller: Caller, request: Request, key: str | None, *, finished_counts: bool = True
+) -> tuple[UUID, bool]:
     """Return the evaluation for a request, and True if it was there before.
+
+    Args:
+        gateway: the fleet.
+        caller: who asks.
+        request: what to evaluate.
+        key: requests with the same key are one evaluation.
+        finished_counts: False to evaluate anew what has its verdict.
 
     Raises:
         HttpError: 503, no worker could judge it now; 403 and 429 as :meth:`Gateway.submit`.
@@ -55,7 +64,9 @@ async def accept(gateway: Gateway, caller: Caller, request: Request, key: str | 
     what = key if key is not None else request.model_dump_json()
     kind = "same" if key is None else "key"
     family = f"{kind}:{caller.token_id or 'local'}:{hashlib.sha256(what.encode()).hexdigest()[:32]}:"
-    before = await gateway.read(reports.earlier, request, family=family, within_s=STANDS_S if key is None else None)
+    stands_s = STANDS_S if key is None else None
+    within_s = stands_s if finished_counts else 0.0
+    before = await gateway.read(reports.earlier, request, family=family, within_s=within_s)
     if before is not None and before.stands:
         return before.evaluation_id, True
     # All equal requests of this moment have the same key: one of them makes the evaluation, the others get it.
@@ -77,10 +88,15 @@ async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) ->
     assert verdict is not None
     if verdict.blame not in (Blame.FLEET, Blame.NOBODY):
         return verdict
+    return refusal(verdict, request.url.path)
+
+
+def refusal(verdict: Verdict, path: str) -> JSONResponse:
+    """Return the error that stands for a verdict for which neither kernel nor problem is to blame."""
     return failures.answer(
-        request.url.path,
+        path,
         409 if verdict.category is Category.CANCELLED else 503,
         str(verdict.category),
         f"{verdict.category.info.meaning} {verdict.message}".strip(),
-        evaluation_ids=[str(evaluation_id)],
+        evaluation_ids=[str(verdict.evaluation_id)],
     )

@@ -52,7 +52,7 @@ def _add_errors(operation: dict[str, Any], path: str) -> None:
     if operation.get("security"):
         common |= {401, 403}
     if "requestBody" in operation:
-        common |= {400, 413, 422}
+        common |= {400, 413, 415, 422}
     if operation.get("parameters"):
         common |= {422}
     if "{" in path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kqueue.contract import gpu_model
+from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import InvalidRequest
 
 
@@ -10,7 +10,8 @@ def lane_of(gpu_type: str) -> str:
     """Return the lane for a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` give ``gpu.a100``.
 
     ``any`` gives ``gpu``, ``cpu`` the lane without GPUs, and ``auto`` leaves the choice to the client. Variants that
-    differ in memory share a lane. Modal's ``!`` (no upgrade) is ignored: kqueue never substitutes another model.
+    differ in memory share a lane. Modal's ``!`` (no upgrade) is ignored: kqueue substitutes another model only where
+    ``KQUEUE_GPU_FALLBACK`` says so.
 
     Raises:
         InvalidRequest: more than one GPU is asked for (``H100:8``), or none is named.
@@ -26,3 +27,8 @@ def lane_of(gpu_type: str) -> str:
     if kind in {"auto", "cpu"}:
         return kind
     return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
+
+
+def fallback_of(request: Request, verdict: Verdict) -> dict[str, str]:
+    """Return the entry of a result's metadata for a kernel that another lane judged than was asked for; else none."""
+    return {} if request.lane in {"auto", verdict.lane} else {"lane_asked": request.lane}

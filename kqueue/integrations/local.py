@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kqueue.client import Client
+from kqueue.client.database import lane_for
 from kqueue.config import Config, load
-from kqueue.contract import Request, Verdict
+from kqueue.contract import Backend, Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
-from kqueue.integrations.lanes import lane_of
+from kqueue.integrations.lanes import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
+from kqueue.store import workers
+from kqueue.store.engine import connect
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +75,20 @@ class LocalKernelEvaluator:
         """Start a fleet if none runs.
 
         Raises:
+            LaneUnavailable: this machine has no such GPU. Callers of :meth:`evaluate` that catch exceptions would take
+                it for a bad kernel.
             LocalFleetError: the fleet does not start; the message says why.
         """
         with self._client():
+            settings = self._settings()
+            engine = connect(settings.require_database(), application="kqueue-client", pool_size=1)
+            try:
+                live = workers.live_lanes(engine, within_s=settings.lease_s)
+            finally:
+                engine.dispose()
+            # Any kernel: an evaluation may have another backend.
+            anything = request_of("...", "...", backend=Backend.TORCH, lane=self._arguments["lane"])
+            lane_for(anything, live, allow_idle_lane=False, fallback=settings.gpu_fallback)
             return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,29 +104,31 @@ class LocalKernelEvaluator:
             arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
 
         Returns:
-            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`.
+            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`. If ``KQUEUE_GPU_FALLBACK`` took the place
+            of ``gpu``, ``metadata`` has ``lane_asked`` beside ``lane``.
 
         Raises:
             InvalidRequest: an argument is wrong.
-            LaneUnavailable: this machine has no such GPU.
+            LaneUnavailable: this machine has no such GPU, and ``KQUEUE_GPU_FALLBACK`` names no lane of it.
             EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
             LocalFleetError: the fleet does not start.
         """
-        [verdict] = self.judge([request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)])
+        request = request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)
+        [verdict] = self.judge([request])
         if isinstance(verdict, InvalidRequest):
             raise verdict
         if verbose:
             sys.stderr.write(describe(verdict, custom_cuda) + "\n")
         if not verdict.judged:
             raise EvaluationFailed(verdict)
-        return result_of(verdict)
+        result = result_of(verdict)
+        result["metadata"] |= fallback_of(request, verdict)
+        return result
 
-    def judge(
-        self, requests: Sequence[Request], *, allow_idle_lane: bool = False
-    ) -> Sequence[Verdict | InvalidRequest]:
+    def judge(self, requests: Sequence[Request]) -> Sequence[Verdict | InvalidRequest]:
         """Do as :meth:`kqueue.Client.evaluate_batch` does, on this machine's fleet."""
         with self._client() as client:
-            return client.evaluate_batch(requests, allow_idle_lane=allow_idle_lane)
+            return client.evaluate_batch(requests)
 
     def close(self) -> None:
         """Stop the fleet once it is idle, if this process started it. The next evaluation starts it again."""

@@ -13,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from kqueue.categories import Category
 from kqueue.client import AsyncClient
+from kqueue.client.waiting import Deadline
+from kqueue.config import load
 from kqueue.contract import Request, Verdict
-from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable
 from kqueue.integrations.connection import Connection
-from kqueue.integrations.lanes import lane_of
+from kqueue.integrations.lanes import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 #: KernelBench's timing methods. All are accepted, and none changes how the judge takes times.
 TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
+#: The beginning of every token of kqueue.
+_OURS: Final = "kq_"
+#: Seconds between two looks for a worker that has the GPU type.
+_LOOK_S: Final = 2.0
 #: Categories of a source that cannot be a kernel at all.
 _NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
 
@@ -47,14 +54,18 @@ class ModalEvaluatorConfig:
         gpu_type: the GPU's model, such as ``A100`` or ``L40S``; see :func:`lane_of`.
         timeout: limit of each phase of an evaluation in seconds, without the wait for a GPU.
         max_batch_size: most calls of ``evaluate_single_batched`` to send together.
-        return_exceptions: True if ``evaluate_batch`` returns exceptions in their entries' places; False if it raises
-            the first.
+        return_exceptions: True if ``evaluate_batch`` has a record for each entry, also for one without a result; False
+            if it raises the first entry's exception.
         batch_single: True if ``evaluate_single_batched`` waits for other calls to send together.
         batch_window_s: seconds that it waits.
+        modal_token_env: the environment variable with the token for a fleet behind HTTP. Only a token of kqueue is
+            sent, never one of Modal; without one ``KQUEUE_TOKEN`` counts.
         deployment_mode: ``deployed`` uses the fleet that the settings name or that runs on this machine;
             ``ephemeral`` starts one on this machine if none runs, and stops it after ten idle minutes.
-        wait_for_gpu: accept a GPU type that no worker has now, and wait for one.
-        max_queue_wait_s: most seconds that an evaluation waits for a worker; None for no limit.
+        wait_for_gpu: True to wait for a worker if none serves the GPU type or ``KQUEUE_GPU_FALLBACK``; False to
+            raise :class:`~kqueue.errors.LaneUnavailable`. Callers that catch exceptions take one for a bad kernel.
+        max_queue_wait_s: most seconds that an evaluation waits until some worker has the GPU type, and then until one
+            takes it; None for no limit.
     """
 
     enabled: bool = True
@@ -64,9 +75,22 @@ class ModalEvaluatorConfig:
     return_exceptions: bool = True
     batch_single: bool = True
     batch_window_s: float = 0.15
+    modal_token_env: str = "MODAL_TOKEN_ID"  # noqa: S105 a name
     deployment_mode: Literal["deployed", "ephemeral"] = "deployed"
-    wait_for_gpu: bool = False
+    wait_for_gpu: bool = True
     max_queue_wait_s: float | None = None
+    _given: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember which fields are given: see :func:`get_modal_evaluator`."""
+        self = super().__new__(cls)
+        arguments = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs).arguments
+        self._given = frozenset(arguments) - {"self"}
+        return self
+
+    def over(self, earlier: ModalEvaluatorConfig) -> ModalEvaluatorConfig:
+        """Return ``earlier`` with the fields that were given to this one."""
+        return replace(earlier, **{name: getattr(self, name) for name in self._given})
 
     def __post_init__(self) -> None:
         """Validate the fields.
@@ -90,16 +114,18 @@ class ModalKernelEvaluator:
 
         Args:
             config: the settings.
-            client: the client to use, which the caller closes; for a fleet behind HTTP an
-                :class:`~kqueue.AsyncRemoteClient`. By default an :class:`~kqueue.AsyncClient` from the environment's
-                settings.
+            client: the client to use, which the caller closes. By default one from the environment's settings: an
+                :class:`~kqueue.AsyncClient`, or an :class:`~kqueue.AsyncRemoteClient` if they name a URL and no
+                database.
         """
         self.config = config or ModalEvaluatorConfig()
         self._given = client
-        self._own = Connection(AsyncClient)
+        self._own = Connection(self._connect)
         self._local: LocalKernelEvaluator | None = None
         self._lock = threading.Lock()
-        self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Batcher]()
+        self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ModalBatcher]()
+        #: The GPU types that a warning says are waited for.
+        self._awaited = set[str]()
 
     async def evaluate_single(
         self,
@@ -137,7 +163,7 @@ class ModalKernelEvaluator:
 
         Raises:
             InvalidRequest: an argument is wrong.
-            LaneUnavailable: no worker has such a GPU, unless ``wait_for_gpu``.
+            LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off or ``max_queue_wait_s`` is over.
             EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
@@ -159,21 +185,29 @@ class ModalKernelEvaluator:
         )
         return _raised(results)[0]
 
-    async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
+    async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Evaluate many kernels at once.
 
         Args:
-            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name.
+            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name. Other names have no effect,
+                and ``metadata["ignored_fields"]`` lists them.
 
         Returns:
-            the results in order. With ``return_exceptions`` a failed entry has the exception that
-            :meth:`evaluate_single` would have raised.
+            the results in order. With ``return_exceptions`` an entry for which :meth:`evaluate_single` would have
+            raised has a record with the same keys. Its ``compiled`` and ``correctness`` are False and mean nothing:
+            ``metadata`` has ``exception`` and ``exception_type``, and of an evaluation that gave no result
+            ``category``, ``blame`` and ``evaluation_id``.
 
         Raises:
-            ConfigError, ServiceError: as :meth:`evaluate_single`; nothing was evaluated.
+            LaneUnavailable, ConfigError, ServiceError: as :meth:`evaluate_single`, whatever ``return_exceptions`` is.
         """
         results = await self._evaluate(evaluations)
-        return results if self.config.return_exceptions else [*_raised(results)]
+        if not self.config.return_exceptions:
+            return _raised(results)
+        return [
+            _record(evaluation, result) if isinstance(result, Exception) else result
+            for evaluation, result in zip(evaluations, results, strict=True)
+        ]
 
     async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Do as :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
@@ -183,7 +217,7 @@ class ModalKernelEvaluator:
             return await self.evaluate_single(*arguments.args[1:], **arguments.kwargs)
         loop = asyncio.get_running_loop()
         with self._lock:
-            batcher = self._batchers.setdefault(loop, _Batcher(self))
+            batcher = self._batchers.setdefault(loop, ModalBatcher(self))
         return await batcher.submit({name: value for name, value in arguments.arguments.items() if name != "self"})
 
     async def close(self) -> None:
@@ -203,13 +237,38 @@ class ModalKernelEvaluator:
         found = iter(await self._judge(requests) if requests else [])
         return [_result(order, next(found)) if isinstance(order, _Order) else order for order in orders]
 
-    async def _judge(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
+    async def _judge(self, requests: list[Request]) -> list[Verdict | InvalidRequest]:
+        """Evaluate requests. Ask again and again for those whose GPU type no worker has, or raise their error."""
+        results = [*await self._asked(requests)]
+        deadline = Deadline(self.config.max_queue_wait_s)
+        while missing := [place for place, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
+            why = cast("LaneUnavailable", results[missing[0]])
+            left_s = deadline.left_s()
+            if not self.config.wait_for_gpu or left_s == 0:
+                raise why
+            if self.config.gpu_type not in self._awaited:
+                self._awaited.add(self.config.gpu_type)
+                _log.warning("gpu_type %s: evaluations wait for a worker: %s", self.config.gpu_type, why)
+            # A request is written once a lane takes it. So it can still take the fallback when workers come back.
+            await asyncio.sleep(_LOOK_S if left_s is None else min(_LOOK_S, left_s))
+            found = await self._asked([requests[place] for place in missing])
+            for place, result in zip(missing, found, strict=True):
+                results[place] = result
+        return results
+
+    async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
         if self._given is None and self.config.deployment_mode == "ephemeral":
-            return await asyncio.to_thread(
-                self._local_evaluator().judge, requests, allow_idle_lane=self.config.wait_for_gpu
-            )
-        client = self._given or self._own.client()
-        return await client.evaluate_batch(requests, allow_idle_lane=self.config.wait_for_gpu)
+            return await asyncio.to_thread(self._local_evaluator().judge, requests)
+        return await (self._given or self._own.client()).evaluate_batch(requests)
+
+    def _connect(self) -> AsyncClient:
+        settings = load()
+        if settings.database_url is not None or settings.url is None:
+            return AsyncClient(settings)
+        from kqueue.client.remote import AsyncRemoteClient
+
+        token = os.environ.get(self.config.modal_token_env, "")
+        return AsyncRemoteClient(settings.url, token=token if token.startswith(_OURS) else None)
 
     def _local_evaluator(self) -> LocalKernelEvaluator:
         from kqueue.integrations.local import LocalKernelEvaluator
@@ -220,8 +279,10 @@ class ModalKernelEvaluator:
             return self._local
 
     def _order(self, evaluation: Mapping[str, Any]) -> _Order | Exception:
+        # Clients have entries of their own beside the arguments, and evaluators on Modal pass over them.
+        known = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
         try:
-            arguments = _SIGNATURE.bind(self, **evaluation)
+            arguments = _SIGNATURE.bind(self, **known)
         except TypeError as error:
             return InvalidRequest(f"evaluation: {error}; the arguments are those of evaluate_single")
         arguments.apply_defaults()
@@ -244,30 +305,42 @@ class ModalKernelEvaluator:
             )
         except InvalidRequest as error:
             return error
-        return _Order(request, given)
+        return _Order(request, given, tuple(sorted(evaluation.keys() - known.keys())))
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request and the arguments from which it was built."""
+    """A request, the arguments from which it was built, and the names that are none."""
 
     request: Request
     arguments: Mapping[str, Any]
+    ignored: tuple[str, ...]
 
 
-class _Batcher:
-    """Collects the calls of one event loop. It needs no lock: nothing awaits between a check and its use."""
+class ModalBatcher:
+    """Collects the evaluations of one event loop, and sends those of ``batch_window_s`` seconds together."""
+
+    # It needs no lock: nothing awaits between a check and its use.
 
     def __init__(self, evaluator: ModalKernelEvaluator) -> None:
+        """Collect for ``evaluator``, by its settings ``max_batch_size`` and ``batch_window_s``."""
         self._evaluator = evaluator
         self._pending: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
 
-    async def submit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Evaluate one kernel together with others.
+
+        Args:
+            request: the arguments of :meth:`ModalKernelEvaluator.evaluate_single` by name.
+
+        Returns, raises:
+            as :meth:`ModalKernelEvaluator.evaluate_single`.
+        """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._pending.append((arguments, future))
+        self._pending.append((request, future))
         if len(self._pending) >= self._evaluator.config.max_batch_size:
             self._flush()
         elif self._timer is None:
@@ -287,7 +360,7 @@ class _Batcher:
     async def _run(self, batch: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]]) -> None:
         results: Sequence[dict[str, Any] | Exception]
         try:
-            results = await self._evaluator._evaluate([arguments for arguments, _ in batch])  # pyright: ignore[reportPrivateUsage]
+            results = await self._evaluator._evaluate([request for request, _ in batch])  # pyright: ignore[reportPrivateUsage]
         except Exception as error:  # noqa: BLE001 each caller gets it
             results = [error] * len(batch)
         for result, (_, future) in zip(results, batch, strict=True):
@@ -314,7 +387,10 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
     if not verdict.judged:
         return EvaluationFailed(verdict)
     asked = order.arguments
-    metadata = result_of(verdict)["metadata"] | {"timing_method": asked["timing_method"]}
+    metadata = result_of(verdict)["metadata"] | fallback_of(order.request, verdict)
+    metadata["timing_method"] = asked["timing_method"]
+    if order.ignored:
+        metadata["ignored_fields"] = [*order.ignored]
     threshold = asked["excessive_speedup_threshold"]
     if asked["check_for_excessive_speedup"] and verdict.speedup is not None and verdict.speedup > threshold:
         _log.warning(
@@ -336,19 +412,48 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
     }
 
 
+def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+    """Return the record of an entry without a result, as evaluators on Modal have it."""
+    metadata: dict[str, Any] = {"exception": str(error), "exception_type": type(error).__name__}
+    if isinstance(error, EvaluationFailed):
+        verdict = error.verdict
+        metadata |= {
+            "category": str(verdict.category),
+            "blame": str(verdict.blame),
+            "evaluation_id": str(verdict.evaluation_id),
+        }
+    return {
+        "format_ok": True,
+        "compiled": False,
+        "correctness": False,
+        "tests_passed": 0,
+        "tests_total": evaluation.get("num_correct_trials", 5),
+        "speedup": None,
+        "runtime_ms": None,
+        "baseline_runtime_ms": None,
+        "error_message": f"{type(error).__name__}: {error}",
+        "code_length": len(str(evaluation.get("kernel_code", ""))),
+        "metadata": metadata,
+    }
+
+
 _SIGNATURE: Final = inspect.signature(ModalKernelEvaluator.evaluate_single)
 _global_lock: Final = threading.Lock()
 _global: ModalKernelEvaluator | None = None
 
 
 def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKernelEvaluator:
-    """Return the process's evaluator, creating it on first use. A ``config`` replaces its settings from now on."""
+    """Return the process's evaluator, creating it on first use.
+
+    Fields that ``config`` was given replace the evaluator's from now on. The others stay as they are: callers that set
+    nothing but a timeout do not move to another GPU.
+    """
     global _global
     with _global_lock:
         if _global is None:
             _global = ModalKernelEvaluator(config)
         elif config is not None:
-            _global.config = config
+            _global.config = config.over(_global.config)
         return _global
 
 
@@ -357,3 +462,22 @@ def set_modal_evaluator(evaluator: ModalKernelEvaluator | None) -> None:
     global _global
     with _global_lock:
         _global = evaluator
+
+
+async def evaluate_kernel_single(
+    ref_code: str, kernel_code: str, backend: str = "triton", **kwargs: Any
+) -> dict[str, Any]:
+    """Evaluate one kernel with the process's evaluator; see :meth:`ModalKernelEvaluator.evaluate_single`."""
+    return await get_modal_evaluator().evaluate_single(ref_code, kernel_code, backend, **kwargs)
+
+
+async def evaluate_kernel_batch(
+    evaluations: Sequence[Mapping[str, Any]], config: ModalEvaluatorConfig | None = None
+) -> list[dict[str, Any]]:
+    """Evaluate many kernels with the process's evaluator.
+
+    Args:
+        evaluations: see :meth:`ModalKernelEvaluator.evaluate_batch`, also for what is returned and raised.
+        config: see :func:`get_modal_evaluator`.
+    """
+    return await get_modal_evaluator(config).evaluate_batch(evaluations)

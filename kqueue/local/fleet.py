@@ -294,6 +294,7 @@ class LocalFleet:
             "url": self.http_url,
             "socket": self.http_socket and str(self.http_socket),
             "token": self._http_token,
+            "gpu_fallback": self.config.gpu_fallback,
         }
         file, fresh = home / FLEET_FILE, home / (FLEET_FILE + ".new")
         fresh.unlink(missing_ok=True)

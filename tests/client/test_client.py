@@ -242,6 +242,26 @@ class TestRefused:
                 client.submit(**fields(lane=lane))
         assert client.submit(**fields(), allow_idle_lane=True).created
 
+    def test_a_fallback_for_gpu_lanes(self, config: Config, engine: Engine, worker_id: UUID, fields) -> None:
+        """It takes the place of a GPU lane without a worker, unless it cannot judge the kernel or nobody serves it."""
+
+        def lane_of(**changes: object) -> str:
+            with Client(config.model_copy(update={"gpu_fallback": "cpu"})) as client:
+                allow = bool(changes.pop("allow_idle_lane", False))
+                evaluation_id = client.submit(**fields(**changes), allow_idle_lane=allow).evaluation_id
+            with engine.connect() as connection:
+                return connection.scalars(
+                    text("SELECT lane FROM evaluations WHERE id = :id"), {"id": evaluation_id}
+                ).one()
+
+        assert [lane_of(lane=lane) for lane in ("gpu.a100", "gpu", "cpu", "auto")] == ["cpu"] * 4
+        assert lane_of(lane="gpu.a100", allow_idle_lane=True) == "gpu.a100"
+        with pytest.raises(LaneUnavailable):
+            lane_of(lane="gpu.a100", backend="cuda")
+        workers.stop(engine, worker_id)
+        with pytest.raises(LaneUnavailable, match=r"serves gpu\.a100"):
+            lane_of(lane="gpu.a100")
+
     def test_unknown_ids(self, client: Client) -> None:
         """Neither malformed nor strange ids are anything but unknown."""
         for identity in (uuid4(), str(uuid4()), "nonsense", ""):

@@ -27,7 +27,14 @@ def fleet() -> Iterator[LocalFleet]:
     with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:
         directory = Path(name)
         directory.chmod(0o711)  # pytest's own folders are closed to candidates
-        config = load(home=directory / "home", scratch=directory / "scratch", gpus="none", cpu_slots=1, http_port=0)
+        config = load(
+            home=directory / "home",
+            scratch=directory / "scratch",
+            gpus="none",
+            cpu_slots=1,
+            http_port=0,
+            gpu_fallback="cpu",
+        )
         with LocalFleet(config, http=True, durable=False) as fleet:
             yield fleet
 
@@ -68,3 +75,13 @@ def test_the_remote_client(fleet: LocalFleet) -> None:
     assert "breaks: runtime_error" in said
     assert "refused: kernel: " in said
     assert "3 evaluations in the batch" in said
+
+
+def test_every_door(fleet: LocalFleet) -> None:
+    """The clients of other servers, each in its own way. They learn the fleet's fallback for GPUs from the fleet."""
+    said = run("doors.py", fleet)
+    assert "WRONG" not in said
+    assert "asked gpu.a100, judged on cpu: compiled=True correct=True" in said
+    assert "(5 / 5) and 4 hidden: right on 9 input sets, 4 of them hidden variants" in said
+    assert "KernelGYM: crashes kernel" in said
+    assert "send the header Content-Type: application/json" in said

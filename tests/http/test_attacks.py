@@ -196,7 +196,7 @@ class TestStrangers:
         assert not [name for name in answer.headers if name.startswith("access-control")]
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             answer = http.post("/v1/evaluations", content=json.dumps(fields()), headers={"Content-Type": kind})
-            problem_of(answer, 422, "invalid_request")
+            problem_of(answer, 415, "unsupported_media_type")
 
     def test_what_ails_the_services_is_not_told(
         self,

@@ -335,6 +335,28 @@ def test_a_body_that_is_none(client: SimpleEvalClient, served: Served) -> None:
         assert connection.recv(64).startswith(b"HTTP/1.1 413")
 
 
+def test_a_body_of_another_type(client: SimpleEvalClient, kernel: Callable[[str], str]) -> None:
+    """JSON without a type is understood; with a wrong one the error names the header."""
+    text = json.dumps(request_body(kernel("ok")))
+    with httpx.Client() as http:
+        request = http.build_request("POST", f"{client.url}/eval", content=text, timeout=300)
+        assert "content-type" not in request.headers
+        assert http.send(request).json()["correctness"] is True
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        for path in ("/eval", "/evaluate"):
+            answer = httpx.post(f"{client.url}{path}", content=text, headers={"Content-Type": kind})
+            assert answer.status_code == 415
+            assert "Content-Type: application/json" in answer.json()["detail"]
+
+
+def test_health_as_probes_ask_for_it(client: SimpleEvalClient) -> None:
+    """With HEAD, and with a slash at its end."""
+    for path in ("/health", "/health/"):
+        head = httpx.head(f"{client.url}{path}")
+        assert (head.status_code, head.content) == (200, b"")
+        assert httpx.get(f"{client.url}{path}").json()["status"] == "healthy"
+
+
 def test_unknown_fields_are_passed_over_and_named(client: SimpleEvalClient, kernel: Callable[[str], str]) -> None:
     """As the servers before did; but nobody has to guess why a misspelt one has no effect."""
     answer = client.evaluate(kernel("ok"), num_correct_trails=1, build_dir="/x")

@@ -61,6 +61,9 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/job/{job_id}"): Call("read"),
     ("get", "/jobs"): Call("read"),
     ("get", "/status"): Call("read"),
+    # Each token finds its own tasks.
+    ("get", "/status/{task_id}"): Call("problems"),
+    ("get", "/results/{task_id}"): Call("problems"),
     ("post", "/cleanup"): Call("admin", query={"wait_s": 60}),
     ("post", "/reset_gpu/{device_id}"): Call("admin", query={"grace_s": 0}),
     ("post", "/reset_devices"): Call("admin", query={"wait_s": 60}),
@@ -121,6 +124,13 @@ def test_all_that_is_offered_works(
     first = clients["problems"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
     assert clients["read"].get(f"/v1/evaluations/{first}/wait", params=WAIT).json()["verdict"]["category"] == "passed"
     places = {"evaluation_id": first, "job_id": first, "name": "evidence.json", "batch": "b", "device_id": "0"}
+    task = {
+        "task_id": "t",
+        "reference_code": "class Model: ...",
+        "kernel_code": "class ModelNew: ...",
+        "backend": "torch",
+    }
+    places["task_id"] = clients["problems"].post("/evaluate", json=task).json()["task_id"]
 
     def meant(body: Any) -> Any:
         match body:

@@ -175,6 +175,36 @@ def test_unknown_fields_are_passed_over(http: httpx.Client) -> None:
     assert http.post("/evaluate", json=job_body(build_dir="/x", device="cuda:0")).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["seed_num", "seed"])
+def test_a_seed_under_either_name(http: httpx.Client, engine: Engine, name: str) -> None:
+    """It is the evaluation's, by both forms that KernelBench's clients use."""
+    job_id = http.post("/evaluate", json=job_body(**{name: 7})).raise_for_status().json()["job_id"]
+    assert seed_of(engine, job_id) == 7
+    body = {"original_model_src": "p", "custom_model_src": "k", "backend": "torch", name: 8}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, "/eval", json=body)
+
+        def others() -> list[str]:
+            return [
+                row["evaluation_id"]
+                for row in http.get("/v1/evaluations").json()["evaluations"]
+                if row["evaluation_id"] != job_id
+            ]
+
+        until(others, what="the other evaluation")
+        [other] = others()
+        assert seed_of(engine, other) == 8
+        http.post(f"/v1/evaluations/{other}/cancel").raise_for_status()
+        assert waiting.result(60).status_code == 409
+
+
+def seed_of(engine: Engine, evaluation_id: str) -> int:
+    """The seed of an evaluation."""
+    with engine.connect() as connection:
+        found = text("SELECT settings -> 'seed' FROM evaluations WHERE id = :id")
+        return connection.scalars(found, {"id": evaluation_id}).one()
+
+
 @pytest.mark.parametrize("job_id", ["1595efc0-c1bb-49b4-9b7c-5f1f996c0c9a", "nonsense", "7", "%00", "..%2Fjobs"])
 def test_unknown_jobs(http: httpx.Client, job_id: str) -> None:
     """404, whatever the id looks like."""

@@ -116,7 +116,7 @@ class TestSubmit:
 
     def test_a_form_is_no_request(self, http: httpx.Client) -> None:
         """A page in a browser may send one anywhere; it is not taken."""
-        problem_of(http.post("/v1/evaluations", data={"kernel": "x"}), 422, "invalid_request")
+        problem_of(http.post("/v1/evaluations", data={"kernel": "x"}), 415, "unsupported_media_type")
 
     def test_lanes(self, http: httpx.Client, engine: Engine, fields) -> None:
         """One that is none, one that nobody serves, and one that is wanted all the same."""

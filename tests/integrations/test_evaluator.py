@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from kqueue import AsyncClient, Category, EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue import AsyncClient, EvaluationFailed, InvalidRequest, LaneUnavailable
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.integrations import modal_like
 from kqueue.integrations.modal_like import (
+    ModalBatcher,
     ModalEvaluatorConfig,
     ModalKernelEvaluator,
+    evaluate_kernel_batch,
+    evaluate_kernel_single,
     get_modal_evaluator,
     set_modal_evaluator,
 )
@@ -95,7 +98,7 @@ def test_untimed_by_default(config: Config) -> None:
 
 
 def test_a_batch_with_faults(config: Config) -> None:
-    """Results come in order; what has none has its exception in its own place and spoils no other."""
+    """Results come in order; what has none has a record of its exception in its own place and spoils no other."""
     entries = [
         entry(),
         entry(WRONG),
@@ -105,35 +108,42 @@ def test_a_batch_with_faults(config: Config) -> None:
         entry(RAISES),
         entry(""),
         {"ref_code": REFERENCE},
-        entry(colour="red"),
+        entry(WRONG, index=8, colour="red"),
         entry(timing_method="sundial"),
         entry(backend="cuda"),
     ]
     slots, _ = asyncio.run(evaluated(config, lambda e: e.evaluate_batch(entries)))
-    categories = [slot["metadata"]["category"] if isinstance(slot, dict) else type(slot) for slot in slots]
-    assert categories == [
+    assert all(slot.keys() == KEYS for slot in slots)
+    ends = [slot["metadata"].get("exception_type", slot["metadata"].get("category")) for slot in slots]
+    assert ends == [
         "passed",
         "wrong_values",
-        InvalidRequest,
-        EvaluationFailed,
+        "InvalidRequest",
+        "EvaluationFailed",
         "entry_point_missing",
         "runtime_error",
-        InvalidRequest,
-        InvalidRequest,
-        InvalidRequest,
-        InvalidRequest,
-        InvalidRequest,
+        "InvalidRequest",
+        "InvalidRequest",
+        "wrong_values",
+        "InvalidRequest",
+        "InvalidRequest",
     ]
-    assert slots[3].verdict.category is Category.REFERENCE_ERROR
+    assert slots[8]["metadata"]["ignored_fields"] == ["colour", "index"]
+    assert "ignored_fields" not in slots[0]["metadata"]
     for place, named in {
         2: "fortran",
         6: "kernel",
         7: "kernel_code",
-        8: "colour",
         9: "timing_method",
         10: "cuda",
     }.items():
-        assert named in str(slots[place])
+        assert named in slots[place]["metadata"]["exception"]
+        assert named in slots[place]["error_message"]
+    of_the_problem = slots[3]["metadata"]
+    assert (of_the_problem["category"], of_the_problem["blame"]) == ("reference_error", "problem")
+    assert (slots[3]["format_ok"], slots[3]["compiled"], slots[3]["speedup"]) == (True, False, None)
+    assert (slots[3]["tests_passed"], slots[3]["tests_total"], slots[7]["tests_total"]) == (0, 1, 5)
+    assert (slots[3]["code_length"], slots[7]["code_length"]) == (len(RIGHT), 0)
     assert (slots[1]["compiled"], slots[1]["correctness"], slots[1]["tests_passed"]) == (True, False, 0)
     assert slots[1]["error_message"].startswith("wrong_values: ")
     assert (slots[4]["format_ok"], slots[4]["compiled"]) == (False, False)
@@ -209,7 +219,12 @@ def test_the_processs_evaluator(config: Config) -> None:
         first = get_modal_evaluator()
         assert first.config.gpu_type == "A100"
         assert get_modal_evaluator(ON_CPU) is first
-        assert first.config is ON_CPU
+        assert first.config == ON_CPU
+        # A training client sets a timeout before each evaluation, and nothing else.
+        get_modal_evaluator(ModalEvaluatorConfig(timeout=7))
+        assert (first.config.gpu_type, first.config.timeout) == ("cpu", 7)
+        get_modal_evaluator(ModalEvaluatorConfig(True, "A100"))
+        assert (first.config.gpu_type, first.config.timeout) == ("A100", 7)
         other = ModalKernelEvaluator()
         set_modal_evaluator(other)
         assert get_modal_evaluator() is other
@@ -219,24 +234,75 @@ def test_the_processs_evaluator(config: Config) -> None:
 
 
 def test_a_gpu_that_no_worker_has(config: Config) -> None:
-    """It is a clear error that says what there is."""
-    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*served now: cpu"):
-        asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT), gpu_type="L40S"))
+    """Without waiting it is a clear error that says what there is, and never a record of a bad kernel."""
+    for ask in (
+        lambda e: e.evaluate_single(REFERENCE, RIGHT),
+        lambda e: e.evaluate_single_batched(REFERENCE, RIGHT),
+        lambda e: e.evaluate_batch([entry(), entry(WRONG)]),
+    ):
+        with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*served now: cpu.*KQUEUE_GPU_FALLBACK"):
+            asyncio.run(evaluated(config, ask, gpu_type="L40S", wait_for_gpu=False))
 
 
-def test_waiting_for_a_gpu(config: Config) -> None:
-    """Where so configured it waits, for as long as is allowed; then nothing is known of the kernel."""
-    with pytest.raises(EvaluationFailed) as raised:
-        asyncio.run(
-            evaluated(
-                config,
-                lambda e: e.evaluate_single(REFERENCE, RIGHT),
-                gpu_type="L40S",
-                wait_for_gpu=True,
-                max_queue_wait_s=0.5,
-            )
-        )
-    assert raised.value.verdict.category is Category.EXPIRED
+def test_the_fleets_fallback(config: Config) -> None:
+    """The lane that the fleet names takes the place of one that no worker serves; the result says so."""
+    with_fallback = config.model_copy(update={"gpu_fallback": "cpu"})
+    [right, wrong], _ = asyncio.run(
+        evaluated(with_fallback, lambda e: e.evaluate_batch([entry(), entry(WRONG)]), gpu_type="A100")
+    )
+    assert (right["correctness"], wrong["correctness"]) == (True, False)
+    assert (right["metadata"]["lane"], right["metadata"]["lane_asked"]) == ("cpu", "gpu.a100")
+    ours, _ = asyncio.run(evaluated(with_fallback, lambda e: e.evaluate_single(**entry(WRONG))))
+    assert "lane_asked" not in ours["metadata"]
+
+
+def test_waiting_for_a_gpu(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits, for as long as is allowed, and says so; then it is an error of the whole call, and no record."""
+    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s"):
+        asyncio.run(evaluated(config, lambda e: e.evaluate_batch([entry()]), gpu_type="L40S", max_queue_wait_s=0.5))
+    [warning] = [record.getMessage() for record in caplog.records if "wait for a worker" in record.getMessage()]
+    assert "gpu.l40s" in warning
+    assert "KQUEUE_GPU_FALLBACK" in warning
+
+
+def test_workers_that_come_while_a_call_waits(config: Config) -> None:
+    """An evaluation for which there was no worker goes on when one is there."""
+
+    class ThenServed(CountingClient):
+        """A client of a fleet that serves the lane from the second question on."""
+
+        async def evaluate_batch(self, entries: Iterable[Any], **options: Any) -> Any:
+            if not self.batches:
+                return await super().evaluate_batch(entries, **options)
+            async with AsyncClient(config.model_copy(update={"gpu_fallback": "cpu"})) as served:
+                return await served.evaluate_batch(entries, **options)
+
+    async def use() -> dict[str, Any]:
+        async with ThenServed(config) as client:
+            return await ModalKernelEvaluator(ModalEvaluatorConfig(), client).evaluate_single(**entry(WRONG))
+
+    assert asyncio.run(use())["metadata"]["category"] == "wrong_values"
+
+
+def test_the_processs_functions(config: Config) -> None:
+    """They evaluate with the process's evaluator."""
+    set_modal_evaluator(ModalKernelEvaluator(ON_CPU))
+
+    async def use() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+        evaluator = get_modal_evaluator()
+        try:
+            single = await evaluate_kernel_single(REFERENCE, WRONG, "torch", num_correct_trials=1)
+            batch = await evaluate_kernel_batch([entry(), entry("")], ModalEvaluatorConfig(timeout=60))
+            return single, batch, await ModalBatcher(evaluator).submit(entry(WRONG))
+        finally:
+            await evaluator.close()
+
+    try:
+        single, [right, empty], gathered = asyncio.run(use())
+    finally:
+        set_modal_evaluator(None)
+    assert single["metadata"]["category"] == gathered["metadata"]["category"] == "wrong_values"
+    assert (right["correctness"], empty["metadata"]["exception_type"]) == (True, "InvalidRequest")
 
 
 @pytest.mark.parametrize(

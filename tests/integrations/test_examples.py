@@ -19,7 +19,7 @@ def test_the_modal_like_evaluator(run_example: Run) -> None:
     assert good.startswith("good: correct=True runtime_ms=")
     assert shape.startswith("wrong shape: correct=False runtime_ms=None wrong_shape: ")
     assert "entry_point_missing" in no_kernel
-    assert empty.startswith("empty: InvalidRequest: kernel: ")
+    assert empty.startswith("empty: no result: InvalidRequest: kernel: ")
 
 
 def test_the_local_evaluator(run_example: Run) -> None:

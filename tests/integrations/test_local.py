@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -49,12 +52,30 @@ def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFix
 
 
 def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
-    """It is a clear error."""
-    with (
-        LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home)) as evaluator,
-        pytest.raises(LaneUnavailable),
-    ):
+    """It is a clear error, before a kernel is evaluated for which a caller could take it."""
+    evaluator = LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home))
+    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*KQUEUE_GPU_FALLBACK"), evaluator:
+        pass
+    with pytest.raises(LaneUnavailable):
         evaluator.evaluate(REFERENCE, RIGHT)
+
+
+def test_the_fleets_fallback(fleet: LocalFleet) -> None:
+    """Another GPU's name is no error where the fleet names a lane in its place; the result says so."""
+    program = f"""
+from kqueue.integrations.local import LocalKernelEvaluator
+with LocalKernelEvaluator(gpu="L40S", **{QUICK!r}) as evaluator:
+    metadata = evaluator.evaluate({REFERENCE!r}, {WRONG!r})["metadata"]
+print(metadata["category"], metadata["lane"], metadata["lane_asked"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"KQUEUE_HOME": str(fleet.config.home), "KQUEUE_GPU_FALLBACK": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (0, "wrong_values cpu gpu.l40s\n"), done.stderr
 
 
 def is_up(config: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from kqueue import AsyncRemoteClient, InvalidRequest, LaneUnavailable, RemoteClient
+from kqueue import AsyncRemoteClient, LaneUnavailable, RemoteClient
 from kqueue.config import Config
+from kqueue.errors import AccessRefused
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide
@@ -35,23 +37,23 @@ def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KQUEUE_DATABASE_URL", "KQUEUE_REDIS_URL"):
         monkeypatch.delenv(name)
 
-    async def batches() -> tuple[list[Any], list[float | None], Any]:
+    async def batches() -> tuple[list[Any], list[float | None]]:
         entry = {"ref_code": REFERENCE, "kernel_code": RIGHT, "backend": "torch", "num_correct_trials": 1}
         async with AsyncRemoteClient(url) as client:
             evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu"), client)
             slots = await evaluator.evaluate_batch([entry, entry | {"kernel_code": WRONG}, entry | {"backend": "x"}])
-            away = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="L40S"), client)
-            [missing] = await away.evaluate_batch([entry])
+            away = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="L40S", wait_for_gpu=False), client)
+            with pytest.raises(LaneUnavailable, match="l40s"):
+                await away.evaluate_batch([entry])
             problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE]
-            return slots, await reward(problems, [RIGHT, WRONG, RIGHT], client=client, **SETTINGS), missing
+            return slots, await reward(problems, [RIGHT, WRONG, RIGHT], client=client, **SETTINGS)
 
-    slots, rewards, missing = asyncio.run(batches())
-    assert [slot["correctness"] if isinstance(slot, dict) else type(slot) for slot in slots] == [
+    slots, rewards = asyncio.run(batches())
+    assert [slot["metadata"].get("exception_type", slot["correctness"]) for slot in slots] == [
         True,
         False,
-        InvalidRequest,
+        "InvalidRequest",
     ]
-    assert isinstance(missing, LaneUnavailable)
     assert rewards == [1.0, 0.0, None]
 
     guide = KernelGuide(
@@ -70,3 +72,42 @@ def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         env = KernelEnv([REFERENCE], client=client, **SETTINGS)
         env.reset()
         assert env.step(WRONG)[1] == 0.0
+
+
+def test_the_servers_fallback(config: Config, tmp_path: Path) -> None:
+    """The fleet's fallback holds for clients over HTTP, which know nothing of it, for whatever they submit."""
+    fleet = config.model_copy(update={"gpu_fallback": "cpu"})
+    with Served(fleet, tmp_path / "fallback.log") as served, RemoteClient(served.url, token=served.admin) as client:
+        verdict = client.evaluate(problem=REFERENCE, kernel=WRONG, backend="torch", lane="gpu.a100")
+        with pytest.raises(LaneUnavailable):
+            client.submit(problem=REFERENCE, kernel=WRONG, backend="cuda", lane="gpu.a100")
+    assert (verdict.category, verdict.lane) == ("wrong_values", "cpu")
+
+
+def test_the_evaluators_own_connection(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """A URL in place of a database is enough; only a token of kqueue is taken from the variable that is named."""
+    token = os.environ["KQUEUE_TOKEN"]
+    for name in ("KQUEUE_DATABASE_URL", "KQUEUE_REDIS_URL", "KQUEUE_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "no fleet"))
+    monkeypatch.setenv("KQUEUE_URL", url)
+
+    async def category() -> str:
+        evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu", modal_token_env="MY_TOKEN"))
+        try:
+            result = await evaluator.evaluate_single(REFERENCE, WRONG, "torch", 1)
+        finally:
+            await evaluator.close()
+        return result["metadata"]["category"]
+
+    for foreign in ("ak-of-modal", ""):
+        monkeypatch.setenv("MY_TOKEN", foreign)
+        with pytest.raises(AccessRefused):
+            asyncio.run(category())
+    monkeypatch.setenv("MY_TOKEN", token)
+    assert asyncio.run(category()) == "wrong_values"
+    monkeypatch.setenv("MY_TOKEN", "ak-of-modal")
+    monkeypatch.setenv("KQUEUE_TOKEN", token)
+    assert asyncio.run(category()) == "wrong_values"

@@ -131,7 +131,7 @@ def test_a_right_kernels_result() -> None:
     right = verdict(
         runtime=measurement(2.0),
         baseline=measurement(3.0),
-        evidence=Evidence(checks=7, comparison=CLOSE),
+        evidence=Evidence(checks=7, checks_asked=5, comparison=CLOSE),
     )
     result = result_of(right)
     json.dumps(result, allow_nan=False)
@@ -149,7 +149,7 @@ def test_a_right_kernels_result() -> None:
     }
     metadata = result["metadata"]
     assert (metadata["category"], metadata["blame"]) == ("passed", "none")
-    assert (metadata["speedup"], metadata["correctness_trials"]) == (1.5, "(7 / 7)")
+    assert (metadata["speedup"], metadata["correctness_trials"], metadata["hidden_trials"]) == (1.5, "(5 / 5)", 2)
     assert metadata["kernelbench_correct"] is True
     assert metadata["evaluation_id"] == str(right.evaluation_id)
     assert row_of(right, 3) == {"sample_id": 3, **result}

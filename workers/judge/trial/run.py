@@ -288,9 +288,11 @@ class _Evaluation:
             if self._settings.timing.compiled_baseline:
                 self._evidence["compiled_baseline"] = baseline.compiled_baseline(series)
             self._enforce_floor(runtime, first)
+        checks = self._evidence["checks"]
+        hidden = checks - self._evidence["checks_asked"]
         return Outcome(
             category=Category.PASSED,
-            message=f"right on {self._evidence['checks']} input sets",
+            message=f"right on {checks} input sets" + (f", {hidden} of them hidden variants" if hidden else ""),
             runtime=runtime,
             baseline=known,
         )
@@ -499,6 +501,7 @@ class _Evaluation:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         return {
             "checks": checked,
+            "checks_asked": self._settings.checks,
             "reference_is_constant": self._reference.is_constant,
         }
 
