@@ -216,6 +216,38 @@ def test_nothing_is_left_of_a_closed_judge(config: Config) -> None:
     until(lambda: len(below(os.getpid()) & started) < len(started))
 
 
+_DEAF = """
+import os, signal, sys, threading, time
+from workers.judge.__main__ import _Ending
+reader, _ = os.pipe()
+ending = _Ending(os.getppid())
+def told():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+with ending:
+    threading.Thread(target=told, daemon=True).start()
+    os.read(reader, 1)
+"""
+
+
+def test_a_signal_that_wakes_no_system_call_is_heard() -> None:
+    """A signal that comes before a call blocks, and so does not interrupt it, ends the process all the same."""
+    # One that another thread takes interrupts nothing either.
+    done = subprocess.run([sys.executable, "-c", _DEAF], timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_a_judge_that_does_not_end_is_killed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a judge whose process does not answer raises nothing, and leaves nothing."""
+    monkeypatch.setattr("kqueue.judging._STOP_S", 0.5)
+    others = {*linux.children(os.getpid())}
+    with LocalJudge("cpu", config=config):
+        [pid] = {*linux.children(os.getpid())} - others
+        parts = {pid, *below(pid)}
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(linux.is_zombie(part) for part in parts))
+
+
 def test_it_needs_no_service(tmp_path: Path) -> None:
     """`kqueue.judge` works where nothing of a fleet can be imported, and loads no torch into its caller."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
