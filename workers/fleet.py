@@ -8,8 +8,8 @@ Workers pause while their GPU may not be used (:mod:`workers.monitor`), while th
 (:mod:`workers.pressure`), and while something that was killed in their slot does not die. A paused worker finishes its
 evaluation, and its row has the reason.
 
-SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers are killed and their
-evaluations are queued again. Workers die with the supervisor.
+SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers that judge are killed
+and their evaluations are queued again; the others end by themselves. Workers die with the supervisor.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _log: Any = structlog.get_logger(__name__)
 #: Seconds between two looks at the host's room and the GPUs, and between two writes of the reasons for pauses, which
 #: somebody else may have changed.
 _LOOK_EVERY_S: Final = 1.0
+#: Seconds that idle workers may take to end where those that judge are killed.
+_IDLE_END_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -58,13 +60,16 @@ class _Stop:
     warm: bool = False
     """Workers finish their evaluations."""
     quick: bool = False
-    """Workers are killed."""
+    """Workers that judge are killed."""
     told: bool = False
     """Workers have been told to finish."""
+    asked_at: float = 0.0
+    """When the last request came, on the monotonic clock."""
 
     def on_signal(self, number: int, _frame: object) -> None:
         self.quick = self.quick or self.warm or number == signal.SIGINT
         self.warm = True
+        self.asked_at = time.monotonic()
 
 
 class Supervisor:
@@ -104,6 +109,8 @@ class Supervisor:
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
+        #: The workers that judged nothing when the end was to be quick; None before.
+        self._idle: set[UUID] | None = None
 
     def check_services(self) -> None:
         """Check Postgres, its schema and Redis; see :meth:`Bookkeeping.check_services`."""
@@ -258,12 +265,18 @@ class Supervisor:
                 _log.error("a slot is stuck", slot=worker.slot.name, reason=reason)
 
     def _end_workers(self) -> None:
-        for worker in self._workers:
-            if self._stop.quick:
-                worker.kill()
-            elif not self._stop.told:
+        """Tell all workers to finish. Where that is to be quick, kill those that judge, and after a while the rest."""
+        if not self._stop.told:
+            for worker in self._workers:
                 worker.finish()
-        self._stop.told = True
+            self._stop.told = True
+        if self._stop.quick:
+            if self._idle is None:
+                self._idle = self._books.idle()
+            overdue = time.monotonic() > self._stop.asked_at + _IDLE_END_S
+            for worker in self._workers:
+                if overdue or worker.slot.worker_id not in self._idle:
+                    worker.kill()
 
     def _kill_all(self) -> None:
         """Kill everything that is left, and wait for it, but not for processes that do not die."""
