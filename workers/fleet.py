@@ -34,7 +34,7 @@ from kqueue.errors import KqueueError
 from workers.bookkeeping import Bookkeeping
 from workers.judge.deaths import describe
 from workers.judge.gpu.devices import Device, choose, devices
-from workers.judge.host import linux
+from workers.judge.host import holders, linux
 from workers.judge.sandbox import cgroups
 from workers.monitor import Monitor
 from workers.plan import plan
@@ -49,6 +49,8 @@ _log: Any = structlog.get_logger(__name__)
 #: Seconds between two looks at the host's room and the GPUs, and between two writes of the reasons for pauses, which
 #: somebody else may have changed.
 _LOOK_EVERY_S: Final = 1.0
+#: Seconds for which another fleet keeps workers waiting for a device before the log says so.
+_QUEUE_S: Final = 5.0
 #: Seconds that idle workers may take to end where those that judge are killed.
 _IDLE_END_S: Final = 5.0
 
@@ -106,6 +108,8 @@ class Supervisor:
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
         self._look_at = 0.0
+        #: Devices that others keep from workers: since when on the monotonic clock, and who was said to.
+        self._waits: dict[str, tuple[float, str]] = {}
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
@@ -183,6 +187,7 @@ class Supervisor:
             self._look_at = now + _LOOK_EVERY_S
             self._pressure.look()
             self._monitor.step(self._books.attempt)
+            self._look_at_locks(now)
         self._let_in()
         self._write_pauses(anew=looking)
         self._books.step([worker.slot.worker_id for worker in self._workers if worker.registered or worker.stuck])
@@ -220,6 +225,20 @@ class Supervisor:
                 _log.info(event, slot=worker.slot.name, reason=reason or was)
             worker.tell(reason)
         self._written = wanted
+
+    def _look_at_locks(self, now: float) -> None:
+        """Say whom evaluations wait for, where other fleets of this user or local judges have a device for long."""
+        for device, lock in {worker.slot.device: worker.slot.lock for worker in self._workers}.items():
+            holder = holders.stranger(lock)
+            if holder is None or not holder.kept_us_waiting:
+                self._waits.pop(device, None)
+                continue
+            since, told = self._waits.setdefault(device, (now, ""))
+            if now - since >= _QUEUE_S and holder.words != told:
+                _log.warning(
+                    "evaluations wait for a device that another fleet uses", device=device, used_by=holder.words
+                )
+                self._waits[device] = since, holder.words
 
     def _bury(self, worker: WorkerProcess, returncode: int) -> None:
         """Clean up after a worker that has ended: kill its leftovers, and have its evaluation queued again."""

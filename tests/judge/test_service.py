@@ -18,7 +18,7 @@ import pytest
 from kqueue import Config, InvalidRequest, JudgeUnavailable, LocalJudge
 from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
-from workers.judge.host import linux
+from workers.judge.host import holders, linux
 
 pytestmark = pytest.mark.slow("starts judges of its own")
 
@@ -214,6 +214,26 @@ def test_nothing_is_left_of_a_closed_judge(config: Config) -> None:
     judge.close()
     assert not any(path.exists() for path in made)
     until(lambda: len(below(os.getpid()) & started) < len(started))
+
+
+def test_a_wait_for_anothers_device_is_explained(local: LocalJudge, config: Config) -> None:
+    """Two judges of one user take turns, and the outcome of the one that waited names the other."""
+    slow = KERNEL.format("time.sleep(600)")
+    other = threading.Thread(
+        target=local, kwargs={"problem": PROBLEM, "kernel": slow, "settings": UNTIMED | {"deadlines": {"check_s": 15}}}
+    )
+    pid = service()
+    locks = config.scratch / "locks"
+    with LocalJudge("cpu", config=config) as judge:
+        other.start()
+        until(lambda: (holder := holders.stranger(locks / "cpu.lock")) and f"process {pid} " in holder.words)
+        outcome = judge(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED)
+        other.join()
+    assert outcome.passed, outcome.message
+    assert outcome.evidence.waited_for is not None
+    [whom] = outcome.evidence.waited_for
+    assert f"process {pid} " in whom
+    assert f"started by process {os.getpid()} " in whom
 
 
 _DEAF = """
