@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 def whole_gallery(lane: str, file: Path) -> None:
     """Every entry of the lane gets its expected category, and the demo says so."""
-    done = run(DEMO, "--lane", lane, "--json", file)  # it gives up by itself if no verdict comes
+    done = run(DEMO, "--all", "--lane", lane, "--json", file)  # it gives up by itself if no verdict comes
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"lane {lane}" in done.stdout
     records = json.loads(file.read_text())
@@ -75,6 +76,18 @@ def test_an_unexpected_category_fails_the_demo() -> None:
     assert "bad/runtime_error: expected passed, got runtime_error in the phase check" in done.stdout
     assert "expects a multiple of 7 rows" in done.stdout
     assert "1 of 2 as expected" in done.stdout
+
+
+@pytest.mark.timeout(0)  # a slow machine may take long, as long as verdicts come
+def test_a_short_demo_says_each_verdict_as_it_comes(tmp_path: Path) -> None:
+    """By default a few entries of each kind are judged, and each verdict has its line before the table."""
+    done = run(DEMO, "--lane", "cpu", "--json", tmp_path / "verdicts.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "verdicts.json").read_text())
+    assert {record["verdict"]["blame"] for record in records} >= {"none", "candidate", "problem"}
+    came, _, _ = done.stdout.partition("baseline ms")
+    for record in records:
+        assert re.search(rf" s +\d+/{len(records)} +{record['name']} +{record['expected']}\n", came)
 
 
 def test_an_unknown_entry_is_refused() -> None:
