@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kqueue.categories import Blame, Category
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 
@@ -84,7 +85,10 @@ def test_a_short_demo_says_each_verdict_as_it_comes(tmp_path: Path) -> None:
     done = run(DEMO, "--lane", "cpu", "--json", tmp_path / "verdicts.json")
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads((tmp_path / "verdicts.json").read_text())
-    assert {record["verdict"]["blame"] for record in records} >= {"none", "candidate", "problem"}
+    assert {Category(record["verdict"]["category"]).blame for record in records} >= {*Blame} - {
+        Blame.FLEET,
+        Blame.NOBODY,
+    }
     came, _, _ = done.stdout.partition("baseline ms")
     for record in records:
         assert re.search(rf" s +\d+/{len(records)} +{record['name']} +{record['expected']}\n", came)
@@ -95,6 +99,19 @@ def test_an_unknown_entry_is_refused() -> None:
     done = run(DEMO, "--only", "bad/nothing")
     assert done.returncode == 1
     assert "the gallery has no entry bad/nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first_script", "remote_client", "eval_client", "job_client", "modal_evaluator", "trace_guide", "rewards"],
+)
+def test_without_a_fleet_an_example_says_what_to_start(name: str, tmp_path: Path) -> None:
+    """An example that needs a fleet ends with one line that tells how to start one."""
+    nobody = ["http://127.0.0.1:1"] if name in {"eval_client", "job_client"} else []
+    done = run(EXAMPLES / f"{name}.py", *nobody, KQUEUE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "kqueue up" in line
 
 
 def test_the_first_script() -> None:
