@@ -249,10 +249,19 @@ def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:
     command = ("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--lane", "gpu.h200")
     refused = cli(*command)
     assert refused.returncode == 2
-    assert "no live worker serves gpu.h200" in refused.stderr
+    assert "no live worker serves gpu.h200: this fleet has no live worker" in refused.stderr
     assert stored(engine) == []
     assert cli(*command, "--allow-idle-lane").returncode == 0
     assert [row.lane for row in stored(engine)] == ["gpu.h200"]
+
+
+def test_a_refused_lane_names_those_that_are_served(cli: Cli, worker: UUID) -> None:
+    """Where a fleet runs, nobody is told to start one."""
+    assert worker
+    refused = cli("submit", "-p", "relu.py", "mine.py", "-b", "cuda")
+    assert refused.returncode == 2
+    assert "gpu, which a cuda kernel needs (served now: cpu (1))" in refused.stderr
+    assert "kqueue up" not in refused.stderr
 
 
 def test_without_redis_nothing_is_lost(cli: Cli, engine: Engine, worker: UUID) -> None:
