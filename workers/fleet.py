@@ -321,7 +321,7 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 
 def main() -> int:
-    """Run this host's fleet with the environment's settings. Return exit status 2 if it cannot start."""
+    """Run this host's fleet with the environment's settings. Return exit status 3 if it cannot start."""
     try:
         config = load()
         logs.configure(config)
@@ -334,7 +334,7 @@ def main() -> int:
         supervisor.run()
     except KqueueError as error:
         print(f"kqueue: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return 3
     return 0
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import NoReturn
+from collections.abc import Generator
+from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
+import typer.core
 
 from kqueue.cli import (
     categories,
@@ -46,14 +50,47 @@ STATUSES: dict[type[KqueueError], int] = {
     UnknownEvaluation: 5,
 }
 
+#: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
+_ANSWERING: Final = frozenset({"judge", "submit", "wait", "kernelbench", "doctor"})
+#: What a shell tells of a process that wrote to a pipe without a reader.
+_BROKEN_PIPE: Final = 141
+
+
+class _Group(typer.core.TyperGroup):
+    """A group of commands whose help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in found if command])
+
+
 app = typer.Typer(
     name="kqueue",
-    help="A worker fleet that judges GPU kernels.",
+    cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"kqueue {metadata.version('kqueue')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A worker fleet that judges GPU kernels."""
+
+
 for group in (judge, submit, kernelbench, results, fleet, gpu, serve, token, sweep, database, categories, doctor):
     group.register(app)
 
@@ -68,9 +105,40 @@ def main() -> NoReturn:
 
     A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`.
     """
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
     try:
         app(prog_name="kqueue")
     except KqueueError as error:
         say(error)
         sys.exit(exit_status(error))
     sys.exit(0)
+
+
+class _Output:
+    """Standard output that ends the process when nobody reads it any more, as `| head -1` does after one line."""
+
+    def __init__(self, stream: IO[str], status: int) -> None:
+        self._stream = stream
+        self._status = status
+
+    def write(self, text: str) -> int:
+        with self._to_its_end():
+            return self._stream.write(text)
+        raise AssertionError("the block returns or raises")
+
+    def flush(self) -> None:
+        with self._to_its_end():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _to_its_end(self) -> Generator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # What is still in the buffer would be tried again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            sys.exit(self._status)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
