@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import json
 import logging
@@ -140,6 +141,11 @@ class LocalFleet:
                 webs.append(http := _Http(self.config, home / "logs" / "http.log"))
                 self.http_url = http.url
             (home / FLEET_FILE).unlink(missing_ok=True)
+            if _others_judge(self.config.scratch):
+                self._report(
+                    "another fleet of this user runs on this machine: evaluations of both take turns on its devices; "
+                    f"{home / 'logs' / 'workers.log'} says who keeps them waiting for long"
+                )
             self._start_services(home)
             workers = self._start_workers(home)
             if self._http:
@@ -536,6 +542,20 @@ class _Supervised:
                 self.start()
             except LocalFleetError as error:
                 self.report(str(error))
+
+
+def _others_judge(scratch: Path) -> bool:
+    """Return True if another fleet uses the scratch directory, and with it the locks of devices."""
+    for directory in scratch.glob("fleet-*"):
+        with contextlib.suppress(OSError):  # it is gone
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
+    return False
 
 
 def worker_command() -> list[str]:

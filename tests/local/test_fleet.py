@@ -25,6 +25,7 @@ from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.process import command_line, running
 from tests.waiting import until
+from workers.judge.host import scratch
 
 pytestmark = pytest.mark.services
 
@@ -269,10 +270,26 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
     before = descendants(os.getpid())
-    config = Config(home=tmp_path, gpus="none", cpu_slots=0)
+    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
+    said: list[str] = []
     with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
-        LocalFleet(config, durable=False).start()
+        LocalFleet(config, durable=False, report=said.append).start()
+    assert not any("another fleet" in line for line in said)
     assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+
+
+def test_a_fleet_beside_another_says_so(tmp_path: Path) -> None:
+    """Where another fleet has the same scratch directory, and so the devices' locks, that is said at once."""
+    (tmp_path / "scratch").mkdir()
+    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
+    said: list[str] = []
+    _, held = scratch.reserve(tmp_path / "scratch", "fleet")
+    try:
+        with pytest.raises(LocalFleetError):
+            LocalFleet(config, durable=False, report=said.append).start()
+    finally:
+        os.close(held)
+    assert said[0].startswith("another fleet of this user runs on this machine")
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
