@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Generator
 from typing import IO, Annotated, Any, Final, NoReturn, cast
@@ -25,7 +24,7 @@ from kqueue.cli import (
     sweep,
     token,
 )
-from kqueue.cli.render import say
+from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
     AccessRefused,
     ConfigError,
@@ -52,6 +51,10 @@ STATUSES: dict[type[KqueueError], int] = {
 
 #: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
 _ANSWERING: Final = frozenset({"judge", "submit", "wait", "kernelbench", "doctor"})
+#: Commands that go on where nobody reads their output.
+_SERVING: Final = frozenset({"up", "worker", "serve"})
+#: The exit status where the output cannot be written.
+_UNWRITTEN: Final = 3
 #: What a shell tells of a process that wrote to a pipe without a reader.
 _BROKEN_PIPE: Final = 141
 
@@ -106,7 +109,8 @@ def main() -> NoReturn:
     A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`.
     """
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
+    if command not in _SERVING:
+        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
     try:
         app(prog_name="kqueue")
     except KqueueError as error:
@@ -116,29 +120,33 @@ def main() -> NoReturn:
 
 
 class _Output:
-    """Standard output that ends the process when nobody reads it any more, as `| head -1` does after one line."""
+    """Standard output that ends the process when it cannot be written, as after `| head -1` or on a full disk."""
 
-    def __init__(self, stream: IO[str], status: int) -> None:
+    def __init__(self, stream: IO[str], unread: int) -> None:
+        """Wrap a stream. ``unread`` is the exit status where nobody reads it any more."""
         self._stream = stream
-        self._status = status
+        self._unread = unread
 
     def write(self, text: str) -> int:
-        with self._to_its_end():
+        with self._or_end():
             return self._stream.write(text)
         raise AssertionError("the block returns or raises")
 
     def flush(self) -> None:
-        with self._to_its_end():
+        with self._or_end():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _to_its_end(self) -> Generator[None]:
+    def _or_end(self) -> Generator[None]:
         try:
             yield
         except BrokenPipeError:
-            # What is still in the buffer would be tried again at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            sys.exit(self._status)
+            drop_output()
+            sys.exit(self._unread)
+        except OSError as error:
+            drop_output()
+            say(f"the output cannot be written: {error.strerror}")
+            sys.exit(_UNWRITTEN)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

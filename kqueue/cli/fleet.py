@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -12,6 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kqueue.cli.render import drop_output
 
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
@@ -124,9 +125,11 @@ def worker(
 
 
 def _tell(line: str) -> None:
-    """Print a line at once. A terminal that is gone, or a full disk, must not end a fleet."""
-    with contextlib.suppress(OSError):
+    """Print a line at once. A terminal or a pipe that is gone, or a full disk, must not end a fleet."""
+    try:
         typer.echo(line)
+    except OSError:
+        drop_output()
 
 
 def _status(fleet: LocalFleet) -> str:

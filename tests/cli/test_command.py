@@ -84,6 +84,15 @@ def test_output_that_nobody_reads_ends_a_command(command: str, status: int) -> N
     assert (done.returncode, done.stderr) == (status, b"")
 
 
+def test_output_that_cannot_be_written_is_no_answer() -> None:
+    """A full disk behind the output is said in one line, and ends with 3."""
+    with Path("/dev/full").open("wb") as output:
+        words = [sys.executable, "-m", "kqueue", "categories"]
+        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 3
+    assert done.stderr == b"kqueue: the output cannot be written: No space left on device\n"
+
+
 def test_an_unknown_command_ends_with_2() -> None:
     """A typo is bad input, without a traceback."""
     done = Cli(ROOT)("sumbit")
