@@ -129,17 +129,17 @@ class LocalFleet:
         """
         require_worker()
         home = self.config.home_path
+        # Made first: what is wrong with their settings is known at once.
+        flower = _Flower(self.config, home / "logs" / "flower.log") if self._flower else None
+        http = _Http(self.config, home / "logs" / "http.log") if self._http else None
+        webs: list[_Web] = [web for web in (flower, http) if web is not None]
         try:
-            # First: the ports that a fleet of this home uses are no fault of the settings.
+            # Before the ports: those that a fleet of this home has are not the trouble.
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
-            # Made before anything is started: what is wrong with their settings is known at once.
-            webs: list[_Web] = []
-            if self._flower:
-                webs.append(flower := _Flower(self.config, home / "logs" / "flower.log"))
-                self.flower_url = flower.url
-            if self._http:
-                webs.append(http := _Http(self.config, home / "logs" / "http.log"))
-                self.http_url = http.url
+            for web in webs:
+                web.find_port()
+            self.flower_url = flower and flower.url
+            self.http_url = http and http.url
             (home / FLEET_FILE).unlink(missing_ok=True)
             if _others_judge(self.config.scratch):
                 self._report(
@@ -148,7 +148,7 @@ class LocalFleet:
                 )
             self._start_services(home)
             workers = self._start_workers(home)
-            if self._http:
+            if http is not None:
                 self._admit_owner(home)
             for web in webs:
                 web.config = self.config
@@ -402,9 +402,22 @@ class _Web:
     def __init__(self, config: Config, log: Path, host: str, port: int, fix: str) -> None:
         self.config = config
         self._log = log
-        self._port = _free_port(self.name, host, port, fix)
+        self._host = host
+        self._port = port
+        self._fix = fix
         self._child: Child | None = None
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
+
+    def find_port(self) -> None:
+        """Choose a port where any will do.
+
+        Raises:
+            LocalFleetError: somebody listens on the port that the settings name.
+        """
+        self._port = _free_port(self.name, self._host, self._port, self._fix)
 
     def command(self) -> list[str]:
         """Return the command, which stays in the foreground."""
