@@ -13,7 +13,7 @@ help: ## list the targets
 venv: ## set up .venv, which the other targets do first where they need it
 	@$(BOOTSTRAP_PYTHON) scripts/bootstrap.py
 
-demo: venv ## judge the gallery of good and bad kernels on this machine
+demo: venv ## judge some good and bad kernels on this machine (ARGS=--all: the whole gallery)
 	@$(PY) examples/demo.py $(ARGS)
 
 quick: venv ## run the tests that need no service, in about a minute

@@ -1,7 +1,7 @@
-"""Judge the whole gallery on a temporary fleet: `python examples/demo.py`.
+"""Judge entries of the gallery on a temporary fleet: `python examples/demo.py`, with `--all` the whole gallery.
 
-It starts Postgres, Valkey and this machine's workers in a temporary home, submits every entry of the gallery that the
-lane can judge, and shows the verdicts. The lane is `gpu` on a machine with a GPU, else `cpu`. It exits with 0 only if
+It starts Postgres, Valkey and this machine's workers in a temporary home, submits the entries that the lane can judge,
+and prints each verdict as it comes. The lane is `gpu` on a machine with a GPU, else `cpu`. It exits with 0 only if
 every entry got its expected category.
 """
 
@@ -17,14 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery import Entry, entries
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kqueue import Client, KqueueError, Verdict
-from kqueue.cli.render import category_text, clean, console, milliseconds, one_line, print_table, ratio, text, yes_no
+from kqueue.cli.render import category_text, clean, milliseconds, one_line, print_table, ratio, text, yes_no
 from kqueue.config import load
 from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
 
+#: What is judged without `--all` or `--only`: right kernels, and some failures of each kind.
+SHORT = (
+    "good/torch/gelu",
+    "good/triton/softmax",
+    "good/cuda/softmax",
+    "bad/syntax_error",
+    "bad/runtime_error",
+    "bad/segfault",
+    "bad/endless_loop",
+    "bad/nan",
+    "bad/wrong_values_triton",
+    "problem/broken_reference",
+)
 #: Longest time from one verdict to the next; a slow machine may take longer in all.
 PATIENCE_S = 600.0
 #: Lines of the log to show with an unexpected verdict.
@@ -42,10 +54,13 @@ def main() -> int:
     try:
         _check_names(options.only or [])
         config = load(home=home, scratch=root / "scratch", gpus="none" if options.lane == "cpu" else None)
-        with LocalFleet(config, durable=False) as fleet, fleet.client() as kq:
+        _say("starting Postgres, Valkey and the workers of this machine")
+        with LocalFleet(config, durable=False, report=_say) as fleet, fleet.client() as kq:
             lane = _lane(options.lane, fleet)
-            chosen = _chosen(lane, options.only)
-            print(f"{_slots(fleet, lane)}, started in {time.monotonic() - started:.1f} s; {len(chosen)} evaluations\n")
+            # What the user names is taken as it is.
+            names = options.only or ([] if options.all else SHORT)
+            chosen = _chosen(lane, names, named=bool(options.only))
+            _say(f"{_slots(fleet, lane)}, started in {time.monotonic() - started:.1f} s; {len(chosen)} evaluations")
             submitted = time.monotonic()
             verdicts = _judge(kq, chosen, lane)
             seconds = time.monotonic() - submitted
@@ -72,11 +87,17 @@ def main() -> int:
     return 1 if different else 0
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)  # into a file too
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=["auto", "cpu", "gpu"], default="auto", help="auto: gpu if there is one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the full verdicts there")
-    parser.add_argument(
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--all", action="store_true", help="the whole gallery, which takes minutes")
+    chosen.add_argument(
         "--only", nargs="+", metavar="NAME", help="entries by name, such as bad/segfault, or by prefix, such as bad"
     )
     return parser.parse_args()
@@ -103,13 +124,21 @@ def _check_names(only: Sequence[str]) -> None:
             raise KqueueError(f"--only: the gallery has no entry {name}; examples/gallery.py has their names")
 
 
-def _chosen(lane: str, only: Sequence[str] | None) -> list[Entry]:
-    found = entries(lane)
-    if only:
-        found = [entry for entry in found if any(_below(entry, name) for name in only)]
-        if not found:
-            raise KqueueError(f"--only: the lane {lane} can judge none of them")
-    else:
+def _chosen(lane: str, names: Sequence[str], *, named: bool) -> list[Entry]:
+    """Return the lane's entries with these names, or all of them where there is none.
+
+    Args:
+        lane: the lane.
+        names: names or their beginnings.
+        named: True if the user gave them; else what this machine lacks is left out.
+
+    Raises:
+        KqueueError: the lane can judge none of them.
+    """
+    found = [entry for entry in entries(lane) if not names or any(_below(entry, name) for name in names)]
+    if named and not found:
+        raise KqueueError(f"--only: the lane {lane} can judge none of them")
+    if not named:
         from workers.judge.trial.tools import missing
 
         for backend in sorted({entry.backend for entry in found}):
@@ -128,17 +157,16 @@ def _judge(kq: Client, chosen: list[Entry], lane: str) -> list[Verdict]:
     tickets = kq.submit_batch([entry.request(lane) for entry in chosen])
     places = {ticket.evaluation_id: place for place, ticket in enumerate(tickets)}
     verdicts: dict[int, Verdict] = {}
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=len(chosen))
-        pending = list(tickets)
-        while pending:
-            ticket, verdict = next(kq.as_completed(pending, timeout=PATIENCE_S))
-            pending.remove(ticket)
-            place = places[ticket.evaluation_id]
-            verdicts[place] = verdict
-            mark = "" if verdict.category is chosen[place].expected else f", not {chosen[place].expected}"
-            progress.update(bar, advance=1, description=f"{chosen[place].name}: {verdict.category}{mark}")
+    begun = time.monotonic()
+    pending = list(tickets)
+    while pending:
+        ticket, verdict = next(kq.as_completed(pending, timeout=PATIENCE_S))
+        pending.remove(ticket)
+        place = places[ticket.evaluation_id]
+        verdicts[place] = verdict
+        mark = "" if verdict.category is chosen[place].expected else f" (not {chosen[place].expected})"
+        came = f"{time.monotonic() - begun:6.1f} s  {len(verdicts):{len(str(len(chosen)))}}/{len(chosen)}"
+        _say(f"{came}  {chosen[place].name:<32} {verdict.category}{mark}")
     return [verdicts[place] for place in range(len(chosen))]
 
 

@@ -1,6 +1,8 @@
 """The first script: judge one kernel. Start a fleet with `kqueue up` in another terminal, then run this."""
 
-from kqueue import Client
+import sys
+
+from kqueue import Client, KqueueError
 
 REFERENCE = """
 import torch
@@ -45,8 +47,11 @@ class ModelNew(nn.Module):
         return out
 """
 
-with Client() as kq:
-    verdict = kq.evaluate(problem=REFERENCE, kernel=KERNEL, backend="triton")
+try:
+    with Client() as kq:
+        verdict = kq.evaluate(problem=REFERENCE, kernel=KERNEL, backend="triton")
+except KqueueError as error:  # no fleet runs, for instance
+    sys.exit(f"{error}")
 
 print(f"{verdict.category}: {verdict.message or 'the kernel agrees with its reference'}")
 if verdict.passed and verdict.speedup is not None:

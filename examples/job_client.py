@@ -37,4 +37,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except httpx.ConnectError as error:
+        sys.exit(f"no server answers ({error}): start a fleet with `kqueue up`, or give the address of one")

@@ -5,8 +5,10 @@
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 
+from kqueue import KqueueError
 from kqueue.integrations.modal_like import (
     ModalEvaluatorConfig,
     ModalKernelEvaluator,
@@ -50,4 +52,7 @@ async def main(gpu: str) -> None:
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--gpu", default="auto")
-asyncio.run(main(parser.parse_args().gpu))
+try:
+    asyncio.run(main(parser.parse_args().gpu))
+except KqueueError as error:  # no fleet runs, for instance
+    sys.exit(f"{error}")

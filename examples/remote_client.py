@@ -9,7 +9,7 @@ The exit status is 1 if a verdict is not as expected.
 import sys
 from uuid import uuid4
 
-from kqueue import InvalidRequest, RemoteClient
+from kqueue import InvalidRequest, KqueueError, RemoteClient
 
 PROBLEM = """
 import torch
@@ -61,9 +61,12 @@ entries = [
 # A bad entry does not affect the others.
 entries.append({"problem": PROBLEM, "kernel": "", "backend": "torch", "kernel_label": "empty"})
 
-with RemoteClient(sys.argv[1] if len(sys.argv) > 1 else None) as kq:
-    *verdicts, refused = kq.evaluate_batch(entries, timeout=600)
-    found = kq.batch(batch)
+try:
+    with RemoteClient(sys.argv[1] if len(sys.argv) > 1 else None) as kq:
+        *verdicts, refused = kq.evaluate_batch(entries, timeout=600)
+        found = kq.batch(batch)
+except KqueueError as error:  # no server answers, for instance
+    sys.exit(f"{error}")
 
 for verdict in verdicts:
     time = "" if verdict.runtime_ms is None else f", {verdict.runtime_ms:.4f} ms"

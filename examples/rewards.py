@@ -1,8 +1,10 @@
 """Rewards for a batch of answers, and an episode of two turns. Start a fleet with `kqueue up`, then run this."""
 
 import asyncio
+import sys
 from pathlib import Path
 
+from kqueue import KqueueError
 from kqueue.integrations.rl import KernelEnv, reward
 
 HERE = Path(__file__).resolve().parent
@@ -11,7 +13,10 @@ RIGHT = f"Like this:\n```python\n{(HERE / 'kernels' / 'good' / 'torch' / 'row_su
 WRONG = (HERE / "kernels" / "bad" / "wrong_shape.py").read_text()
 HOW = {"backend": "torch", "num_correct_trials": 2, "num_perf_trials": 20}
 
-rewards = asyncio.run(reward(REFERENCE, [RIGHT, WRONG, "I do not know."], score="correctness", **HOW))
+try:
+    rewards = asyncio.run(reward(REFERENCE, [RIGHT, WRONG, "I do not know."], score="correctness", **HOW))
+except KqueueError as error:  # no fleet runs, for instance
+    sys.exit(f"{error}")
 print("rewards:", rewards)  # mask None: nothing is known about that kernel
 
 env = KernelEnv([REFERENCE], max_turns=2, score="correctness", **HOW)

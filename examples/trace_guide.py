@@ -7,8 +7,10 @@ With Trace's PrioritySearch (`opto`) installed:
     PrioritySearch(agent, optimizer).train(guide, {"inputs": [TASK], "infos": [REFERENCE]}, num_threads=8)
 """
 
+import sys
 from pathlib import Path
 
+from kqueue import KqueueError
 from kqueue.integrations.trace import KernelAgent, KernelGuide
 
 HERE = Path(__file__).resolve().parent
@@ -20,6 +22,9 @@ guide = KernelGuide(gpu="auto", backend="torch", num_correct_trials=2, num_perf_
 
 answer = agent(TASK)
 for kernel in (getattr(answer, "data", answer), (HERE / "kernels" / "bad" / "wrong_shape.py").read_text()):
-    score, feedback = guide.get_feedback(TASK, kernel, REFERENCE)
+    try:
+        score, feedback = guide.get_feedback(TASK, kernel, REFERENCE)
+    except KqueueError as error:  # no fleet runs, for instance
+        sys.exit(f"{error}")
     print(f"score {score:.3g}\n{feedback}\n")
 guide.close()

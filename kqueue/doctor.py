@@ -13,10 +13,15 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
@@ -88,9 +93,13 @@ def redact(url: str) -> str:
     )
 
 
-def examine(config: Config) -> list[Check]:
+def examine(config: Config) -> Iterator[Check]:
     """Run every check of this host, in the order of display. Takes seconds if torch is installed."""
-    return [*_host(), *_services(config), *_worker()]
+    # These take longest: they begin first, and run beside the others.
+    with _worker() as checks:
+        yield from _host()
+        yield from _services(config)
+        yield from checks
 
 
 def _host() -> list[Check]:
@@ -204,17 +213,41 @@ def _broker(config: Config) -> list[Check]:
     return [*checks, Check("services", "redis eviction", State.OK if safe else State.WARN, detail, fix)]
 
 
-def _worker() -> list[Check]:
-    """Run the checks of :mod:`workers.doctor` in a separate process."""
+@contextmanager
+def _worker() -> Generator[Iterator[Check]]:
+    """Run the checks of :mod:`workers.doctor` in a separate process during the block."""
     command = [sys.executable, "-m", "workers.doctor"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_CHECKS_S, check=False)
-    except subprocess.TimeoutExpired:
+    with (
+        tempfile.TemporaryFile() as words,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words) as process,
+    ):
+        late = threading.Timer(WORKER_CHECKS_S, process.kill)
+        late.start()
+        try:
+            yield _told(process, words, " ".join(command))
+        finally:
+            late.cancel()
+            process.kill()
+
+
+def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str) -> Iterator[Check]:
+    """Yield the checks that a process tells, and how it failed if it did."""
+    assert process.stdout is not None
+    begun = time.monotonic()
+    for line in process.stdout:
+        try:
+            record = json.loads(line)
+            check = Check(**record | {"state": State(record["state"])})
+        except (ValueError, KeyError, TypeError):
+            process.kill()
+            break
+        yield check
+    if process.wait() == 0:
+        return
+    if time.monotonic() - begun >= WORKER_CHECKS_S:
         detail, fix = f"no answer within {WORKER_CHECKS_S:.0f} s", "the driver may hang: try `nvidia-smi`"
     else:
-        try:
-            return [Check(**record | {"state": State(record["state"])}) for record in json.loads(done.stdout)]
-        except (ValueError, KeyError, TypeError):
-            detail = f"exited with status {done.returncode}: {done.stderr.strip()[-300:]}"
-            fix = f"run `{' '.join(command)}`"
-    return [Check("host", "worker checks", State.FAIL, detail, fix)]
+        words.seek(0)
+        said = words.read().decode(errors="replace").strip()[-300:]
+        detail, fix = f"exited with status {process.returncode}: {said}", f"run `{command}`"
+    yield Check("host", "worker checks", State.FAIL, detail, fix)

@@ -565,6 +565,9 @@ class Evidence(Part):
     """The seal around the candidate. None where no candidate was started."""
     slots_on_device: int | None = _ABSENT
     """Number of slots that share the device."""
+    waited_for: tuple[str, ...] | None = _ABSENT
+    """Processes of other fleets and local judges of the same user that had the device while the evaluation waited for
+    it (``durations_s.wait_for_device``). None where there was none."""
     durations_s: dict[str, float] | None = _ABSENT
     """Time of each step, in seconds, by the step's name. Steps may contain other steps."""
     peak_bytes: int | None = _ABSENT

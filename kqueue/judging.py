@@ -330,7 +330,8 @@ class _Child:
             self._process.stdin.close()
         self._process.terminate()
         try:
-            self._process.wait(_STOP_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # all that it started dies with it
+                self._process.wait(_STOP_S)
         finally:
             if self._process.poll() is None:
                 self._process.kill()

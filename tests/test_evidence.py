@@ -73,6 +73,7 @@ STORED: dict[str, Any] = {
     "tf32": False,
     "reference": {"kept": True, "uses": 3, "replaced": "its answer has changed"},
     "slots_on_device": 4,
+    "waited_for": ["process 812 (python -m workers.fleet), started by process 800 (kqueue up)"],
     "durations_s": {"check": 0.125},
     "peak_bytes": 1,
     "output_bytes": 2,

@@ -125,6 +125,17 @@ class Bookkeeping:
         """Write for each worker the reason why it is paused, or None. Return False if Postgres is away."""
         return self.attempt(lambda: registry.pause(self.engine, reasons))
 
+    def idle(self) -> set[UUID]:
+        """Return the workers of this host that judge nothing now; none if Postgres is away."""
+        found: set[UUID] = set()
+
+        def look() -> None:
+            live = registry.live(self.engine, within_s=self._config.lease_s)
+            found.update(worker.id for worker in live if worker.host == self._host and worker.busy_with is None)
+
+        self.attempt(look)
+        return found
+
     def lose(self, worker_id: UUID, message: str, *, handed_back: bool = False) -> None:
         """Close a dead worker's row at the next :meth:`settle`.
 

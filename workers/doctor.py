@@ -36,15 +36,20 @@ _GIB: Final = 1 << 30
 _SEAL_S: Final = 90.0
 
 
-def examine(config: Config) -> list[Check]:
+def examine(config: Config) -> Iterator[Check]:
     """Run every check of a worker's parts. On a host without torch, only those that show it is not a worker."""
-    gpus = list(_gpus())
+    yield from _gpus()
     if importlib.util.find_spec("torch") is None:
         fix = "for a worker: install `kqueue[worker]`"
-        return [*gpus, Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)]
+        yield Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)
+        return
     # This check forks, so it runs before torch, which may start threads.
     user = list(_user(config))
-    return [*gpus, *_torch(), *_compilers(), *user, *_seal(config), *_scratch(config)]
+    yield from _torch()
+    yield from _compilers()
+    yield from user
+    yield from _seal(config)
+    yield from _scratch(config)
 
 
 # GPUs ------------------------------------------------------------------------------------------------
@@ -340,8 +345,10 @@ def _scratch(config: Config) -> Iterator[Check]:
 
 
 def main() -> None:
-    """Print every check as one JSON list."""
-    sys.stdout.write(json.dumps([check.to_json() for check in examine(load())]) + "\n")
+    """Print every check as a line of JSON, as soon as it is known."""
+    for check in examine(load()):
+        sys.stdout.write(json.dumps(check.to_json()) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

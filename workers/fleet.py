@@ -8,8 +8,8 @@ Workers pause while their GPU may not be used (:mod:`workers.monitor`), while th
 (:mod:`workers.pressure`), and while something that was killed in their slot does not die. A paused worker finishes its
 evaluation, and its row has the reason.
 
-SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers are killed and their
-evaluations are queued again. Workers die with the supervisor.
+SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers that judge are killed
+and their evaluations are queued again; the others end by themselves. Workers die with the supervisor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kqueue.errors import KqueueError
 from workers.bookkeeping import Bookkeeping
 from workers.judge.deaths import describe
 from workers.judge.gpu.devices import Device, choose, devices
-from workers.judge.host import linux
+from workers.judge.host import holders, linux
 from workers.judge.sandbox import cgroups
 from workers.monitor import Monitor
 from workers.plan import plan
@@ -49,6 +49,10 @@ _log: Any = structlog.get_logger(__name__)
 #: Seconds between two looks at the host's room and the GPUs, and between two writes of the reasons for pauses, which
 #: somebody else may have changed.
 _LOOK_EVERY_S: Final = 1.0
+#: Seconds for which another fleet keeps workers waiting for a device before the log says so.
+_QUEUE_S: Final = 5.0
+#: Seconds that idle workers may take to end where those that judge are killed.
+_IDLE_END_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -58,13 +62,16 @@ class _Stop:
     warm: bool = False
     """Workers finish their evaluations."""
     quick: bool = False
-    """Workers are killed."""
+    """Workers that judge are killed."""
     told: bool = False
     """Workers have been told to finish."""
+    asked_at: float = 0.0
+    """When the last request came, on the monotonic clock."""
 
     def on_signal(self, number: int, _frame: object) -> None:
         self.quick = self.quick or self.warm or number == signal.SIGINT
         self.warm = True
+        self.asked_at = time.monotonic()
 
 
 class Supervisor:
@@ -101,9 +108,13 @@ class Supervisor:
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
         self._look_at = 0.0
+        #: Devices that others keep from workers: since when on the monotonic clock, and who was said to.
+        self._waits: dict[str, tuple[float, str]] = {}
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
+        #: The workers that judged nothing when the end was to be quick; None before.
+        self._idle: set[UUID] | None = None
 
     def check_services(self) -> None:
         """Check Postgres, its schema and Redis; see :meth:`Bookkeeping.check_services`."""
@@ -176,6 +187,7 @@ class Supervisor:
             self._look_at = now + _LOOK_EVERY_S
             self._pressure.look()
             self._monitor.step(self._books.attempt)
+            self._look_at_locks(now)
         self._let_in()
         self._write_pauses(anew=looking)
         self._books.step([worker.slot.worker_id for worker in self._workers if worker.registered or worker.stuck])
@@ -213,6 +225,20 @@ class Supervisor:
                 _log.info(event, slot=worker.slot.name, reason=reason or was)
             worker.tell(reason)
         self._written = wanted
+
+    def _look_at_locks(self, now: float) -> None:
+        """Say whom evaluations wait for, where other fleets of this user or local judges have a device for long."""
+        for device, lock in {worker.slot.device: worker.slot.lock for worker in self._workers}.items():
+            holder = holders.stranger(lock)
+            if holder is None or not holder.kept_us_waiting:
+                self._waits.pop(device, None)
+                continue
+            since, told = self._waits.setdefault(device, (now, ""))
+            if now - since >= _QUEUE_S and holder.words != told:
+                _log.warning(
+                    "evaluations wait for a device that another fleet uses", device=device, used_by=holder.words
+                )
+                self._waits[device] = since, holder.words
 
     def _bury(self, worker: WorkerProcess, returncode: int) -> None:
         """Clean up after a worker that has ended: kill its leftovers, and have its evaluation queued again."""
@@ -258,12 +284,18 @@ class Supervisor:
                 _log.error("a slot is stuck", slot=worker.slot.name, reason=reason)
 
     def _end_workers(self) -> None:
-        for worker in self._workers:
-            if self._stop.quick:
-                worker.kill()
-            elif not self._stop.told:
+        """Tell all workers to finish. Where that is to be quick, kill those that judge, and after a while the rest."""
+        if not self._stop.told:
+            for worker in self._workers:
                 worker.finish()
-        self._stop.told = True
+            self._stop.told = True
+        if self._stop.quick:
+            if self._idle is None:
+                self._idle = self._books.idle()
+            overdue = time.monotonic() > self._stop.asked_at + _IDLE_END_S
+            for worker in self._workers:
+                if overdue or worker.slot.worker_id not in self._idle:
+                    worker.kill()
 
     def _kill_all(self) -> None:
         """Kill everything that is left, and wait for it, but not for processes that do not die."""
@@ -289,7 +321,7 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 
 def main() -> int:
-    """Run this host's fleet with the environment's settings. Return exit status 2 if it cannot start."""
+    """Run this host's fleet with the environment's settings. Return exit status 3 if it cannot start."""
     try:
         config = load()
         logs.configure(config)
@@ -302,7 +334,7 @@ def main() -> int:
         supervisor.run()
     except KqueueError as error:
         print(f"kqueue: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return 3
     return 0
 
 

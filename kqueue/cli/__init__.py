@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import NoReturn
+from collections.abc import Generator
+from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
+import typer.core
 
 from kqueue.cli import (
     categories,
@@ -21,7 +24,7 @@ from kqueue.cli import (
     sweep,
     token,
 )
-from kqueue.cli.render import say
+from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
     AccessRefused,
     ConfigError,
@@ -46,14 +49,51 @@ STATUSES: dict[type[KqueueError], int] = {
     UnknownEvaluation: 5,
 }
 
+#: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
+_ANSWERING: Final = frozenset({"judge", "submit", "wait", "kernelbench", "doctor"})
+#: Commands that go on where nobody reads their output.
+_SERVING: Final = frozenset({"up", "worker", "serve"})
+#: The exit status where the output cannot be written.
+_UNWRITTEN: Final = 3
+#: What a shell tells of a process that wrote to a pipe without a reader.
+_BROKEN_PIPE: Final = 141
+
+
+class _Group(typer.core.TyperGroup):
+    """A group of commands whose help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in found if command])
+
+
 app = typer.Typer(
     name="kqueue",
-    help="A worker fleet that judges GPU kernels.",
+    cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"kqueue {metadata.version('kqueue')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A worker fleet that judges GPU kernels."""
+
+
 for group in (judge, submit, kernelbench, results, fleet, gpu, serve, token, sweep, database, categories, doctor):
     group.register(app)
 
@@ -68,9 +108,45 @@ def main() -> NoReturn:
 
     A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`.
     """
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command not in _SERVING:
+        sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
     try:
         app(prog_name="kqueue")
     except KqueueError as error:
         say(error)
         sys.exit(exit_status(error))
     sys.exit(0)
+
+
+class _Output:
+    """Standard output that ends the process when it cannot be written, as after `| head -1` or on a full disk."""
+
+    def __init__(self, stream: IO[str], unread: int) -> None:
+        """Wrap a stream. ``unread`` is the exit status where nobody reads it any more."""
+        self._stream = stream
+        self._unread = unread
+
+    def write(self, text: str) -> int:
+        with self._or_end():
+            return self._stream.write(text)
+        raise AssertionError("the block returns or raises")
+
+    def flush(self) -> None:
+        with self._or_end():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _or_end(self) -> Generator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            drop_output()
+            sys.exit(self._unread)
+        except OSError as error:
+            drop_output()
+            say(f"the output cannot be written: {error.strerror}")
+            sys.exit(_UNWRITTEN)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
-    app.add_typer(_group, name="db")
+    app.add_typer(_group, name="db", cls=app.info.cls)
 
 
 @_group.command()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Final
 
 import typer
 
 from kqueue.cli.render import console, one_line, text, write_json
 
+#: Width of the column of names.
+_NAME: Final = 17
 _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
@@ -26,20 +29,20 @@ def doctor(
     from kqueue.config import load
     from kqueue.doctor import State, examine
 
-    checks = examine(load())
-    if as_json:
-        for check in checks:
+    out, group, failed = console(), "", False
+    # Each is shown as soon as it is known: on a busy host all of them take a minute.
+    for check in examine(load()):
+        failed = failed or check.state is State.FAIL
+        if as_json:
             write_json(check.to_json())
-    else:
-        out, width = console(), max(len(check.name) for check in checks)
-        group = ""
-        for check in checks:
-            if check.group != group:
-                group = check.group
-                out.print(text(group, "bold"))
-            out.print(f"  {check.state:<4}", end="", style=_STYLES[check.state])
-            out.print(f"  {check.name:<{width}}  {one_line(check.detail)}", soft_wrap=True)
-            if check.fix:
-                out.print(" " * (width + 10) + one_line(check.fix), style="cyan", soft_wrap=True)
-    if any(check.state is State.FAIL for check in checks):
+            continue
+        if check.group != group:
+            group = check.group
+            out.print(text(group, "bold"))
+        out.print(f"  {check.state:<4}", end="", style=_STYLES[check.state])
+        out.print(f"  {check.name:<{_NAME}}  {one_line(check.detail)}", soft_wrap=True)
+        if check.fix:
+            out.print(" " * (_NAME + 10) + one_line(check.fix), style="cyan", soft_wrap=True)
+        sys.stdout.flush()
+    if failed:
         raise typer.Exit(1)

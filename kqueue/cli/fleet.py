@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kqueue.cli.render import drop_output
+
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
 
@@ -73,22 +75,26 @@ def up(
         raise KeyboardInterrupt
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, interrupt)
+        # A fleet that was started with nohup outlives its terminal.
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, interrupt)
     runs = False
+    _tell(f"starting a fleet in {config.home_path}")
+    with_flower, with_http = has_flower() and not no_flower, has_http() and not no_http
     try:
-        with LocalFleet(config, flower=has_flower() and not no_flower, http=has_http() and not no_http) as fleet:
+        with LocalFleet(config, flower=with_flower, http=with_http, report=_tell) as fleet:
             if asked:
                 # The signal came where Python discards exceptions, such as in a fork's callbacks.
                 raise KeyboardInterrupt
             runs = True
-            typer.echo(_status(fleet))
+            _tell(_status(fleet))
             if fleet.http_url is not None and trusts_local_users(config):
-                typer.echo(OPEN_WARNING)
+                _tell(OPEN_WARNING)
             if not no_flower and not has_flower():
-                typer.echo("  (Flower is not installed: `pip install 'kqueue[server]'`)")
+                _tell("  (Flower is not installed: `pip install 'kqueue[server]'`)")
             if not no_http and not has_http():
-                typer.echo("  (HTTP is not served: `pip install 'kqueue[http]'`)")
-            fleet.run_forever(typer.echo)
+                _tell("  (HTTP is not served: `pip install 'kqueue[http]'`)")
+            fleet.run_forever()
     except KeyboardInterrupt:
         raise typer.Exit(0 if runs else 130) from None
 
@@ -116,6 +122,14 @@ def worker(
     with schema.checked(config.require_database(), application="kqueue-worker"):
         command = worker_command()
     os.execve(command[0], command, dict(os.environ) | config.environment())  # noqa: S606 our own interpreter
+
+
+def _tell(line: str) -> None:
+    """Print a line at once. A terminal or a pipe that is gone, or a full disk, must not end a fleet."""
+    try:
+        typer.echo(line)
+    except OSError:
+        drop_output()
 
 
 def _status(fleet: LocalFleet) -> str:

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
     group.command("list")(list_gpus)
     group.command()(drain)
     group.command()(resume)
-    app.add_typer(group, name="gpu")
+    app.add_typer(group, name="gpu", cls=app.info.cls)
 
 
 def list_gpus(

@@ -7,6 +7,7 @@ title or imitate the command's own colours, so all of them are escaped before th
 from __future__ import annotations
 
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,13 @@ def say(value: object) -> None:
 def write_json(record: Mapping[str, Any]) -> None:
     """Print one record as one line of ASCII JSON, and flush."""
     print(json.dumps(record, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"), flush=True)
+
+
+def drop_output() -> None:
+    """Print nothing more. What the buffer still holds would otherwise be tried again, and fail, at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -64,13 +64,15 @@ def status(as_json: _Json = False) -> None:
 
     Exits with 3 where Redis cannot be reached.
     """
-    from kqueue import broker
     from kqueue.cli.render import write_json
     from kqueue.config import load
+
+    config = load()
+    config.require_database()  # said at once, before what takes long to import
+    from kqueue import broker
     from kqueue.doctor import LIVE_LEASES
     from kqueue.store import gpus, reports, workers
 
-    config = load()
     with database("status") as engine:
         lanes: dict[str, dict[str, int]] = {
             name: {**known, "workers": 0} for name, known in reports.states(engine).items()

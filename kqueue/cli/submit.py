@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ def submit(
     if problem is not None:
         fields |= sources.read_problem(problem)
     entries = _entries([*(kernel or ()), *(kernels or ())], jsonl, fields)
-    items = _run(entries, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
+    items = _run(entries, batch, wait=wait, timeout=timeout, as_json=as_json, allow_idle_lane=allow_idle_lane)
     if any(item.ticket is None for item in items):
         raise typer.Exit(2)
     if wait:
@@ -160,7 +161,8 @@ def wait(
                 raise UnknownEvaluation(batch, what="the batch")
             tickets += found
         items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
-        _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
+        with _way_back(items, batch if not ids else None):
+            _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
     if not as_json:
         _print(items, wait=True)
     _exit_by_verdicts(items)
@@ -194,13 +196,19 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
 
 
 def _run(
-    entries: Iterable[Entry], *, wait: bool, timeout: float | None, as_json: bool, allow_idle_lane: bool
+    entries: Iterable[Entry],
+    batch: str | None,
+    *,
+    wait: bool,
+    timeout: float | None,
+    as_json: bool,
+    allow_idle_lane: bool,
 ) -> list[Item]:
     from kqueue.client import Client
 
     items: list[Item] = []
     write_ready = _writer(items, wait=wait) if as_json else _write_nothing
-    with Client() as client:
+    with Client() as client, _way_back(items, batch):
         for chunk in _chunks(entries):
             items += _submit(client, chunk, allow_idle_lane)
             write_ready()
@@ -273,15 +281,36 @@ def _await(
                     item.verdict = verdict.summary()
                 advance(str(verdict.category))
                 arrived()
-    except KeyboardInterrupt:
-        say("the evaluations continue; `kqueue cancel` ends them")
-        raise
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
             item.error = f"no verdict within {timeout:g} s; the evaluation continues"
         arrived()
         say(f"{len(late)} of {len(items)} without a verdict after {timeout:g} s")
+
+
+@contextmanager
+def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
+    """Say how to come back to evaluations that had no verdict in time, or when Ctrl-C or a failure ended the block.
+
+    Args:
+        items: what was submitted, perhaps more by the end of the block.
+        batch: a name by which all of them are found; None without one.
+    """
+    ended = False
+    try:
+        yield
+        ended = True
+    finally:
+        left = {
+            str(item.ticket.evaluation_id): None
+            for item in items
+            if item.ticket is not None and item.verdict is None and (item.error is not None or not ended)
+        }
+        if left:
+            names = " ".join(left) if batch is None else f"--batch {shlex.quote(batch)}"
+            what = "the evaluation continues" if len(left) == 1 else f"{len(left)} evaluations continue"
+            say(f"{what}: `kqueue wait {names}` comes back to it, `kqueue cancel` with the same ends it")
 
 
 @contextmanager

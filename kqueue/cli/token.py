@@ -21,7 +21,7 @@ _Json = Annotated[bool, typer.Option("--json", help="One line of JSON for each t
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
-    app.add_typer(_group, name="token")
+    app.add_typer(_group, name="token", cls=app.info.cls)
 
 
 @_group.command()

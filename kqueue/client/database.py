@@ -185,21 +185,32 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
         UnknownLane: there is no such lane.
         LaneUnavailable: no live worker serves it.
     """
-    start = "start one with `kqueue up` or `kqueue worker`"
     on_cpu = request.backend in CPU_BACKENDS
     if request.lane == "auto":
         for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
             if lane in live:
                 return lane
         need = "gpu or cpu" if on_cpu else f"gpu, which a {request.backend} kernel needs"
-        raise LaneUnavailable(f"lane: no live worker serves {need}; {start}")
+        raise LaneUnavailable(f"lane: no live worker serves {need}{_instead(live)}")
     broker.check_lane(request.lane)
     if request.lane == "cpu" and not on_cpu:
         raise InvalidRequest(f"backend: a {request.backend} kernel cannot be judged on the lane cpu; use the lane gpu")
     if request.lane not in live and not allow_idle_lane:
         if request.lane != "cpu" and fallback is not None and fallback in live and (on_cpu or fallback != "cpu"):
             return fallback
-        served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items())) or "none"
-        instead = "" if request.lane == "cpu" else ", or set KQUEUE_GPU_FALLBACK to a lane that takes its place"
-        raise LaneUnavailable(f"lane: no live worker serves {request.lane} (served now: {served}); {start}{instead}")
+        raise LaneUnavailable(f"lane: no live worker serves {request.lane}{_instead(live, named=request.lane)}")
     return request.lane
+
+
+def _instead(live: Mapping[str, int], *, named: str = "cpu") -> str:
+    """Return what a message about a lane without workers says of the lanes that have some, and what to do.
+
+    Args:
+        live: the lanes that have some, with their numbers.
+        named: the lane that was asked for, if another may take its place.
+    """
+    if not live:
+        return ": this fleet has no live worker; start one with `kqueue up` or `kqueue worker`"
+    served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items()))
+    other = "" if named == "cpu" else ", set KQUEUE_GPU_FALLBACK to a lane that takes its place"
+    return f" (served now: {served}): use a lane that is served{other}, or run `kqueue worker` on a machine that has it"

@@ -36,7 +36,10 @@ class HttpTransport(Transport):
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:
         config = load(url=url, token=token)
         if config.url is None:
-            raise ConfigError("no server is known: give its URL, or set KQUEUE_URL")
+            raise ConfigError(
+                "no server is known: give its URL, set KQUEUE_URL, or start a fleet on this machine with `kqueue up` "
+                f"(none that serves HTTP runs under {config.home_path})"
+            )
         # Both belong to the loop.
         self._server = Server(config.url, config.token, retry_s=retry_s, connections=POLLS)
         self._polling = Polling(self._server)

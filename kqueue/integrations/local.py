@@ -222,7 +222,7 @@ class _WarmFleet:
     def _keep(self, settings: Config) -> None:
         """Run one fleet from start to stop, in the keeper's thread."""
         try:
-            with LocalFleet(settings) as fleet, fleet.client() as client:
+            with LocalFleet(settings, report=_log.warning) as fleet, fleet.client() as client:
                 with self._changed:
                     if self._client is not None:
                         self._client.close()
@@ -241,9 +241,8 @@ class _WarmFleet:
 
     def _watch(self, fleet: LocalFleet) -> None:
         """Take the client away and return once the fleet is idle."""
-        look = fleet.supervisor(_log.warning)
         while True:
-            look()
+            fleet.look()
             with self._changed:
                 self._changed.wait_for(self._is_idle, timeout=_LOOK_S)
                 if self._is_idle() and not _serves_others(fleet):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, Self
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pydantic import SecretStr
 
@@ -30,7 +32,6 @@ from kqueue.local.process import (
     command_line,
     drop_socket_directory,
     socket_directory,
-    wait_until_ready,
 )
 from kqueue.local.valkey import Valkey
 
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
     from kqueue.client import Client
     from kqueue.store.workers import LiveWorker
 
-#: A cold import of torch in every worker of a busy host.
-_READY_S: Final = 180.0
-_WEB_S: Final = 30.0
+#: A part that takes longer to come up is late, which is said, and said again after each such time. It goes on starting.
+_LATE_S: Final = 30.0
+#: Seconds between two looks at the parts.
+_LOOK_S: Final = 0.5
+#: Seconds that Flower and HTTP may take to end. A busy host needs some for a process that still imports.
+_WEB_END_S: Final = 10.0
 #: How long evaluations in progress may take where they are waited for, and how long they may take to break off.
 _WARM_S: Final = 60.0
 _QUICK_S: Final = 20.0
@@ -55,11 +59,16 @@ _HTTP_SOCKET: Final = "http.sock"
 _WORKER: Final = "workers.start"
 
 
+_log = logging.getLogger(__name__)
+
+
 class _Part(Protocol):
     """A part that the fleet supervises."""
 
     def start(self) -> object: ...
     def alive(self) -> bool: ...
+    def ready(self) -> bool: ...
+    def last_words(self) -> str: ...
 
 
 class LocalFleet:
@@ -75,7 +84,15 @@ class LocalFleet:
     end, whichever way this process ends: it all ends with the thread that starts it.
     """
 
-    def __init__(self, config: Config, *, flower: bool = False, http: bool = False, durable: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        flower: bool = False,
+        http: bool = False,
+        durable: bool = True,
+        report: Callable[[str], None] = _log.info,
+    ) -> None:
         """Name the settings; nothing is started yet.
 
         Args:
@@ -83,6 +100,7 @@ class LocalFleet:
             flower: whether Flower is started too.
             http: whether `kqueue serve` is started too.
             durable: whether the embedded database survives a power failure; False is for tests.
+            report: is given one line for whatever happens: each part that comes up, is late, dies or runs again.
         """
         self.config = config
         self.flower_url: str | None = None
@@ -92,7 +110,8 @@ class LocalFleet:
         self._flower = flower
         self._http = http
         self._durable = durable
-        self._parts: dict[str, _Part] = {}
+        self._report = report
+        self._parts: list[_Supervised] = []
         self._workers: _Workers | None = None
         self._engine: Engine | None = None
         self._exit = contextlib.ExitStack()
@@ -100,32 +119,42 @@ class LocalFleet:
     def start(self) -> Self:
         """Start everything and wait until this host's slots are registered.
 
+        Flower and HTTP start meanwhile. One that is late then goes on starting.
+
         Raises:
-            LocalFleetError: a part is missing or does not come up, or the home is in use; the message says
+            LocalFleetError: a part is missing or ends while it starts, or the home is in use; the message says
                 which and shows the end of its log.
             ConfigError: settings that cannot work.
             DatabaseUnavailable, SchemaMismatch: a configured database that cannot be used.
         """
         require_worker()
         home = self.config.home_path
-        # Made first: what is wrong with its settings is known at once.
+        # Made first: what is wrong with their settings is known at once.
         flower = _Flower(self.config, home / "logs" / "flower.log") if self._flower else None
         http = _Http(self.config, home / "logs" / "http.log") if self._http else None
+        webs: list[_Web] = [web for web in (flower, http) if web is not None]
         try:
+            # Before the ports: those that a fleet of this home has are not the trouble.
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
-            (home / FLEET_FILE).unlink(missing_ok=True)
-            self._start_services(home)
-            self._start_workers(home)
-            if http is not None:
-                self._admit_owner(home)
-            for web in (flower, http):
-                if web is not None:
-                    self._exit.callback(web.stop)
-                    web.config = self.config
-                    web.start()
-                    self._parts[web.name] = web
+            for web in webs:
+                web.find_port()
             self.flower_url = flower and flower.url
             self.http_url = http and http.url
+            (home / FLEET_FILE).unlink(missing_ok=True)
+            if _others_judge(self.config.scratch):
+                self._report(
+                    "another fleet of this user runs on this machine: evaluations of both take turns on its devices; "
+                    f"{home / 'logs' / 'workers.log'} says who keeps them waiting for long"
+                )
+            self._start_services(home)
+            workers = self._start_workers(home)
+            if http is not None:
+                self._admit_owner(home)
+            for web in webs:
+                web.config = self.config
+                self._exit.callback(web.stop)
+                self._start_part(web.name, web)
+            self._wait(workers)
             self._publish(home)
         except BaseException:
             self.stop()
@@ -169,86 +198,88 @@ class LocalFleet:
             raise LocalFleetError("this fleet was not started, or was stopped: ask inside its `with` block")
         return workers.live(self._engine, within_s=self.config.lease_s)
 
-    def run_forever(self, report: Callable[[str], None]) -> None:
+    def run_forever(self) -> None:
         """Keep all parts running until SIGINT, SIGTERM or SIGHUP comes, then stop everything.
 
         SIGTERM lets evaluations in progress end; a further signal, like SIGINT and SIGHUP, breaks them off and
-        they are done again at the next start. Call it from the main thread.
-
-        Args:
-            report: is given one line for whatever happens.
+        they are done again at the next start. SIGHUP is not heard where it is ignored, as under `nohup`. Call it from
+        the main thread.
         """
-        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        stops -= {signum for signum in stops if signal.getsignal(signum) is signal.SIG_IGN}
         signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         try:
-            look = self.supervisor(report)
-            while (received := signal.sigtimedwait(stops, 0.5)) is None:
-                look()
-            report("stopping; once more to stop at once" if received.si_signo == signal.SIGTERM else "stopping")
+            # Not sigtimedwait: interrupted, as by Ctrl-Z and `fg`, it may return a signal that nobody sent.
+            while not (pending := signal.sigpending() & stops):
+                self.look()
+                time.sleep(_LOOK_S)
+            received = signal.sigwait(pending)
+            self._report("stopping; once more to stop at once" if received == signal.SIGTERM else "stopping")
         finally:
             before = {signum: signal.signal(signum, signal.default_int_handler) for signum in stops}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
         try:
-            self.stop(warm=received.si_signo == signal.SIGTERM)
+            self.stop(warm=received == signal.SIGTERM)
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
-    def supervisor(self, report: Callable[[str], None]) -> Callable[[], None]:
-        """Return a function that restarts dead parts and bounds their logs, for owners that do not :meth:`run_forever`.
+    def look(self) -> None:
+        """Start dead parts again and bound their logs, for owners that do not :meth:`run_forever`.
 
         Call it about every half second, always from the thread that started the fleet: parts end with it.
-
-        Args:
-            report: is given one line for whatever happens.
         """
-        supervised = [_Supervised(name, part) for name, part in self._parts.items()]
+        for one in self._parts:
+            one.look()
+        for log in (self.config.home_path / "logs").glob("*.log"):
+            bound_log(log)
 
-        def look() -> None:
-            for one in supervised:
-                one.look(report)
-            for log in (self.config.home_path / "logs").glob("*.log"):
-                bound_log(log)
+    def _start_part(self, name: str, part: _Part) -> _Supervised:
+        one = _Supervised(name, part, self._report)
+        one.start()
+        self._parts.append(one)
+        return one
 
-        return look
+    def _wait(self, workers: _Supervised) -> None:
+        """Wait until the workers are ready, and the other parts are or are late.
+
+        Raises:
+            LocalFleetError: a part ended.
+        """
+        while True:
+            missing = [one for one in self._parts if not one.came_up()]
+            if workers not in missing and all(one.late for one in missing):
+                return
+            time.sleep(_LOOK_S / 5)
 
     def _start_services(self, home: Path) -> None:
         addresses: dict[str, SecretStr] = {}
         if self.config.database_url is None:
-            log = home / "logs" / "postgres.log"
-            postgres = self._exit.enter_context(Postgres(home / "postgres", durable=self._durable, log=log))
-            self._parts["Postgres"] = postgres
+            postgres = Postgres(home / "postgres", durable=self._durable, log=home / "logs" / "postgres.log")
+            self._exit.callback(postgres.stop)
+            self._start_part("Postgres", postgres).came_up()
             addresses["database_url"] = SecretStr(postgres.url)
         if self.config.redis_url is None:
-            valkey = self._exit.enter_context(Valkey(home / "valkey", log=home / "logs" / "valkey.log"))
-            self._parts["Valkey"] = valkey
+            valkey = Valkey(home / "valkey", log=home / "logs" / "valkey.log")
+            self._exit.callback(valkey.stop)
+            self._start_part("Valkey", valkey).came_up()
             addresses["redis_url"] = SecretStr(valkey.url)
         self.config = self.config.model_copy(update=addresses)
 
-    def _start_workers(self, home: Path) -> None:
+    def _start_workers(self, home: Path) -> _Supervised:
         from kqueue.store import schema
         from kqueue.store.engine import connect
 
-        workers = _Workers(self.config, home / "logs" / "workers.log")
+        workers = _Workers(self.config, home / "logs" / "workers.log", self.slots, self._report)
         self._exit.callback(workers.stop)
         self._workers = workers
         # Its imports take longer than the migration, for which it waits.
-        child = workers.start()
+        started = self._start_part("the worker fleet", workers)
         schema.upgrade(self.config.require_database())
         self._engine = connect(self.config.require_database(), application="kqueue-fleet", pool_size=1)
         self._exit.callback(self._engine.dispose)
-        # A process id may be used again while the row of the life that had it before still looks alive.
-        earlier = {slot.id for slot in self.slots()}
-
-        def ready() -> bool:
-            # All are started before the first is registered.
-            registered = {slot.pid for slot in self.slots() if slot.id not in earlier}
-            # Beside workers it has helpers, which come and go.
-            started = {pid for pid in child.children() if _WORKER in command_line(pid)}
-            return bool(started) and started <= registered
-
-        wait_until_ready(child, "the worker fleet", ready, _READY_S, every_s=0.1)
-        self._parts["the worker fleet"] = workers
+        workers.forget_earlier()
+        return started
 
     def _admit_owner(self, home: Path) -> None:
         """Make the two credentials of the fleet's owner over HTTP: a unix socket, and a token for this run."""
@@ -308,13 +339,20 @@ class LocalFleet:
 class _Workers:
     """The supervisor of this host's worker processes, ``workers.fleet``."""
 
-    def __init__(self, config: Config, log: Path) -> None:
+    def __init__(
+        self, config: Config, log: Path, slots: Callable[[], list[LiveWorker]], report: Callable[[str], None]
+    ) -> None:
         self.warm = False
         self._config = config
         self._log = log
+        self._slots = slots
+        self._report = report
         self._child: Child | None = None
+        self._earlier: set[UUID] = set()
+        self._registered = 0
+        self._came = False
 
-    def start(self) -> Child:
+    def start(self) -> None:
         self._child = Child(
             worker_command(),
             log=self._log,
@@ -322,10 +360,32 @@ class _Workers:
             # What it does with SIGINT is to stop without waiting for evaluations.
             death_signal=signal.SIGINT,
         )
-        return self._child
 
     def alive(self) -> bool:
         return self._child is not None and self._child.alive()
+
+    def forget_earlier(self) -> None:
+        """Count no slot that is registered now.
+
+        A process id may be used again while the row of the life that had it before still looks alive.
+        """
+        self._earlier = {slot.id for slot in self._slots()}
+
+    def ready(self) -> bool:
+        """True once all slots have been registered; later the supervisor answers for them."""
+        assert self._child is not None
+        if not self._came:
+            registered = {slot.pid for slot in self._slots() if slot.id not in self._earlier}
+            # All are started before the first is registered. Beside workers it has helpers, which come and go.
+            started = {pid for pid in self._child.children() if _WORKER in command_line(pid)}
+            self._came = bool(started) and started <= registered
+            if (count := len(started & registered)) > self._registered:
+                self._registered = count
+                self._report(f"{count} of {len(started)} workers ready")
+        return self._came
+
+    def last_words(self) -> str:
+        return self._child.last_words() if self._child is not None else ""
 
     def stop(self) -> None:
         if self._child is not None:
@@ -338,14 +398,27 @@ class _Web:
 
     name: str
     #: What answers as soon as the part works.
-    ready: str
+    asked: str
 
     def __init__(self, config: Config, log: Path, host: str, port: int, fix: str) -> None:
         self.config = config
         self._log = log
-        self._port = _free_port(self.name, host, port, fix)
+        self._host = host
+        self._port = port
+        self._fix = fix
         self._child: Child | None = None
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
+
+    def find_port(self) -> None:
+        """Choose a port where any will do.
+
+        Raises:
+            LocalFleetError: somebody listens on the port that the settings name.
+        """
+        self._port = _free_port(self.name, self._host, self._port, self._fix)
 
     def command(self) -> list[str]:
         """Return the command, which stays in the foreground."""
@@ -363,18 +436,20 @@ class _Web:
             # It keeps nothing; and Flower, stopped at a bad moment, waits for its own threads for ever.
             death_signal=signal.SIGKILL,
         )
-        wait_until_ready(self._child, self.name, self._answers, _WEB_S, every_s=0.05)
 
     def alive(self) -> bool:
         return self._child is not None and self._child.alive()
 
     def stop(self) -> None:
         if self._child is not None:
-            self._child.stop((signal.SIGTERM, 2.0))
+            self._child.stop((signal.SIGTERM, _WEB_END_S))
 
-    def _answers(self) -> bool:
+    def last_words(self) -> str:
+        return self._child.last_words() if self._child is not None else ""
+
+    def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + self.ready, timeout=5) as answer:  # noqa: S310 http by construction
+            with urllib.request.urlopen(self.url + self.asked, timeout=2) as answer:  # noqa: S310 http by construction
                 return answer.status == 200
         except OSError:
             return False
@@ -384,7 +459,7 @@ class _Flower(_Web):
     """Flower on this fleet's broker."""
 
     name = "Flower"
-    ready = "/healthcheck"
+    asked = "/healthcheck"
 
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
@@ -411,7 +486,7 @@ class _Http(_Web):
     """`kqueue serve` for this fleet."""
 
     name = "HTTP"
-    ready = "/openapi.json"
+    asked = "/openapi.json"
 
     def __init__(self, config: Config, log: Path) -> None:
         require_http()
@@ -427,32 +502,74 @@ class _Http(_Web):
 
 @dataclass
 class _Supervised:
-    """A part that is started again when it dies."""
+    """A part that is started, and started again when it dies."""
 
     name: str
     part: _Part
+    report: Callable[[str], None]
     pause_s: float = _PAUSE_S[0]
+    #: When its current life began, on the monotonic clock.
     started: float = 0.0
     due: float | None = None
+    up: bool = False
+    #: How often it was said that it is late.
+    late: int = 0
+    died: bool = False
 
-    def look(self, report: Callable[[str], None]) -> None:
+    def start(self) -> None:
+        self.started, self.up, self.late = time.monotonic(), False, 0
+        self.part.start()
+
+    def came_up(self) -> bool:
+        """Return True once it works. Say so, or that it is late.
+
+        Raises:
+            LocalFleetError: it has ended; the message shows the end of its log.
+        """
+        if self.up:
+            return True
+        took_s = time.monotonic() - self.started
+        if not self.part.alive():
+            raise LocalFleetError(f"{self.name} {self.part.last_words()}")
+        if self.part.ready():
+            self.up = True
+            self.report(f"{self.name} runs again" if self.died else f"{self.name} is up, after {took_s:.1f} s")
+        elif took_s > (self.late + 1) * _LATE_S:
+            self.late += 1
+            self.report(f"{self.name} is not up after {took_s:.0f} s; it goes on starting")
+        return self.up
+
+    def look(self) -> None:
         now = time.monotonic()
         if self.part.alive():
-            return
-        if self.due is None:
+            with contextlib.suppress(LocalFleetError):  # it died just now
+                self.came_up()
+        elif self.due is None:
             if now - self.started > _LASTED_S:
                 self.pause_s = _PAUSE_S[0]
-            self.due = now + self.pause_s
-            report(f"{self.name} died; it is started again in {self.pause_s:.0f} s")
+            self.due, self.died = now + self.pause_s, True
+            self.report(f"{self.name} died; it is started again in {self.pause_s:.0f} s")
             self.pause_s = min(2 * self.pause_s, _PAUSE_S[1])
         elif now >= self.due:
-            self.due, self.started = None, now
+            self.due = None
             try:
-                self.part.start()
+                self.start()
             except LocalFleetError as error:
-                report(str(error))
-            else:
-                report(f"{self.name} runs again")
+                self.report(str(error))
+
+
+def _others_judge(scratch: Path) -> bool:
+    """Return True if another fleet uses the scratch directory, and with it the locks of devices."""
+    for directory in scratch.glob("fleet-*"):
+        with contextlib.suppress(OSError):  # it is gone
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
+    return False
 
 
 def worker_command() -> list[str]:

@@ -87,7 +87,7 @@ class Postgres(Server):
         finally:
             child.stop()
         if child.status != 0:
-            raise LocalFleetError(f"initdb failed with status {child.status}. The end of {self._log}:\n{child.tail()}")
+            raise LocalFleetError(f"initdb {child.last_words()}")
         fresh.rename(self._data)
 
     def _command(self, program: Path, sockets: Path) -> list[str]:
@@ -131,7 +131,7 @@ class Postgres(Server):
                 raise LocalFleetError(f"process {pid} runs Postgres on {self._data}: stop it first")
         stale.unlink()
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
         try:
             connection = psycopg.connect(
                 host=str(self._sockets), port=_PORT, user=_USER, dbname=_USER, connect_timeout=5, autocommit=True

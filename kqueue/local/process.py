@@ -148,6 +148,10 @@ class Child:
         """Return the last lines of its log."""
         return log_tail(self.log, lines)
 
+    def last_words(self) -> str:
+        """Return how it ended, and the end of its log."""
+        return f"ended with status {self.status}. The end of {self.log}:\n{self.tail()}"
+
 
 def log_tail(log: Path, lines: int = 20) -> str:
     """Return the last lines of a log; empty if there is no log."""
@@ -305,7 +309,7 @@ def wait_until_ready(
     deadline = time.monotonic() + timeout_s
     while not ready():
         if not child.alive():
-            raise LocalFleetError(f"{what} ended with status {child.status}. The end of {child.log}:\n{child.tail()}")
+            raise LocalFleetError(f"{what} {child.last_words()}")
         if time.monotonic() > deadline:
             raise LocalFleetError(
                 f"{what} did not become ready in {timeout_s:.0f} s. The end of {child.log}:\n{child.tail()}"

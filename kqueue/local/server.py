@@ -62,6 +62,10 @@ class Server(ABC):
         """True while the server runs."""
         return self._child is not None and self._child.alive()
 
+    def last_words(self) -> str:
+        """Return how the server ended, and the end of its log."""
+        return self._child.last_words() if self._child else "does not run"
+
     def start(self) -> Self:
         """Start the server and wait until it answers.
 
@@ -84,7 +88,7 @@ class Server(ABC):
                 death_signal=self.ends[0][0],
                 keep=[self._lock.descriptor],
             )
-            wait_until_ready(self._child, self.kind, self._ready, self.start_s)
+            wait_until_ready(self._child, self.kind, self.ready, self.start_s)
         except BaseException:
             self.stop()
             raise
@@ -127,7 +131,7 @@ class Server(ABC):
         """Return the command that runs the server in the foreground."""
 
     @abstractmethod
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
         """True if the server answers."""
 
 

@@ -39,7 +39,7 @@ class Valkey(Server):
         command += ["--dir", str(self._data), "--daemonize", "no", "--save", ""]
         return [*command, "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(5)

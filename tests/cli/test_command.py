@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,46 @@ def test_help_loads_nothing_heavy() -> None:
     code = f"import sys, kqueue.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_version_is_shown() -> None:
+    """`--version` prints the version and ends with 0."""
+    done = Cli(ROOT)("--version")
+    assert (done.returncode, done.stdout) == (0, f"kqueue {metadata.version('kqueue')}\n")
+
+
+def test_help_cuts_no_summary() -> None:
+    """The list of commands has the whole first sentence of each, on a narrow terminal too."""
+    for group in ((), ("db",)):
+        done = Cli(ROOT)(*group, "--help", COLUMNS="60")
+        assert done.returncode == 0
+        assert "..." not in done.stdout.partition("Commands:")[2]
+
+
+def test_a_shell_completes_commands() -> None:
+    """Completion knows the commands; `--show-completion` prints what a shell needs for it."""
+    done = Cli(ROOT)(_KQUEUE_COMPLETE="complete_bash", COMP_WORDS="kqueue st", COMP_CWORD="1")
+    assert done.stdout.split() == ["status"]
+
+
+@pytest.mark.parametrize(("command", "status"), [("categories", 0), ("doctor", 141)])
+def test_output_that_nobody_reads_ends_a_command(command: str, status: int) -> None:
+    """As before `| head -1`: what only shows something ends with 0, and what answers by its status has not answered."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as output:
+        words = [sys.executable, "-m", "kqueue", command]
+        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
+def test_output_that_cannot_be_written_is_no_answer() -> None:
+    """A full disk behind the output is said in one line, and ends with 3."""
+    with Path("/dev/full").open("wb") as output:
+        words = [sys.executable, "-m", "kqueue", "categories"]
+        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 3
+    assert done.stderr == b"kqueue: the output cannot be written: No space left on device\n"
 
 
 def test_an_unknown_command_ends_with_2() -> None:

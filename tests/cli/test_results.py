@@ -167,7 +167,15 @@ def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: En
         assert_harmless(cli(*command).stdout)
 
 
-@pytest.mark.parametrize("identity", ["00000000-0000-4000-8000-000000000000", "zzz"])
+@pytest.mark.parametrize("identity", ["abc", "zzzz"])
+def test_what_is_no_id_ends_with_2(cli: Cli, identity: str) -> None:
+    """The message says what an id looks like, and how much of one is needed."""
+    done = cli("show", identity)
+    assert done.returncode == 2
+    assert f"{identity} is no evaluation's id: give an id, or at least its first 4 digits" in done.stderr
+
+
+@pytest.mark.parametrize("identity", ["00000000-0000-4000-8000-000000000000", "abcd"])
 def test_an_unknown_id_ends_with_5(cli: Cli, identity: str) -> None:
     """The message names the id and the command that lists those that exist."""
     done = cli("show", identity)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from kqueue.categories import Category
 from kqueue.contract import MAX_SOURCE_BYTES
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement
 from tests.samples import ended, passed
+from tests.waiting import until
 
 
 def lines(output: str) -> list[dict[str, Any]]:
@@ -207,6 +212,27 @@ def test_waiting_tells_whether_all_passed(
     assert "\x1b" not in both.stdout
 
 
+def test_ctrl_c_tells_how_to_come_back(cli: Cli, worker: UUID, engine: Engine) -> None:
+    """Whoever interrupts a wait gets 130, and the command that waits for the same evaluation again."""
+    assert worker
+    command = [sys.executable, "-m", "kqueue", "submit", "-p", "relu.py", "mine.py", "-b", "torch", "--wait"]
+    with subprocess.Popen(
+        command, cwd=cli.directory, env={**os.environ, **cli.environment}, stderr=subprocess.PIPE, text=True
+    ) as process:
+
+        def listens() -> object:
+            with engine.connect() as connection:
+                query = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+                return connection.execute(text(query)).scalar()
+
+        until(listens)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    [row] = stored(engine)
+    assert said.splitlines()[0].startswith(f"kqueue: the evaluation continues: `kqueue wait {row.id}` ")
+
+
 def test_waiting_too_long_leaves_the_evaluation_be(cli: Cli, engine: Engine, worker: UUID) -> None:
     """`--timeout` ends with 4, names the evaluation, and the evaluation stays queued."""
     done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--wait", "--timeout", "0.2", "--json")
@@ -214,6 +240,7 @@ def test_waiting_too_long_leaves_the_evaluation_be(cli: Cli, engine: Engine, wor
     (line,), (row,) = lines(done.stdout), stored(engine)
     assert line["id"] == str(row.id)
     assert line["error"].startswith("no verdict within 0.2 s")
+    assert f"`kqueue wait {row.id}`" in done.stderr
     assert row.state == "queued"
 
 
@@ -222,10 +249,19 @@ def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:
     command = ("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--lane", "gpu.h200")
     refused = cli(*command)
     assert refused.returncode == 2
-    assert "no live worker serves gpu.h200" in refused.stderr
+    assert "no live worker serves gpu.h200: this fleet has no live worker" in refused.stderr
     assert stored(engine) == []
     assert cli(*command, "--allow-idle-lane").returncode == 0
     assert [row.lane for row in stored(engine)] == ["gpu.h200"]
+
+
+def test_a_refused_lane_names_those_that_are_served(cli: Cli, worker: UUID) -> None:
+    """Where a fleet runs, nobody is told to start one."""
+    assert worker
+    refused = cli("submit", "-p", "relu.py", "mine.py", "-b", "cuda")
+    assert refused.returncode == 2
+    assert "gpu, which a cuda kernel needs (served now: cpu (1))" in refused.stderr
+    assert "kqueue up" not in refused.stderr
 
 
 def test_without_redis_nothing_is_lost(cli: Cli, engine: Engine, worker: UUID) -> None:

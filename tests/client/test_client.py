@@ -221,7 +221,7 @@ class TestRefused:
             ({"problem": None}, InvalidRequest, r"problem: is required"),
             ({"queue_wait_s": -1}, InvalidRequest, r"queue_wait_s: "),
             ({"lane": "GPU"}, UnknownLane, r"unknown lane 'GPU': use auto"),
-            ({"lane": "gpu"}, LaneUnavailable, r"serves gpu \(served now: cpu \(1\)\).*kqueue up"),
+            ({"lane": "gpu"}, LaneUnavailable, r"serves gpu \(served now: cpu \(1\)\).*kqueue worker"),
             ({"lane": "gpu.h200"}, LaneUnavailable, r"gpu.h200"),
             ({"backend": "cuda"}, InvalidRequest, r"backend: a cuda kernel cannot be judged on the lane cpu"),
             ({"backend": "cuda", "lane": "auto"}, LaneUnavailable, r"gpu, which a cuda kernel needs.*kqueue worker"),

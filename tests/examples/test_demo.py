@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kqueue.categories import Blame, Category
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 
@@ -43,7 +45,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 def whole_gallery(lane: str, file: Path) -> None:
     """Every entry of the lane gets its expected category, and the demo says so."""
-    done = run(DEMO, "--lane", lane, "--json", file)  # it gives up by itself if no verdict comes
+    done = run(DEMO, "--all", "--lane", lane, "--json", file)  # it gives up by itself if no verdict comes
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"lane {lane}" in done.stdout
     records = json.loads(file.read_text())
@@ -77,11 +79,39 @@ def test_an_unexpected_category_fails_the_demo() -> None:
     assert "1 of 2 as expected" in done.stdout
 
 
+@pytest.mark.timeout(0)  # a slow machine may take long, as long as verdicts come
+def test_a_short_demo_says_each_verdict_as_it_comes(tmp_path: Path) -> None:
+    """By default a few entries of each kind are judged, and each verdict has its line before the table."""
+    done = run(DEMO, "--lane", "cpu", "--json", tmp_path / "verdicts.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "verdicts.json").read_text())
+    assert {Category(record["verdict"]["category"]).blame for record in records} >= {*Blame} - {
+        Blame.FLEET,
+        Blame.NOBODY,
+    }
+    came, _, _ = done.stdout.partition("baseline ms")
+    for record in records:
+        assert re.search(rf" s +\d+/{len(records)} +{record['name']} +{record['expected']}\n", came)
+
+
 def test_an_unknown_entry_is_refused() -> None:
     """A name that the gallery does not have ends the demo at once, and says where names are."""
     done = run(DEMO, "--only", "bad/nothing")
     assert done.returncode == 1
     assert "the gallery has no entry bad/nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first_script", "remote_client", "eval_client", "job_client", "modal_evaluator", "trace_guide", "rewards"],
+)
+def test_without_a_fleet_an_example_says_what_to_start(name: str, tmp_path: Path) -> None:
+    """An example that needs a fleet ends with one line that tells how to start one."""
+    nobody = ["http://127.0.0.1:1"] if name in {"eval_client", "job_client"} else []
+    done = run(EXAMPLES / f"{name}.py", *nobody, KQUEUE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "kqueue up" in line
 
 
 def test_the_first_script() -> None:

@@ -118,7 +118,7 @@ def test_a_worker_sees_its_gpu_only(config: Config) -> None:
 @pytest.mark.skipif(bool(devices()), reason="needs a host without GPUs")
 @pytest.mark.parametrize(("name", "value"), [("GPUS", "0"), ("CPU_SLOTS", "0")])
 def test_the_supervisor_refuses_what_cannot_be(config: Config, name: str, value: str) -> None:
-    """A GPU where none is, or nothing to do: one line that names the setting, exit status 2."""
+    """A GPU where none is, or nothing to do: one line that names the setting, exit status 3."""
     done = subprocess.run(
         [sys.executable, "-m", "workers.fleet"],
         env={"PATH": "/usr/bin:/bin"} | config.environment() | {f"KQUEUE_{name}": value},
@@ -126,7 +126,7 @@ def test_the_supervisor_refuses_what_cannot_be(config: Config, name: str, value:
         text=True,
         timeout=60,
     )
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert f"KQUEUE_{name}" in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr

@@ -18,7 +18,7 @@ import pytest
 from kqueue import Config, InvalidRequest, JudgeUnavailable, LocalJudge
 from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
-from workers.judge.host import linux
+from workers.judge.host import holders, linux
 
 pytestmark = pytest.mark.slow("starts judges of its own")
 
@@ -214,6 +214,58 @@ def test_nothing_is_left_of_a_closed_judge(config: Config) -> None:
     judge.close()
     assert not any(path.exists() for path in made)
     until(lambda: len(below(os.getpid()) & started) < len(started))
+
+
+def test_a_wait_for_anothers_device_is_explained(local: LocalJudge, config: Config) -> None:
+    """Two judges of one user take turns, and the outcome of the one that waited names the other."""
+    slow = KERNEL.format("time.sleep(600)")
+    other = threading.Thread(
+        target=local, kwargs={"problem": PROBLEM, "kernel": slow, "settings": UNTIMED | {"deadlines": {"check_s": 15}}}
+    )
+    pid = service()
+    locks = config.scratch / "locks"
+    with LocalJudge("cpu", config=config) as judge:
+        other.start()
+        until(lambda: (holder := holders.stranger(locks / "cpu.lock")) and f"process {pid} " in holder.words)
+        outcome = judge(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED)
+        other.join()
+    assert outcome.passed, outcome.message
+    assert outcome.evidence.waited_for is not None
+    [whom] = outcome.evidence.waited_for
+    assert f"process {pid} " in whom
+    assert f"started by process {os.getpid()} " in whom
+
+
+_DEAF = """
+import os, signal, sys, threading, time
+from workers.judge.__main__ import _Ending
+reader, _ = os.pipe()
+ending = _Ending(os.getppid())
+def told():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+with ending:
+    threading.Thread(target=told, daemon=True).start()
+    os.read(reader, 1)
+"""
+
+
+def test_a_signal_that_wakes_no_system_call_is_heard() -> None:
+    """A signal that comes before a call blocks, and so does not interrupt it, ends the process all the same."""
+    # One that another thread takes interrupts nothing either.
+    done = subprocess.run([sys.executable, "-c", _DEAF], timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_a_judge_that_does_not_end_is_killed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a judge whose process does not answer raises nothing, and leaves nothing."""
+    monkeypatch.setattr("kqueue.judging._STOP_S", 0.5)
+    others = {*linux.children(os.getpid())}
+    with LocalJudge("cpu", config=config):
+        [pid] = {*linux.children(os.getpid())} - others
+        parts = {pid, *below(pid)}
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(linux.is_zombie(part) for part in parts))
 
 
 def test_it_needs_no_service(tmp_path: Path) -> None:

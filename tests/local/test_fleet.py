@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from kqueue.client.remote import RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import ConfigError, LocalFleetError
 from kqueue.local.fleet import LocalFleet
-from kqueue.local.process import running
+from kqueue.local.process import command_line, running
+from tests.waiting import until
+from workers.judge.host import scratch
 
 pytestmark = pytest.mark.services
 
@@ -67,8 +70,13 @@ def open_home() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
+def command(home: Path, *arguments: str, ignored: Sequence[signal.Signals] = ()) -> subprocess.Popen[str]:
     """`kqueue up` with one CPU slot, as another process; SIGINT is ignored, as in a shell's background."""
+
+    def ignore() -> None:
+        for signum in (signal.SIGINT, *ignored):
+            signal.signal(signum, signal.SIG_IGN)
+
     environment = dict(os.environ) | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(home.parent / "scratch")}
     words = ["up", "--gpus", "none", "--cpu-slots", "1", *arguments]
     return subprocess.Popen(
@@ -78,7 +86,7 @@ def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         bufsize=1,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        preexec_fn=ignore,
     )
 
 
@@ -119,6 +127,61 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
     assert eventually_gone(children) == []
     assert not (home / FLEET_FILE).exists()
     assert load(home=home).database_url is None
+    assert "SIGKILL" not in (home / "logs" / "workers.log").read_text()
+
+
+def test_a_late_part_is_said_and_waited_for_by_nobody(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet judges while HTTP still starts; it says that HTTP is late, and when it is up."""
+    monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
+    stopped: list[int] = []
+    config = Config(home=open_home / "home", scratch=open_home / "scratch", gpus="none", cpu_slots=1, http_port=0)
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        if line.startswith("Valkey is up"):
+            # From here on HTTP is stopped as soon as it is there.
+            threading.Thread(target=stop_http).start()
+
+    def stop_http() -> None:
+        stopped[:] = until(http_servers)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+
+    def http_servers() -> list[int]:
+        return [pid for pid in descendants(os.getpid()) if "serve" in command_line(pid)]
+
+    with LocalFleet(config, http=True, durable=False, report=report) as fleet:
+        assert any(line.startswith("HTTP is not up after") for line in said)
+        assert any(line.startswith("the worker fleet is up") for line in said)
+        with fleet.client() as kq:
+            assert kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu").category is Category.PASSED
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: fleet.look() or [line for line in said if line.startswith("HTTP is up")])
+        assert http_servers() == stopped
+
+
+def test_up_outlives_its_suspension_and_its_terminal(open_home: Path) -> None:
+    """Ctrl-Z and `fg` stop no fleet, nor does the end of the terminal where SIGHUP is ignored, as under `nohup`."""
+    home = open_home / "home"
+    process = command(home, "--no-flower", "--no-http", ignored=[signal.SIGHUP])
+    try:
+        said = read_until(process, "Ctrl-C")
+        assert all(f"{part} is up, after " in said for part in ("Postgres", "Valkey", "the worker fleet"))
+        for _ in range(6):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.7)
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.1)
+        assert process.stdout is not None
+        process.stdout.close()  # its terminal
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_up_runs_stops_and_recovers(open_home: Path) -> None:
@@ -166,6 +229,19 @@ def test_end_of_up_is_the_end_of_everything(open_home: Path, signum: signal.Sign
     assert load(home=home).database_url is None
 
 
+def test_a_second_up_names_the_first(open_home: Path) -> None:
+    """Whoever has the home is named, and not a port that the first fleet has too."""
+    home = open_home / "home"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        LocalFleet(Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1), durable=False),
+    ):
+        second = command(home, "--flower-port", str(taken.getsockname()[1]))
+        said, _ = second.communicate(timeout=60)
+    assert second.returncode == 3
+    assert f"in use by process {os.getpid()}" in said
+
+
 def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
     """It ends as interrupted, and what was started goes with it."""
     home = open_home / "home"
@@ -194,10 +270,26 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
     before = descendants(os.getpid())
-    config = Config(home=tmp_path, gpus="none", cpu_slots=0)
+    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
+    said: list[str] = []
     with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
-        LocalFleet(config, durable=False).start()
+        LocalFleet(config, durable=False, report=said.append).start()
+    assert not any("another fleet" in line for line in said)
     assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+
+
+def test_a_fleet_beside_another_says_so(tmp_path: Path) -> None:
+    """Where another fleet has the same scratch directory, and so the devices' locks, that is said at once."""
+    (tmp_path / "scratch").mkdir()
+    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
+    said: list[str] = []
+    _, held = scratch.reserve(tmp_path / "scratch", "fleet")
+    try:
+        with pytest.raises(LocalFleetError):
+            LocalFleet(config, durable=False, report=said.append).start()
+    finally:
+        os.close(held)
+    assert said[0].startswith("another fleet of this user runs on this machine")
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
@@ -214,4 +306,4 @@ def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:
         config = Config(home=tmp_path, gpus="none", cpu_slots=1, flower_port=taken.getsockname()[1])
         with pytest.raises(LocalFleetError, match="--flower-port"):
             LocalFleet(config, flower=True, durable=False).start()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]

@@ -79,9 +79,11 @@ def test_resolve_id(engine: Engine, fields) -> None:
     identity = evaluations.submit(engine, [Request(**fields())])[0].evaluation_id
     for given in (str(identity), identity.hex[:4], str(identity)[:13], identity.hex.upper()):
         assert reports.resolve_id(engine, given) == identity
-    for given in ("", identity.hex[:3], "nonsense", str(uuid4()), "%%%%", identity.hex + "0"):
-        with pytest.raises(UnknownEvaluation):
+    for given in ("", identity.hex[:3], "nonsense", "%%%%", identity.hex + "0"):
+        with pytest.raises(InvalidRequest, match="first 4 digits"):
             reports.resolve_id(engine, given)
+    with pytest.raises(UnknownEvaluation):
+        reports.resolve_id(engine, str(uuid4()))
     twin = UUID(identity.hex[:31] + ("0" if identity.hex[31] != "0" else "1"))
     with engine.begin() as connection:
         connection.execute(

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: Seconds that killed processes may take to die, and files to be removed, at the end.
 _CLEANUP_S: Final = 10.0
-#: Seconds until an end that was discarded is raised again.
-_AGAIN_S: Final = 0.5
+#: Seconds between two looks at whether this process was told to end.
+_LOOK_S: Final = 0.5
 
 
 def main() -> int:
@@ -97,6 +97,7 @@ class _Service:
             set_environment(os.environ, self._place, len(os.sched_getaffinity(0)))
             self._forkserver = handle.start(self._place)
             stack.callback(lambda: self._forkserver.stop())
+            stack.callback(self._ending.hold)  # the first to be called: nothing interrupts the others
             with self._ending:
                 self._load()
                 self._forkserver.wait_ready(self._start.isolation)
@@ -233,6 +234,9 @@ class _Ending:
 
     In a block it raises :class:`SystemExit` at once, and again until the block is left: Python discards exceptions in
     some places, such as a fork's callbacks. Outside it waits for the next block.
+
+    In a block a timer interrupts every system call twice a second. A signal that comes just before a call blocks does
+    not wake it, and Python runs no handler until something does.
     """
 
     def __init__(self, parent: int) -> None:
@@ -249,9 +253,14 @@ class _Ending:
 
     def __enter__(self) -> None:
         self._interruptible = True
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
         self._end()
 
     def __exit__(self, *_: object) -> None:
+        self.hold()
+
+    def hold(self) -> None:
+        """Raise nothing until the next block. A block that could not be entered needs this."""
         self._interruptible = False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -270,7 +279,6 @@ class _Ending:
 
     def _end(self) -> None:
         if self._interruptible and self._status is not None:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
             sys.exit(self._status)
 
 

@@ -90,11 +90,14 @@ def resolve_id(engine: Engine, prefix: str) -> UUID:
 
     Raises:
         UnknownEvaluation: there is none.
-        InvalidRequest: there are several.
+        InvalidRequest: there are several, or ``prefix`` is no id and no beginning of one.
     """
     digits = prefix.strip().lower().replace("-", "")
     if not _MIN_PREFIX <= len(digits) <= 32 or not set(digits) <= set("0123456789abcdef"):
-        raise UnknownEvaluation(prefix)
+        raise InvalidRequest(
+            f"{prefix} is no evaluation's id: give an id, or at least its first {_MIN_PREFIX} digits (0-9, a-f); "
+            "`kqueue results` lists those that have finished"
+        )
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     with transaction(engine) as connection:
         found = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()

@@ -667,6 +667,8 @@ class _Evaluation:
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._place.siblings
+        if self._steps.waited_for:
+            evidence["waited_for"] = tuple(self._steps.waited_for)
         log = ""
         candidate, reference, builder = processes.candidate, processes.reference, processes.builder
         if candidate is not None and (report := reports.get(candidate.process)) is not None:

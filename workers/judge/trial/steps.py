@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Generator
 from typing import Final
 
 from kqueue.contract import Deadlines, Phase
 from kqueue.limits import GPU_WAIT_S
+from workers.judge.host import holders
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.place import Place
 
@@ -23,6 +25,8 @@ from workers.judge.place import Place
 _BACKSTOP_S: Final = 30.0
 #: Seconds to wait for the device only to test it. The verdict is known, and others will test the device.
 _TEST_WAIT_S: Final = 30.0
+#: Seconds between looks at who has the device while it is waited for.
+_LOOK_S: Final = 1.0
 
 
 class Steps:
@@ -30,6 +34,7 @@ class Steps:
 
     Attributes:
         durations: seconds that each named step took in all.
+        waited_for: the processes of others that had the device while it was waited for, in words.
     """
 
     def __init__(self, blackbox: BlackBox, place: Place, deadlines: Deadlines) -> None:
@@ -37,6 +42,7 @@ class Steps:
         self._place = place
         self._deadlines = deadlines
         self.durations: dict[str, float] = {}
+        self.waited_for: list[str] = []
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
@@ -53,7 +59,11 @@ class Steps:
         self._blackbox.enter(Phase.PREPARE)
         with self._lock() as lock:
             with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    with self._watched():
+                        fcntl.flock(lock, fcntl.LOCK_EX)
             with self.timed(f"alone_{what}"):
                 yield
 
@@ -78,6 +88,27 @@ class Steps:
         self._blackbox.enter(phase)
         with _alarm(self._deadlines.total_s + _BACKSTOP_S):
             yield
+
+    @contextlib.contextmanager
+    def _watched(self) -> Generator[None]:
+        """Note which others have the device during the block, which waits for it in turn."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while True:
+                holder = holders.stranger(self._place.lock)
+                if holder is not None and holder.words not in self.waited_for:
+                    self.waited_for.append(holder.words)
+                if over.wait(_LOOK_S):
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     @contextlib.contextmanager
     def _lock(self) -> Generator[int]:
