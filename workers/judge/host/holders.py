@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from workers.judge.host import linux
 
-#: Length of a command in words for people.
+#: The most characters of a command.
 _COMMAND: Final = 120
 
 
@@ -63,8 +63,19 @@ def _root(pid: int) -> int:
 
 
 def _command(pid: int) -> str:
-    command = shlex.join(_words(pid))
-    return command if len(command) <= _COMMAND else f"{command[:_COMMAND]}..."
+    """Return a process's program, and the module or script that Python runs: other arguments may be secrets."""
+    program, *rest = _words(pid) or [""]
+    words = [Path(program).name]
+    if words[0].startswith("python"):
+        options = list(itertools.takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), rest))
+        match rest[len(options) :]:
+            case ["-m", module, *_]:
+                words += ["-m", module]
+            case [script, *_] if script != "-c":
+                words.append(Path(script).name)
+            case _:
+                pass
+    return " ".join(words)[:_COMMAND]
 
 
 def _words(pid: int) -> list[str]:

@@ -95,12 +95,10 @@ class Steps:
         over = threading.Event()
 
         def watch() -> None:
-            while True:
+            while not over.wait(_LOOK_S):
                 holder = holders.stranger(self._place.lock)
                 if holder is not None and holder.words not in self.waited_for:
                     self.waited_for.append(holder.words)
-                if over.wait(_LOOK_S):
-                    return
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
