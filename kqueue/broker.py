@@ -292,6 +292,43 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
     return found
 
 
+def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
+    """Put the messages in a lane's queue into an order, and remove all others and doubles from it.
+
+    Args:
+        app: what :func:`make_app` made.
+        lane: the lane.
+        order: the evaluations, the next one first. Those without a message in the queue are skipped.
+
+    Returns:
+        The evaluations whose messages were removed.
+
+    Raises:
+        BrokerUnavailable: Redis did not answer.
+    """
+    name = queue(lane).name
+    removed: set[UUID] = set()
+
+    def work(pipe: Any) -> None:
+        found: list[bytes] = pipe.lrange(name, 0, -1)
+        known = {identity: message for message in found if (identity := _identity(message)) is not None}
+        kept = [known[identity] for identity in order if identity in known]
+        removed.clear()
+        pipe.multi()
+        # Workers take from the tail.
+        if kept != found[::-1]:
+            removed.update(known.keys() - set(order))
+            pipe.ltrim(name, 1, 0)
+            if kept:
+                pipe.lpush(name, *kept)
+
+    with _translate(), app.pool.acquire(block=True) as connection:
+        client: Any = connection.default_channel.client
+        # What a worker takes or a producer sends meanwhile has it done once more.
+        client.transaction(work, name)
+    return removed
+
+
 @contextmanager
 def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
     """Yield True if this Redis is to be searched for lost messages. If the block then ends well, record that it was.

@@ -274,5 +274,5 @@ def _submit_true(services: Any, body: str) -> UUID:
     )
     [submitted] = evaluations.submit(services.engine, [request])
     services.send(submitted.evaluation_id)
-    evaluations.mark_published(services.engine, [submitted.evaluation_id])
+    evaluations.publish(services.engine, [submitted.evaluation_id])
     return submitted.evaluation_id

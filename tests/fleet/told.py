@@ -70,7 +70,7 @@ class Services:
         [submitted] = evaluations.submit(self.engine, [request])
         if send:
             self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.message.label, lane=lane)
-            evaluations.mark_published(self.engine, [submitted.evaluation_id])
+            evaluations.publish(self.engine, [submitted.evaluation_id])
         return submitted.evaluation_id
 
     def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "", lane: str = "cpu") -> None:

@@ -229,7 +229,7 @@ def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> Non
     [live] = worker.live()
     other = services.submit("ok", send=False)
     # Else a sweeper sends what was never sent.
-    evaluations.mark_published(services.engine, [other])
+    evaluations.publish(services.engine, [other])
     call = {"task": broker.EVALUATE, "args": [str(other)], "kwargs": {}, "options": {"queue": QUEUE}}
     for link in ("callbacks", "errbacks", "chain", "chord"):
         evaluation = services.submit("ok", send=False)

@@ -11,6 +11,7 @@ is half written then.
 
 ==============================================  ==========================================================
 :mod:`~kqueue.store.evaluations.submission`     writes evaluations
+:mod:`~kqueue.store.evaluations.order`          decides whose turn it is
 :mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
 :mod:`~kqueue.store.evaluations.claims`         begins attempts
 :mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: every way to write a verdict
@@ -21,10 +22,11 @@ is half written then.
 """
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment
-from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, ANY_UNPUBLISHED, OPEN
-from kqueue.store.evaluations.publishing import due_for_publishing, mark_published, published
+from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN
+from kqueue.store.evaluations.order import Next, upcoming, window
+from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
-from kqueue.store.evaluations.submission import Submitted, submit
+from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, submit
 from kqueue.store.evaluations.verdicts import (
     VERDICTS_CHANNEL,
     Recorded,
@@ -39,27 +41,30 @@ __all__ = [
     "ANY_EXPIRED",
     "ANY_OVERDUE",
     "ANY_UNFINISHED",
-    "ANY_UNPUBLISHED",
     "OPEN",
+    "SUBMISSIONS_CHANNEL",
     "VERDICTS",
     "VERDICTS_CHANNEL",
     "Claim",
+    "Next",
     "Recorded",
     "Submitted",
     "cancel",
     "claim",
-    "due_for_publishing",
     "existing",
     "expire_leases",
     "expire_queued",
     "finish",
     "in_batch",
     "lose_worker",
-    "mark_published",
+    "publish",
     "published",
     "set_environment",
     "submit",
     "to_verdict",
+    "unpublish",
+    "upcoming",
     "verdict",
     "verdicts",
+    "window",
 ]

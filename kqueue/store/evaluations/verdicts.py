@@ -18,6 +18,7 @@ from kqueue.evidence import Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import EXPIRED_INDEXED, OVERDUE
 from kqueue.store.evaluations.history import History, is_death, is_suspected
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
@@ -308,6 +309,7 @@ def _close_attempt(
             select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
         ).one()
         gpus.suspect(connection, device, reason=outcome.message, failed=True)
+    order.charge(connection, attempt_id)
 
 
 def _conclude(
