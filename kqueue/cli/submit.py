@@ -100,6 +100,13 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option(help="Submitting again with the same key returns the same evaluation.")
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(help="`interactive`, which comes first, or `batch`.", show_default="batch"),
+    ] = None,
+    producer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose they are: producers share the devices' time.")
+    ] = None,
     queue_wait: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that an evaluation may wait for a worker.")
     ] = None,
@@ -123,6 +130,8 @@ def submit(
         "settings": tree or None,
         "batch": batch,
         "idempotency_key": idempotency_key,
+        "priority": priority,
+        "producer": producer,
         "queue_wait_s": queue_wait,
     }
     fields = {name: value for name, value in given.items() if value is not None}

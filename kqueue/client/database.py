@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
@@ -93,18 +93,23 @@ class DatabaseTransport(Transport):
         for number, request in enumerate(resolved):
             if isinstance(request, InvalidRequest):
                 raise at(number, request) if len(resolved) > 1 else request
-        return self._accept([request for request in resolved if isinstance(request, Request)], live)
+        return self._accept(
+            [request for request in resolved if isinstance(request, Request)], live, _any_lane(requests)
+        )
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
     ) -> list[Accepted | InvalidRequest]:
         self._ready()
         live = self._live()
-        good = iter(_resolve([entry for entry in entries if isinstance(entry, Request)], live, allow_idle_lane))
+        requests = [entry for entry in entries if isinstance(entry, Request)]
+        any_lane = _any_lane(requests)
+        good = iter(_resolve(requests, live, allow_idle_lane))
         entries = [next(good) if isinstance(entry, Request) else entry for entry in entries]
         while True:
             try:
-                accepted = iter(self._accept([entry for entry in entries if isinstance(entry, Request)], live))
+                requests = [entry for entry in entries if isinstance(entry, Request)]
+                accepted = iter(self._accept(requests, live, any_lane))
             except IdempotencyConflict as conflict:
                 entries = [
                     IdempotencyConflict([entry.idempotency_key])
@@ -126,10 +131,12 @@ class DatabaseTransport(Transport):
         """Return the number of live workers of each lane."""
         return workers.live_lanes(self._engine, within_s=self._config.lease_s)
 
-    def _accept(self, requests: Sequence[Request], live: Mapping[str, int]) -> list[Accepted]:
+    def _accept(
+        self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str]
+    ) -> list[Accepted]:
         """Write evaluations, and send the messages of those that are among the next."""
         app = self._app
-        submitted = evaluations.submit(self._engine, requests, slots=live)
+        submitted = evaluations.submit(self._engine, requests, slots=live, any_lane=any_lane)
         messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:
             if messages:
@@ -161,6 +168,11 @@ class DatabaseTransport(Transport):
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         return self._listener.watch(evaluation_id)
+
+
+def _any_lane(requests: Sequence[Request]) -> set[str]:
+    """Return the idempotency keys of requests that ask for no certain lane."""
+    return {r.idempotency_key for r in requests if r.lane == "auto" and r.idempotency_key is not None}
 
 
 def _resolve(

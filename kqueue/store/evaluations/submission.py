@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from psycopg.errors import ForeignKeyViolation
-from sqlalchemy import Connection, Engine, func, or_, select
+from pydantic import ValidationError
+from sqlalchemy import Connection, Engine, Row, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
-from kqueue.contract import Request
+from kqueue.contract import Request, Settings
 from kqueue.errors import IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
 from kqueue.store.engine import transaction
@@ -56,7 +57,13 @@ class _Removed(Exception):
     """
 
 
-def submit(engine: Engine, requests: Sequence[Request], *, slots: Mapping[str, int] | None = None) -> list[Submitted]:
+def submit(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    slots: Mapping[str, int] | None = None,
+    any_lane: Collection[str] = (),
+) -> list[Submitted]:
     """Write evaluations, all or none, and return them in the order of ``requests``.
 
     A request whose idempotency key is known, from before or from earlier in ``requests``, comes back as the
@@ -67,25 +74,28 @@ def submit(engine: Engine, requests: Sequence[Request], *, slots: Mapping[str, i
         requests: the requests. Their lanes are resolved already, never ``auto``.
         slots: the number of live workers of each lane, if the caller sends messages. While a lane has less waiting than
             its window holds, it is told to send them, and they count as sent. None leaves all messages to the fleet.
+        any_lane: the idempotency keys of requests that asked for no certain lane.
 
     Raises:
-        IdempotencyConflict: a known key was given for another problem or kernel.
+        IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings.
         UnknownProblem: a request names a problem that is not stored.
     """
     if not requests:
         return []
     for _ in range(_TRIES - 1):
         try:
-            return _submit(engine, requests, slots)
+            return _submit(engine, requests, slots, any_lane)
         except _Removed:
             continue
         except IntegrityError as error:
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
-    return _submit(engine, requests, slots)
+    return _submit(engine, requests, slots, any_lane)
 
 
-def _submit(engine: Engine, requests: Sequence[Request], slots: Mapping[str, int] | None) -> list[Submitted]:
+def _submit(
+    engine: Engine, requests: Sequence[Request], slots: Mapping[str, int] | None, any_lane: Collection[str]
+) -> list[Submitted]:
     first: dict[str, int] = {}
     for i, request in enumerate(requests):
         if request.idempotency_key is not None:
@@ -114,9 +124,7 @@ def _submit(engine: Engine, requests: Sequence[Request], slots: Mapping[str, int
             raise _Removed
         found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
         conflicts = {
-            row.idempotency_key
-            for row, r in zip(found, requests, strict=True)
-            if (row.problem_hash, row.kernel_hash) != (r.problem_hash, r.kernel_hash)
+            row.idempotency_key for row, r in zip(found, requests, strict=True) if not _asks_for(r, row, any_lane)
         }
         if conflicts:
             raise IdempotencyConflict(conflicts)
@@ -126,6 +134,24 @@ def _submit(engine: Engine, requests: Sequence[Request], slots: Mapping[str, int
         with transaction(engine) as connection:
             connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
     return [Submitted(to_message(row), created[i], created[i] and i in nexts) for i, row in enumerate(found)]
+
+
+def _asks_for(request: Request, row: Row[*tuple[Any, ...]], any_lane: Collection[str]) -> bool:
+    """Return True if a request may have the verdict of an evaluation that is stored under its key, or was just written.
+
+    Labels, batch, priority, producer and patience decide nothing of a verdict.
+    """
+    if (row.problem_hash, row.kernel_hash) != (request.problem_hash, request.kernel_hash):
+        return False
+    if row.lane != request.lane and request.idempotency_key not in any_lane:
+        return False
+    if row.settings == request.settings.model_dump(mode="json"):
+        return True
+    try:
+        # An older version wrote fewer.
+        return Settings.model_validate(row.settings) == request.settings
+    except ValidationError:
+        return False
 
 
 def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str, int] | None) -> tuple[bool, set[int]]:
@@ -181,4 +207,6 @@ def _row(identity: UUID, request: Request, now: datetime, *, published: bool) ->
         "idempotency_key": request.idempotency_key,
         "expires_at": None if wait_s is None else now + timedelta(seconds=wait_s),
         "published_at": now if published else None,
+        "priority": request.priority,
+        "producer": request.producer or "",
     }
