@@ -272,7 +272,6 @@ def _submit_true(services: Any, body: str) -> UUID:
         lane="cpu",
         settings={"checks": 1, "timing": {"enabled": False}},
     )
-    [submitted] = evaluations.submit(services.engine, [request])
+    [submitted] = evaluations.submit(services.engine, [request], slots={"cpu": 1})
     services.send(submitted.evaluation_id)
-    evaluations.publish(services.engine, [submitted.evaluation_id])
     return submitted.evaluation_id

@@ -167,7 +167,9 @@ def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str
     crowd, nexts = False, set[int]()
     for lane in sorted(set(lanes.values())):
         most = order.window(slots.get(lane, 0))
-        few = select(Evaluation.id).where(QUEUED, Evaluation.lane == lane).limit(most).subquery()
+        # In the index's order, or the planner may prefer to read the table.
+        few = select(Evaluation.id).where(QUEUED, Evaluation.lane == lane).limit(most)
+        few = few.order_by(Evaluation.priority, Evaluation.producer, Evaluation.submitted_at, Evaluation.id).subquery()
         waiting = connection.scalars(select(func.count()).select_from(few)).one()
         entries = [i for i in lanes if lanes[i] == lane]
         crowd = crowd or waiting > 0 or len(entries) > most
