@@ -199,7 +199,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Measure the queue.")
     parser.add_argument("--submissions", type=int, default=500, help="for each number of producers")
     parser.add_argument("--queued", default="0,1000,100000", help="sizes of the queue, separated by commas")
     parser.add_argument("--no-fleet", action="store_true", help="measure the database alone")

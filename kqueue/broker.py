@@ -49,6 +49,8 @@ _LABEL_CHARACTERS: Final = 1000
 _PAGE: Final = 1000
 #: The most commands that a batch of messages sends at once: two for each message, one of them for Flower.
 _PIPELINE: Final = 400
+#: The most evaluations that one order revokes: workers refuse longer ones.
+_REVOKED: Final = 1000
 #: This key says which Redis was searched last. A Redis that lost its messages has lost the key too.
 _MARKER: Final = "kqueue.sweeper"
 _LOOKING: Final = b"looking"
@@ -364,14 +366,16 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
         return bool(client.set(f"{_MARKER}.{what}", 1, ex=max(1, round(every_s)), nx=True))
 
 
-def revoke(app: Celery, evaluation_id: UUID) -> None:
-    """Tell the worker that executes the evaluation to kill it, and workers that fetch it later to skip it.
+def revoke(app: Celery, *evaluation_ids: UUID) -> None:
+    """Tell the workers that execute evaluations to kill them, and those that fetch them later to skip them.
 
     Raises:
         BrokerUnavailable: Redis did not take it.
     """
     with _translate():
-        app.control.revoke(str(evaluation_id), terminate=True, signal="SIGKILL")
+        for start in range(0, len(evaluation_ids), _REVOKED):
+            ids = [str(identity) for identity in evaluation_ids[start : start + _REVOKED]]
+            app.control.revoke(ids, terminate=True, signal="SIGKILL")
 
 
 def printable(label: str) -> str:

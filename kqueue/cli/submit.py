@@ -13,7 +13,7 @@ import typer
 
 from kqueue.cli import options, sources
 from kqueue.cli.render import category_text, console, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database
+from kqueue.cli.results import database, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
@@ -161,6 +161,8 @@ def wait(
         raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
     with database("wait") as engine:
         named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
+        if len(named) == 1 and (waits := why(engine, named[0])) is not None:
+            say(f"it waits: {waits.message}")
     with Client() as client:
         tickets = [client.get(identity) for identity in named]
         if batch is not None:

@@ -22,7 +22,7 @@ is half written then.
 """
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment
-from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN
+from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN, QUEUED
 from kqueue.store.evaluations.order import Next, upcoming, window
 from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
@@ -31,6 +31,7 @@ from kqueue.store.evaluations.verdicts import (
     VERDICTS_CHANNEL,
     Recorded,
     cancel,
+    cancel_all,
     expire_leases,
     expire_queued,
     finish,
@@ -42,6 +43,7 @@ __all__ = [
     "ANY_OVERDUE",
     "ANY_UNFINISHED",
     "OPEN",
+    "QUEUED",
     "SUBMISSIONS_CHANNEL",
     "VERDICTS",
     "VERDICTS_CHANNEL",
@@ -50,6 +52,7 @@ __all__ = [
     "Recorded",
     "Submitted",
     "cancel",
+    "cancel_all",
     "claim",
     "existing",
     "expire_leases",

@@ -11,7 +11,16 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 ========================================  =====================================================
 """
 
-from kqueue.store.reports.counts import BatchState, attempts_by_device, backlog, batch_state, outcomes, states
+from kqueue.store.reports.counts import (
+    BatchState,
+    Crowd,
+    attempts_by_device,
+    backlog,
+    batch_state,
+    crowds,
+    outcomes,
+    states,
+)
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
 from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
@@ -21,6 +30,7 @@ __all__ = [
     "AttemptDetail",
     "BatchState",
     "Best",
+    "Crowd",
     "Detail",
     "Earlier",
     "Listed",
@@ -31,6 +41,7 @@ __all__ = [
     "backlog",
     "batch_state",
     "best",
+    "crowds",
     "earlier",
     "finished_in",
     "listing",

@@ -165,16 +165,26 @@ def _before(
         waiting: the number of evaluations that wait, by priority and producer.
     """
     mine = shares.of(priority, producer)
-    burden = shares.burden(producer) + own * mine.mean_s / shares.weights.get(producer, 1.0)
     same, other = _Work(), _Work()
+    for (of, name), number in waiting.items():
+        if of is not priority:
+            other.add(number, shares.of(of, name))
+
+    def burden(name: str) -> float:
+        """Return a producer's burden at that time, when its interactive ones have ended."""
+        higher = 0.0
+        if priority is Priority.BATCH:
+            number = waiting.get((Priority.INTERACTIVE, name), 0)
+            higher = number * shares.of(Priority.INTERACTIVE, name).mean_s
+        return shares.burden(name) + higher / shares.weights.get(name, 1.0)
+
+    until = burden(producer) + own * mine.mean_s / shares.weights.get(producer, 1.0)
     same.add(own, mine)
     for (of, name), number in waiting.items():
-        used = shares.of(of, name)
-        if of is not priority:
-            other.add(number, used)
-        elif name != producer:
-            # Others go first until they have used as much as this producer will have.
-            seconds = (burden - shares.burden(name)) * shares.weights.get(name, 1.0)
+        if of is priority and name != producer:
+            used = shares.of(of, name)
+            # It goes first until it has used as much as this producer will have.
+            seconds = (until - burden(name)) * shares.weights.get(name, 1.0)
             same.add(min(number, max(0, math.ceil(seconds / max(used.mean_s, 1e-3)))), used)
     used_s = {p: sum(used.seconds for (of, _), used in shares.used.items() if of is p) for p in Priority}
     interactive, batch = used_s[Priority.INTERACTIVE], used_s[Priority.BATCH]
@@ -212,5 +222,7 @@ def _told(lane: str, before: _Work, left: _Work, running: int, slots: int, *, kn
         when = f"; it begins in about {starts_in_s:.0f} s, give or take {error_s:.0f} s"
     of = f"the lane {lane}, which has {slots} slot{'' if slots == 1 else 's'}"
     if ahead:
-        return Waiting(Why.TURN, f"{ahead} come before it on {of}{when}", ahead, starts_in_s, error_s)
+        return Waiting(
+            Why.TURN, f"{ahead} come{'s' if ahead == 1 else ''} before it on {of}{when}", ahead, starts_in_s, error_s
+        )
     return Waiting(Why.NEXT, f"it is the next on {of}{when}", ahead, starts_in_s, error_s)
