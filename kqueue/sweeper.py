@@ -188,6 +188,7 @@ def _prune_a_bite(
     """Remove some of what is old enough, if it is time for that."""
     if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
         return Pruned()
+    evaluations.forget(engine)
     try:
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:

@@ -258,7 +258,7 @@ def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UU
     assert (crowd["lane"], crowd["priority"], crowd["queued"]) == ("cpu", "batch", 2)
     waiting = json.loads(cli("show", str(second), "--json").stdout)["waiting"]
     assert (waiting["why"], waiting["ahead"]) == ("turn", 1)
-    assert "1 come before it" in cli("show", str(second)).stdout
+    assert "1 comes before it" in cli("show", str(second)).stdout
 
 
 def test_waiting_sees_a_failure_of_the_fleet(

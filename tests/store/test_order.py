@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from kqueue.contract import Request
 from kqueue.states import Priority
 from kqueue.store import evaluations
-from tests.store.steps import LOST, PASSED, change, finish
+from tests.store.steps import LOST, PASSED, change, count, finish
 
 
 @pytest.fixture
@@ -110,8 +110,10 @@ def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> 
     assert (row.producer, row.resource, row.priority) == ("a", "cpu", "batch")
     assert (row.seconds, row.squares, row.ended) == pytest.approx((15, 150, 1.5), rel=0.05)
     change(engine, "UPDATE shares SET at = at - interval '10 years'")
-    many = enqueue(1, "a")
-    assert nexts(engine) == many
+    first, second = enqueue(1, "a"), enqueue(1, "b")
+    assert nexts(engine) == [*first, *second]
+    evaluations.forget(engine)
+    assert count(engine, "shares") == 0
 
 
 def test_a_weight_is_a_larger_share(engine: Engine, enqueue) -> None:

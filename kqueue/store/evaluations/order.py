@@ -16,11 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Double, Engine, cast, func, literal, select, text
+from sqlalchemy import Connection, Double, Engine, cast, delete, func, literal, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.states import Priority
@@ -32,6 +32,8 @@ from kqueue.store.models import Attempt, Evaluation, Share
 HALF_LIFE_S: Final = 300.0
 #: The share of the devices' time that ``batch`` gets while ``interactive`` evaluations wait.
 BATCH_SHARE: Final = 0.1
+#: Half-lives after which nothing is left of what was used.
+_FORGOTTEN: Final = 100
 #: The seconds that an attempt is expected to take while nothing is known of its producer or its resource.
 _UNKNOWN_S: Final = 1.0
 #: Messages in Redis for each slot of a lane, and for a lane with few slots or none. A worker that ends an evaluation
@@ -200,6 +202,12 @@ def read_shares(connection: Connection) -> defaultdict[str, Shares]:
         used = shares[row.resource].of(Priority(row.priority), row.producer)
         used.seconds += max(row.seconds, used.mean_s)
     return shares
+
+
+def forget(engine: Engine) -> None:
+    """Remove what was used so long ago that it counts for nothing."""
+    with transaction(engine) as connection:
+        connection.execute(delete(Share).where(Share.at < func.now() - timedelta(seconds=_FORGOTTEN * HALF_LIFE_S)))
 
 
 def charge(connection: Connection, attempt_id: int) -> None:
