@@ -143,7 +143,7 @@ def fleet_figures(config: Config, engine: Engine, queued: int) -> dict[str, floa
 def waited_s(engine: Engine, evaluation_id: UUID) -> float:
     """Return the seconds from the end of the attempt that ran at its submission, or from that, to its beginning."""
     with engine.connect() as connection:
-        return connection.scalars(
+        waited = connection.scalars(
             text(
                 "SELECT extract(epoch FROM a.started_at - greatest(e.submitted_at, ("
                 "SELECT min(o.ended_at) FROM attempts AS o WHERE o.started_at < e.submitted_at "
@@ -153,6 +153,7 @@ def waited_s(engine: Engine, evaluation_id: UUID) -> float:
             ),
             {"id": evaluation_id},
         ).one()
+    return float(waited)
 
 
 def gap(engine: Engine) -> float:

@@ -30,6 +30,8 @@ _SWEEP_EVERY_S: Final = 1.0
 _SWEEP_IDLE_S: Final = 3.0
 #: Delay of the next sweep after a service was away.
 _SWEEP_AGAIN_S: Final = 3.0
+#: The shortest time from one filling of Redis to the next. Workers have their windows meanwhile.
+_FILL_EVERY_S: Final = 0.05
 #: Pause of a supervisor that found another one filling Redis: one that reacts to every submission and end is enough.
 _LEAVE_IT_S: Final = 1.0
 #: Pause before the connection for notifications is opened again.
@@ -250,10 +252,12 @@ class Bookkeeping:
         self.engine.dispose()
 
     def _fill(self) -> None:
-        # If Redis is away, the sweeps say so, and go on trying.
-        with suppress(BrokerUnavailable):
-            if not sweeper.fill_alone(self.engine, self._app):
-                self._fill_after = time.monotonic() + _LEAVE_IT_S
+        try:
+            pause = _FILL_EVERY_S if sweeper.fill_alone(self.engine, self._app) else _LEAVE_IT_S
+        except BrokerUnavailable:
+            # The sweeps say so.
+            pause = _SWEEP_AGAIN_S
+        self._fill_after = time.monotonic() + pause
 
     def _sweep(self) -> None:
         report: sweeper.SweepReport | None = None
