@@ -60,6 +60,7 @@ class _News:
         self._url = url
         self._selector = selector
         self._connection: psycopg.Connection | None = None
+        self._fileno = -1
         self._again_at = 0.0
         #: True if there is news.
         self.fresh = False
@@ -74,7 +75,8 @@ class _News:
             connection = store_engine.connect_listener(self._url, application="kqueue supervisor news")
             for channel in (evaluations.SUBMISSIONS_CHANNEL, evaluations.VERDICTS_CHANNEL):
                 connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
-            self._selector.register(connection.fileno(), selectors.EVENT_READ, self)
+            self._fileno = connection.fileno()
+            self._selector.register(self._fileno, selectors.EVENT_READ, self)
             self._connection = connection
             self.fresh = True
 
@@ -92,9 +94,9 @@ class _News:
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
-            # Before it is closed: afterwards it has no number.
-            with suppress(KeyError, ValueError, psycopg.Error):
-                self._selector.unregister(self._connection.fileno())
+            # By the number that it had: a connection that broke has none. The selector may be closed already.
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._fileno)
             self._connection.close()
             self._connection = None
 
