@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown real clock integrity http-cost chaos soak clean
+.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown real clock integrity http-cost chaos soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ chaos: venv ## run the tests in which something is away for long
 
 soak: venv ## judge 20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS='--lane gpu')
 	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+
+queue-bench: venv ## measure submissions, whose turn it is, and reports with long queues (ARGS='--queued 0,1000000')
+	$(PY) benchmarks/queueing.py $(ARGS)
 
 clean: ## remove what these targets made
 	rm -rf .venv .adapters wheelhouse dist build .pytest_cache .ruff_cache

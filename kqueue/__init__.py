@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from kqueue.evidence import Measurement as Measurement
     from kqueue.judging import LocalJudge as LocalJudge
     from kqueue.judging import judge as judge
+    from kqueue.states import Priority as Priority
 
 _HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
@@ -85,6 +86,7 @@ _HOMES: Final = {
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
     "kqueue.judging": ["LocalJudge", "judge"],
+    "kqueue.states": ["Priority"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 

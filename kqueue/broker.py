@@ -48,6 +48,8 @@ _LABEL_CHARACTERS: Final = 1000
 _PAGE: Final = 1000
 #: The most commands that a batch of messages sends at once: two for each message, one of them for Flower.
 _PIPELINE: Final = 400
+#: The most evaluations that one order revokes: workers refuse longer ones.
+_REVOKED: Final = 1000
 #: This key says which Redis was searched last. A Redis that lost its messages has lost the key too.
 _MARKER: Final = "kqueue.sweeper"
 _LOOKING: Final = b"looking"
@@ -291,6 +293,43 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
     return found
 
 
+def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
+    """Put the messages in a lane's queue into an order, and remove all others and doubles from it.
+
+    Args:
+        app: what :func:`make_app` made.
+        lane: the lane.
+        order: the evaluations, the next one first. Those without a message in the queue are skipped.
+
+    Returns:
+        The evaluations whose messages were removed.
+
+    Raises:
+        BrokerUnavailable: Redis did not answer.
+    """
+    name = queue(lane).name
+    removed: set[UUID] = set()
+
+    def work(pipe: Any) -> None:
+        found: list[bytes] = pipe.lrange(name, 0, -1)
+        known = {identity: message for message in found if (identity := _identity(message)) is not None}
+        kept = [known[identity] for identity in order if identity in known]
+        removed.clear()
+        pipe.multi()
+        # Workers take from the tail.
+        if kept != found[::-1]:
+            removed.update(known.keys() - set(order))
+            pipe.ltrim(name, 1, 0)
+            if kept:
+                pipe.lpush(name, *kept)
+
+    with _translate(), app.pool.acquire(block=True) as connection:
+        client: Any = connection.default_channel.client
+        # What a worker takes or a producer sends meanwhile has it done once more.
+        client.transaction(work, name)
+    return removed
+
+
 @contextmanager
 def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
     """Yield True if this Redis is to be searched for lost messages. If the block then ends well, record that it was.
@@ -326,14 +365,16 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
         return bool(client.set(f"{_MARKER}.{what}", 1, ex=max(1, round(every_s)), nx=True))
 
 
-def revoke(app: Celery, evaluation_id: UUID) -> None:
-    """Tell the worker that executes the evaluation to kill it, and workers that fetch it later to skip it.
+def revoke(app: Celery, *evaluation_ids: UUID) -> None:
+    """Tell the workers that execute evaluations to kill them, and those that fetch them later to skip them.
 
     Raises:
         BrokerUnavailable: Redis did not take it.
     """
     with _translate():
-        app.control.revoke(str(evaluation_id), terminate=True, signal="SIGKILL")
+        for start in range(0, len(evaluation_ids), _REVOKED):
+            ids = [str(identity) for identity in evaluation_ids[start : start + _REVOKED]]
+            app.control.revoke(ids, terminate=True, signal="SIGKILL")
 
 
 def printable(label: str) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
-from kqueue.states import Writer
+from kqueue.states import Priority, Writer
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
@@ -265,7 +265,13 @@ class Request(_Model):
     batch: _Label | None = None
     """A name under which a producer finds its evaluations again."""
     idempotency_key: _Label | None = None
-    """Submitting the same key again returns the same evaluation."""
+    """Submitting the same key again returns the same evaluation. What decides the verdict must be the same too:
+    problem, kernel, settings and lane."""
+    priority: Priority = Priority.BATCH
+    """``interactive`` comes before all of ``batch``, which keeps a tenth of the devices' time."""
+    producer: _Label | None = None
+    """Whose evaluation it is. Producers share the devices by the seconds that they used of late. Over HTTP a token is
+    its own producer, whatever is said here."""
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
     """Longest wait for a worker, in seconds, after which the evaluation ends as ``expired``. None waits for ever."""
 
@@ -280,6 +286,13 @@ class Request(_Model):
     @classmethod
     def _kernel(cls, value: str) -> str:
         return _source(value, "kernel")
+
+    @field_validator("producer")
+    @classmethod
+    def _producer(cls, value: str | None) -> str | None:
+        if value is not None and value.startswith("token:"):
+            raise ValueError("names that begin with `token:` are for tokens: choose another")
+        return value
 
     @property
     def names_problem(self) -> bool:

@@ -7,7 +7,7 @@
     ├── InvalidRequest          a request refused before anything was written
     │   ├── UnknownLane         the lane's name is not one
     │   ├── LaneUnavailable     no worker serves the lane
-    │   ├── IdempotencyConflict a known idempotency key, given for another problem or kernel
+    │   ├── IdempotencyConflict a known idempotency key, given for something else
     │   └── UnknownProblem      no stored problem has the hash that the request names
     ├── UnknownEvaluation       no evaluation has this id
     ├── WaitTimeout             the verdict did not come in time
@@ -58,7 +58,7 @@ class LaneUnavailable(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """A known idempotency key was given for another problem or kernel.
+    """A known idempotency key was given for another problem, kernel or lane, or with other settings.
 
     Attributes:
         keys: the keys in question.
@@ -67,7 +67,10 @@ class IdempotencyConflict(InvalidRequest):
     def __init__(self, keys: Iterable[str]) -> None:
         self.keys = frozenset(keys)
         names = ", ".join(repr(key) for key in sorted(self.keys))
-        super().__init__(f"idempotency_key: {names} was used for another problem or kernel; use a new key")
+        super().__init__(
+            f"idempotency_key: {names} was used for another problem, kernel or lane, or with other settings; "
+            "use a new key"
+        )
 
 
 class UnknownProblem(InvalidRequest):

@@ -1,4 +1,4 @@
-"""The states of evaluations and GPUs, and who may record an outcome.
+"""The states and priorities of evaluations, the states of GPUs, and who may record an outcome.
 
 The database holds each as text; a test compares these names with its constraints.
 """
@@ -17,6 +17,15 @@ class EvaluationState(StrEnum):
     """A worker executes it."""
     DONE = "done"
     """It has its verdict."""
+
+
+class Priority(StrEnum):
+    """Whose turn comes first."""
+
+    INTERACTIVE = "interactive"
+    """Somebody waits for it: it comes before all of ``batch``, which keeps a tenth of the devices' time."""
+    BATCH = "batch"
+    """It can wait."""
 
 
 class GpuState(StrEnum):

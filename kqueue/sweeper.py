@@ -3,12 +3,14 @@
 Postgres holds the truth, so a sweep finds there what Redis, a worker or a producer lost: evaluations whose workers fell
 silent, whose producers' patience is over, and whose messages are gone. A sweep is short. Longer work is done in pieces,
 one a sweep.
+
+Postgres also decides whose turn it is. Redis holds a window of the next evaluations of each lane, which a sweep fills
+and puts in order. Between sweeps :func:`fill` does that alone, when evaluations are submitted or end.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,23 +33,22 @@ _log = logging.getLogger(__name__)
 
 #: One sweeper at a time in the whole fleet.
 _LOCK: Final = 0x6B71_7565_7565_0002
+#: One at a time reacts to submissions and ends.
+_FILLING: Final = 0x6B71_7565_7565_0003
 #: Asks what there is to do. An idle fleet asks this one question every second instead of one for each chore.
 _CHORES: Final = select(
     evaluations.ANY_UNFINISHED.label("unfinished"),
-    evaluations.ANY_UNPUBLISHED.label("unpublished"),
     evaluations.ANY_EXPIRED.label("expired"),
     evaluations.ANY_OVERDUE.label("overdue"),
     workers.ANY_SILENT.label("silent"),
 )
-#: Messages sent before the database is told.
-_BATCH: Final = 500
-#: The longest time that one sweep sends messages, in seconds: the caller has heartbeats to send too.
-_SENDING_S: Final = 1.0
 #: Rows that one statement changes. So many take a moment, however busy the database is.
 _BITE: Final = 5000
 #: Seconds between two searches for single messages that Redis lost, as it does if a worker dies in the moment in which
-#: it takes one. A search among 100,000 messages takes 2.3 s on a slow core, a small share of a minute.
-LOOK_EVERY_S: Final = 60.0
+#: it takes one. A search reads the windows alone.
+LOOK_EVERY_S: Final = 10.0
+#: Seconds without a heartbeat after which a worker is given up.
+_SILENT_S: Final = 90.0
 #: Seconds between two bites of pruning. They remove more in a day than any fleet makes, at a negligible load.
 _PRUNE_EVERY_S: Final = 5.0
 
@@ -64,7 +65,6 @@ class SweepReport:
         missing: the number of messages that Redis should have had and did not.
         published: the number of messages sent.
         pruned: what was removed for its age.
-        more: True if there is more to send: sweep again soon.
         broker_error: why publishing was broken off; the next sweep tries again.
         idle: True if every evaluation has its verdict, so there is nothing to lose.
     """
@@ -76,7 +76,6 @@ class SweepReport:
     missing: int = 0
     published: int = 0
     pruned: Pruned = field(default_factory=Pruned)
-    more: bool = False
     broker_error: str | None = None
     idle: bool = False
 
@@ -87,7 +86,7 @@ def sweep(
     *,
     retry_delay_s: float,
     look_every_s: float = LOOK_EVERY_S,
-    silent_after_s: float = 90.0,
+    silent_after_s: float = _SILENT_S,
     retention_days: float | None = None,
     log_retention_days: float | None = None,
 ) -> SweepReport:
@@ -106,7 +105,7 @@ def sweep(
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
     """
-    with _alone(engine) as connection:
+    with _alone(engine, _LOCK) as connection:
         if connection is None:
             return SweepReport(swept=False)
         chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
@@ -114,20 +113,62 @@ def sweep(
         expired = evaluations.expire_queued(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
-        pruned, more, broker_error = Pruned(), False, None
+        pruned, broker_error = Pruned(), None
         try:
             missing = _look(engine, app, look_every_s)
-            if chores.unpublished or lost or missing:
-                for sent in _send_missing(engine, app):
-                    published += sent
-                    more = sent == _BATCH
+            if chores.unfinished:
+                published = fill(engine, app)
             pruned = _prune_a_bite(engine, app, retention_days, log_retention_days)
         except BrokerUnavailable as error:
             _log.warning("queued evaluations wait for Redis: %s", error)
             broker_error = str(error)
     return SweepReport(
-        True, tuple(lost), expired, stopped, missing, published, pruned, more, broker_error, not chores.unfinished
+        True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, not chores.unfinished
     )
+
+
+def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
+    """Have Redis hold the messages of each lane's next evaluations, in their order, and no others.
+
+    Any number may do so at once: of those that find the same message missing one sends it.
+
+    Args:
+        engine: the database.
+        app: what :func:`kqueue.broker.make_app` made.
+        retries: also send messages of evaluations that were tried before. A worker may have refused them for another
+            one's sake a moment ago, and would again.
+
+    Returns:
+        The number of messages sent.
+
+    Raises:
+        BrokerUnavailable: Redis cannot be used. What was not sent is sent by the next call.
+        DatabaseUnavailable: Postgres cannot be used.
+    """
+    slots = workers.live_lanes(engine, within_s=_SILENT_S)
+    nexts = evaluations.upcoming(engine, slots)
+    missing = [one.id for lane in nexts.values() for one in lane if not one.published and (retries or not one.attempts)]
+    messages = evaluations.publish(engine, missing) if missing else []
+    astray = {message.evaluation_id for message in messages}
+    try:
+        if messages:
+            broker.publish(app, messages)
+        astray.clear()
+        for lane in {*slots, *nexts}:
+            astray |= broker.arrange(app, lane, [one.id for one in nexts.get(lane, ())])
+    finally:
+        if astray:
+            evaluations.unpublish(engine, astray)
+    return len(messages)
+
+
+def fill_alone(engine: Engine, app: Celery) -> bool:
+    """As :func:`fill`, without retries; return False if another one is at it, which needs no second."""
+    with _alone(engine, _FILLING) as connection:
+        if connection is None:
+            return False
+        fill(engine, app, retries=False)
+    return True
 
 
 def _look(engine: Engine, app: Celery, every_s: float) -> int:
@@ -138,20 +179,7 @@ def _look(engine: Engine, app: Celery, every_s: float) -> int:
         # Read before Redis is: messages that are sent meanwhile are not missed.
         expected = evaluations.published(engine)
         lost = [identity for lane, ids in expected.items() for identity in ids - broker.waiting(app, lane)]
-        for start in range(0, len(lost), _BITE):
-            evaluations.mark_published(engine, lost[start : start + _BITE], lost=True)
-    return len(lost)
-
-
-def _send_missing(engine: Engine, app: Celery) -> Generator[int]:
-    """Send the missing messages, for a while, and yield the size of each batch."""
-    deadline = time.monotonic() + _SENDING_S
-    while due := evaluations.due_for_publishing(engine, limit=_BATCH):
-        broker.publish(app, due)
-        evaluations.mark_published(engine, [message.evaluation_id for message in due])
-        yield len(due)
-        if len(due) < _BATCH or time.monotonic() >= deadline:
-            break
+        return sum(evaluations.unpublish(engine, lost[start : start + _BITE]) for start in range(0, len(lost), _BITE))
 
 
 def _prune_a_bite(
@@ -160,6 +188,7 @@ def _prune_a_bite(
     """Remove some of what is old enough, if it is time for that."""
     if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
         return Pruned()
+    evaluations.forget(engine)
     try:
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
@@ -175,12 +204,12 @@ def _tell_unremoved(reason: str) -> None:
 
 
 @contextmanager
-def _alone(engine: Engine) -> Generator[Connection | None]:
-    """Yield a connection, None if another sweeper is at work. No other one begins within the block."""
+def _alone(engine: Engine, lock: int) -> Generator[Connection | None]:
+    """Yield a connection, None if another one holds the lock. No other one gets it within the block."""
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        alone = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}))
+        alone = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": lock}))
         try:
             yield connection if alone else None
         finally:
             if alone and not connection.invalidated:
-                connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _LOCK})
+                connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock})

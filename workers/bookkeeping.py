@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
+import psycopg
 import structlog
+from psycopg.sql import SQL, Identifier
 
 from kqueue import broker, sweeper
 from kqueue.config import Config
@@ -25,6 +30,12 @@ _SWEEP_EVERY_S: Final = 1.0
 _SWEEP_IDLE_S: Final = 3.0
 #: Delay of the next sweep after a service was away.
 _SWEEP_AGAIN_S: Final = 3.0
+#: The shortest time from one filling of Redis to the next. Workers have their windows meanwhile.
+_FILL_EVERY_S: Final = 0.05
+#: Pause of a supervisor that found another one filling Redis: one that reacts to every submission and end is enough.
+_LEAVE_IT_S: Final = 1.0
+#: Pause before the connection for notifications is opened again.
+_LISTEN_AGAIN_S: Final = 3.0
 #: Seconds to wait for the services at the start.
 _SERVICES_S: Final = 10.0
 
@@ -39,18 +50,70 @@ class _Loss:
     since: float = field(default_factory=time.monotonic)
 
 
+class _News:
+    """Hears of submissions and ends of evaluations, on a connection of its own that the supervisor's selector watches.
+
+    What it misses while it has no connection, the next sweep finds.
+    """
+
+    def __init__(self, url: str, selector: selectors.BaseSelector) -> None:
+        self._url = url
+        self._selector = selector
+        self._connection: psycopg.Connection | None = None
+        self._fileno = -1
+        self._again_at = 0.0
+        #: True if there is news.
+        self.fresh = False
+
+    def listen(self) -> None:
+        """Open the connection, if there is none and it is time for that."""
+        now = time.monotonic()
+        if self._connection is not None or now < self._again_at:
+            return
+        self._again_at = now + _LISTEN_AGAIN_S
+        with suppress(DatabaseUnavailable, psycopg.Error):
+            connection = store_engine.connect_listener(self._url, application="kqueue supervisor news")
+            for channel in (evaluations.SUBMISSIONS_CHANNEL, evaluations.VERDICTS_CHANNEL):
+                connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
+            self._fileno = connection.fileno()
+            self._selector.register(self._fileno, selectors.EVENT_READ, self)
+            self._connection = connection
+            self.fresh = True
+
+    def hear(self) -> None:
+        """Read what the connection holds."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.pgconn.consume_input()
+            while self._connection.pgconn.notifies():
+                self.fresh = True
+        except psycopg.Error:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            # By the number that it had: a connection that broke has none. The selector may be closed already.
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._fileno)
+            self._connection.close()
+            self._connection = None
+
+
 class Bookkeeping:
     """Keeps the rows of one host's workers.
 
     If Postgres is away, nothing is lost: methods return False or keep their work for the next call.
     """
 
-    def __init__(self, config: Config, host: str) -> None:
+    def __init__(self, config: Config, host: str, selector: selectors.BaseSelector) -> None:
         """Configure the connections without opening them.
 
         Args:
             config: the fleet's settings.
             host: this host's name.
+            selector: the supervisor's, which watches the connection for notifications.
         """
         self._config = config
         self._host = host
@@ -62,6 +125,9 @@ class Bookkeeping:
         self._losses: list[_Loss] = []
         self._heartbeat_at = 0.0
         self._sweep_at = 0.0
+        self._news = _News(config.require_database(), selector)
+        #: When this supervisor may fill Redis between sweeps.
+        self._fill_after = 0.0
 
     def check_services(self) -> None:
         """Check Postgres, its schema and Redis. Wait a moment for them, because the schema may just be migrating.
@@ -83,8 +149,9 @@ class Bookkeeping:
 
     @property
     def due_at(self) -> float:
-        """When the next heartbeat or sweep is due, on the monotonic clock."""
-        return min(self._heartbeat_at, self._sweep_at)
+        """When the next of the things that :meth:`step` does is due, on the monotonic clock."""
+        fill_at = self._fill_after if self._news.fresh else math.inf
+        return min(self._heartbeat_at, self._sweep_at, fill_at)
 
     @property
     def settled(self) -> bool:
@@ -176,7 +243,7 @@ class Bookkeeping:
             self._sweep_at = time.monotonic()
 
     def step(self, worker_ids: Sequence[UUID]) -> None:
-        """Renew the leases of the given workers, and sweep, if due."""
+        """Renew the leases of the given workers, sweep, and fill Redis with what comes next, each if due."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._config.lease_s / 4
@@ -186,10 +253,24 @@ class Bookkeeping:
             # A supervisor that cannot renew its own leases must not declare others' overdue.
             if not self._away:
                 self._sweep()
+        if not self._away:
+            self._news.listen()
+            if self._news.fresh and now >= self._fill_after:
+                self._news.fresh = False
+                self.attempt(self._fill)
 
     def close(self) -> None:
         """Close the connections."""
+        self._news.close()
         self.engine.dispose()
+
+    def _fill(self) -> None:
+        try:
+            pause = _FILL_EVERY_S if sweeper.fill_alone(self.engine, self._app) else _LEAVE_IT_S
+        except BrokerUnavailable:
+            # The sweeps say so.
+            pause = _SWEEP_AGAIN_S
+        self._fill_after = time.monotonic() + pause
 
     def _sweep(self) -> None:
         report: sweeper.SweepReport | None = None
@@ -209,11 +290,9 @@ class Bookkeeping:
             return
         for evaluation_id, recorded in report.lost:
             _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
-        if report.published:
-            _log.info("messages sent that Redis lacked", count=report.published)
+        if report.missing:
+            _log.info("messages were missing from Redis", count=report.missing)
         if report.pruned:
             _log.info("old evaluations removed", **asdict(report.pruned))
-        if report.more:
-            self._sweep_at = time.monotonic()
-        elif report.idle:
+        if report.idle:
             self._sweep_at = time.monotonic() + _SWEEP_IDLE_S

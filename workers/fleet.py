@@ -99,8 +99,8 @@ class Supervisor:
         self._program = program
         self._host = socket.gethostname()
         self._cores = _cores()
-        self._books = Bookkeeping(config, self._host)
         self._selector = selectors.DefaultSelector()
+        self._books = Bookkeeping(config, self._host, self._selector)
         self._workers = [WorkerProcess(slot, self._selector) for slot in slots]
         locks = {slot.device: slot.lock for slot in slots}
         ledgers = {slot.device: slot.ledger for slot in slots}

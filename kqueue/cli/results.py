@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -14,23 +14,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Priority
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from rich.text import Text
     from sqlalchemy import Engine
 
     from kqueue.contract import Outcome, Verdict
     from kqueue.evidence import Environment, Measurement
     from kqueue.store.gpus import GpuStatus
-    from kqueue.store.reports import Detail, Listed
+    from kqueue.store.reports import Detail, Listed, Waiting
     from kqueue.store.workers import LiveWorker
 
-_WHERE: Final = ("category", "blame", "backend", "problem", "batch")
+#: The fields by which evaluations are chosen, and those of a verdict.
+_FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
+_WHERE: Final = ("category", "blame", *_FIELDS)
+#: The most evaluations that are cancelled in one statement: so many take a second.
+_CANCELLED: Final = 1000
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: Producers that `status` shows.
+_CROWDS: Final = 20
 #: Lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
 _Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
+_Where = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}; repeated.")]
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
@@ -80,6 +89,7 @@ def status(as_json: _Json = False) -> None:
         live = workers.live(engine, within_s=LIVE_LEASES * config.lease_s)
         known = gpus.find(engine)
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
+        crowds = reports.crowds(engine)
     for worker in live:
         for lane in worker.lanes:
             lanes.setdefault(lane, {**dict.fromkeys(EvaluationState, 0), "workers": 0})["workers"] += 1
@@ -93,6 +103,7 @@ def status(as_json: _Json = False) -> None:
         failure = str(error)
     record = {
         "lanes": lanes,
+        "queued": [asdict(crowd) for crowd in crowds],
         "workers": [asdict(worker) for worker in live],
         "gpus_not_serving": [asdict(gpu) for gpu in known if gpu.paused is not None],
         "gpu_memory": list(_gpu_memory(known, live)),
@@ -131,6 +142,12 @@ def _print_status(record: Mapping[str, Any]) -> None:
         print_table(("lane", *columns), rows, title="queue")
     else:
         console().print("queue: empty, and no worker is alive")
+    if record["queued"]:
+        rows = (
+            (crowd["lane"], crowd["priority"], crowd["producer"] or "-", crowd["queued"], f"for {age(crowd['since'])}")
+            for crowd in record["queued"][:_CROWDS]
+        )
+        print_table(("lane", "priority", "producer", "queued", "the first"), rows, title="who waits")
     if live:
         rows = (
             (
@@ -197,15 +214,16 @@ def show(
 
     with database("show") as engine:
         detail = reports.show(engine, reports.resolve_id(engine, evaluation))
+        waits = why(engine, detail.evaluation_id) if detail.state == EvaluationState.QUEUED else None
     if as_json:
-        record = asdict(detail)
+        record = asdict(detail) | {"waiting": waits and asdict(waits)}
         if not source:
             del record["problem"], record["kernel"]
         if detail.verdict is not None:
             record["verdict"] = detail.verdict.model_dump(mode="json") | detail.verdict.summary()
         write_json(record)
         return
-    _print_head(detail)
+    _print_head(detail, "" if waits is None else waits.message)
     _print_attempts(detail)
     if detail.verdict is not None:
         _print_verdict(detail.verdict, all_of_log=log)
@@ -233,13 +251,23 @@ def _print_block(title: str, lines: str) -> None:
     out.print(clean(lines.rstrip("\n")), soft_wrap=True)
 
 
-def _print_head(detail: Detail) -> None:
+def why(engine: Engine, evaluation_id: UUID) -> Waiting | None:
+    """Return why an evaluation waits; None if it does not."""
+    from kqueue.config import load
+    from kqueue.doctor import LIVE_LEASES
+    from kqueue.store import reports
+
+    return reports.waiting(engine, evaluation_id, within_s=LIVE_LEASES * load().lease_s)
+
+
+def _print_head(detail: Detail, waits: str) -> None:
     from kqueue.cli.render import moment
 
     _print_fields(
         (
             ("evaluation", detail.evaluation_id),
             ("state", detail.state),
+            ("waits", waits),
             ("problem", f"{detail.problem_label or ''} {detail.problem_hash[:12]}"),
             ("kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]} ({detail.backend})"),
             ("lane", detail.lane),
@@ -372,46 +400,38 @@ def _value(value: object) -> str:
 
 
 def results(
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}; repeated.")
-    ] = None,
+    where: _Where = None,
+    state: Annotated[EvaluationState, typer.Option(help="Those in this state.")] = EvaluationState.DONE,
     problem: Annotated[str | None, typer.Option(help="A problem's label, or the beginning of its hash.")] = None,
     since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
     batch: Annotated[str | None, typer.Option(help="The producer's name for a batch.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
     as_json: _Json = False,
 ) -> None:
-    """List finished evaluations, the latest first."""
-    from kqueue.categories import Blame, Category
+    """List evaluations, the latest first: finished ones, or those in another state."""
     from kqueue.cli.render import print_table, write_json
-    from kqueue.contract import Backend
 
-    asked = _conditions(where or (), {"problem": problem, "batch": batch})
-    known = (
-        _one_of(Category, asked.get("category"), "category", "see `kqueue categories`"),
-        _one_of(Blame, asked.get("blame"), "blame", f"use one of {', '.join(Blame)}"),
-        _one_of(Backend, asked.get("backend"), "backend", f"use one of {', '.join(Backend)}"),
-    )
+    filters = _filters(where or (), {"problem": problem, "batch": batch})
     after = None if since is None else _since(since)
     from kqueue.store import reports  # slow to import, so a wrong condition is refused first
 
     with database("results") as engine:
-        found = reports.results(
-            engine,
-            category=known[0],
-            blame=known[1],
-            backend=known[2],
-            problem=asked.get("problem"),
-            batch=asked.get("batch"),
-            since=after,
-            limit=limit,
-        )
+        if state is EvaluationState.DONE:
+            found = reports.results(engine, since=after, limit=limit, **filters)
+        else:
+            found = reports.listing(engine, state=state, since=after, limit=limit, **filters)
     if as_json:
         for result in found:
             write_json(asdict(result))
         return
     if not found:
-        typer.echo("no finished evaluation fits")
+        typer.echo(f"no {'finished' if state is EvaluationState.DONE else state} evaluation fits")
+        return
+    if state is not EvaluationState.DONE:
+        print_table(
+            ("id", "age", "problem", "kernel", "backend", "lane", "priority", "producer", "batch"),
+            (_open(listed) for listed in found),
+        )
         return
     print_table(
         (
@@ -428,6 +448,23 @@ def results(
             "message",
         ),
         (_result(listed) for listed in found),
+    )
+
+
+def _open(listed: Listed) -> tuple[str | None, ...]:
+    """Return an evaluation without a verdict as a row of the table."""
+    from kqueue.cli.render import age
+
+    return (
+        str(listed.evaluation_id)[:8],
+        age(listed.submitted_at),
+        listed.problem_label or listed.problem_hash[:12],
+        listed.kernel_label or listed.kernel_hash[:12],
+        listed.backend,
+        listed.lane,
+        listed.priority,
+        listed.producer,
+        listed.batch,
     )
 
 
@@ -452,8 +489,26 @@ def _result(listed: Listed) -> tuple[str | Text | None, ...]:
     )
 
 
-def _conditions(where: Iterable[str], options: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the conditions by field.
+def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
+    """Return the conditions as :class:`kqueue.store.reports.Filters`.
+
+    Raises:
+        InvalidRequest: as :func:`_conditions`, or a value is none of its field's.
+    """
+    from kqueue.categories import Blame, Category
+    from kqueue.contract import Backend
+
+    asked: dict[str, Any] = {**_conditions(where, options, among)}
+    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "backend": Backend, "priority": Priority}
+    for field in asked.keys() & kinds.keys():
+        kind = kinds[field]
+        fix = "see `kqueue categories`" if kind is Category else f"use one of {', '.join(kind)}"
+        asked[field] = _one_of(kind, asked[field], field, fix)
+    return asked
+
+
+def _conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str]) -> dict[str, str]:
+    """Return the conditions by field, which is one of ``among``.
 
     Raises:
         InvalidRequest: a condition is not ``field=value``, its field is unknown, or a field is given twice.
@@ -461,8 +516,8 @@ def _conditions(where: Iterable[str], options: Mapping[str, str | None]) -> dict
     asked = {name: value for name, value in options.items() if value is not None}
     for condition in where:
         field, mark, value = condition.partition("=")
-        if field not in _WHERE:
-            raise InvalidRequest(f"--where {condition}: no field {field!r}; the fields are {', '.join(_WHERE)}")
+        if field not in among:
+            raise InvalidRequest(f"--where {condition}: no field {field!r}; the fields are {', '.join(among)}")
         if not mark or not value:
             raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
         if field in asked:
@@ -471,9 +526,9 @@ def _conditions(where: Iterable[str], options: Mapping[str, str | None]) -> dict
     return asked
 
 
-def _one_of(kind: type[_Kind], value: str | None, field: str, fix: str) -> _Kind | None:
+def _one_of(kind: type[_Kind], value: str, field: str, fix: str) -> _Kind:
     try:
-        return None if value is None else kind(value)
+        return kind(value)
     except ValueError:
         raise InvalidRequest(f"unknown {field} {value!r}: {fix}") from None
 
@@ -488,8 +543,8 @@ def duration(value: str) -> timedelta | None:
     return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
 
 
-def _since(value: str) -> datetime:
-    """Return the time that ``--since`` names: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
+def _since(value: str, option: str = "--since") -> datetime:
+    """Return the time that an option names: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
 
     Raises:
         InvalidRequest: the value is neither.
@@ -500,7 +555,7 @@ def _since(value: str) -> datetime:
         named = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"--since {value}: write an age such as 30m, 2h, 7d, or a date such as 2026-01-31"
+            f"{option} {value}: write an age such as 30m, 2h, 7d, or a date such as 2026-01-31"
         ) from None
     return named if named.tzinfo else named.replace(tzinfo=UTC)
 
@@ -511,23 +566,45 @@ def _since(value: str) -> datetime:
 def cancel(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
     batch: Annotated[str | None, typer.Option(help="All of this batch that have no verdict yet.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help=f"All of these without a verdict: {', '.join(_FIELDS)}; repeated."),
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="All without a verdict that were submitted before: 30m, 2h, 7d.")
+    ] = None,
 ) -> None:
     """End evaluations as `cancelled`.
 
-    Those that run are killed; those that have a verdict keep it.
+    Those that run are killed; those that have a verdict keep it. Conditions hold together.
     """
-    if not ids and batch is None:
-        raise InvalidRequest("name what to cancel: ids, or --batch NAME")
-    from kqueue.client import Client
-    from kqueue.store import reports
+    if not ids and batch is None and not where and older_than is None:
+        raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
+    filters = _filters(where or (), {"batch": batch}, _FIELDS)
+    before = None if older_than is None else _since(older_than, "--older-than")
+    from kqueue import broker
+    from kqueue.cli.render import say
+    from kqueue.config import load
+    from kqueue.store import evaluations, reports
 
+    cancelled: set[UUID] = set()
+    running: set[UUID] = set()
     with database("cancel") as engine:
         # All names are looked up before the first is cancelled: a typo cancels nothing.
-        named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
-        if batch is not None:
-            named += reports.unfinished(engine, batch=batch)
-    with Client() as client:
-        done = {identity: client.cancel(identity) for identity in named}
-    cancelled = sum(done.values())
-    kept = len(done) - cancelled
-    typer.echo(f"cancelled {cancelled}" + (f", {kept} had a verdict already" if kept else ""))
+        named = {reports.resolve_id(engine, prefix) for prefix in ids or ()}
+        chunk: Collection[UUID] = named
+        chosen = bool(filters) or before is not None
+        while chunk or chosen:
+            ended, run = evaluations.cancel_all(engine, chunk)
+            cancelled |= ended
+            running |= run
+            chunk = reports.unfinished(engine, before=before, limit=_CANCELLED, **filters) if chosen else ()
+            chosen = bool(chunk)
+    if running:
+        with broker.make_app(load()) as app:
+            try:
+                broker.revoke(app, *running)
+            except KqueueError as error:
+                say(f"the workers of {len(running)} could not be told to stop: {error}")
+    kept = len(named - cancelled)
+    typer.echo(f"cancelled {len(cancelled)}" + (f", {kept} had a verdict already" if kept else ""))

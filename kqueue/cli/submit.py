@@ -14,7 +14,7 @@ import typer
 
 from kqueue.cli import options, sources
 from kqueue.cli.render import category_text, console, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database
+from kqueue.cli.results import database, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
 
@@ -101,6 +101,13 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option(help="Submitting again with the same key returns the same evaluation.")
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(help="`interactive`, which comes first, or `batch`.", show_default="batch"),
+    ] = None,
+    producer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose they are: producers share the devices' time.")
+    ] = None,
     queue_wait: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that an evaluation may wait for a worker.")
     ] = None,
@@ -124,6 +131,8 @@ def submit(
         "settings": tree or None,
         "batch": batch,
         "idempotency_key": idempotency_key,
+        "priority": priority,
+        "producer": producer,
         "queue_wait_s": queue_wait,
     }
     fields = {name: value for name, value in given.items() if value is not None}
@@ -153,6 +162,8 @@ def wait(
         raise InvalidRequest("nothing to wait for: give ids or --batch NAME")
     with database("wait") as engine:
         named = [reports.resolve_id(engine, prefix) for prefix in ids or ()]
+        if len(named) == 1 and (waits := why(engine, named[0])) is not None:
+            say(f"it waits: {waits.message}")
     with Client() as client:
         tickets = [client.get(identity) for identity in named]
         if batch is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -38,7 +37,6 @@ def sweep(
     from kqueue.config import load
     from kqueue.errors import ConfigError
     from kqueue.store import schema
-    from kqueue.store.retention import Pruned
 
     config = load()
     if prune and config.retention_days is None and config.log_retention_days is None:
@@ -46,23 +44,19 @@ def sweep(
             "--prune: no retention is set; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
         )
     with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
-        reports = list(_sweeps(engine, config))
-        pruned = sum((report.pruned for report in reports), Pruned())
+        report = _sweep(engine, config)
+        pruned = report.pruned
         if prune:
             pruned += _prune(engine, config)
     record = {
-        "swept": reports[-1].swept,
-        "lost": [
-            {"evaluation_id": identity, "recorded": became.value}
-            for report in reports
-            for identity, became in report.lost
-        ],
-        "expired": sum(report.expired for report in reports),
-        "stopped_workers": sum(report.stopped_workers for report in reports),
-        "missing": sum(report.missing for report in reports),
-        "published": sum(report.published for report in reports),
+        "swept": report.swept,
+        "lost": [{"evaluation_id": identity, "recorded": became.value} for identity, became in report.lost],
+        "expired": report.expired,
+        "stopped_workers": report.stopped_workers,
+        "missing": report.missing,
+        "published": report.published,
         "pruned": asdict(pruned),
-        "broker_error": reports[-1].broker_error,
+        "broker_error": report.broker_error,
     }
     if as_json:
         write_json(record)
@@ -72,8 +66,8 @@ def sweep(
         raise typer.Exit(3)
 
 
-def _sweeps(engine: Engine, config: Config) -> Generator[SweepReport]:
-    """Sweep until nothing is left to send, waiting for another sweeper if necessary."""
+def _sweep(engine: Engine, config: Config) -> SweepReport:
+    """Sweep once, waiting for another sweeper if necessary."""
     from kqueue import broker, sweeper
 
     deadline = time.monotonic() + _OTHERS_S
@@ -81,11 +75,8 @@ def _sweeps(engine: Engine, config: Config) -> Generator[SweepReport]:
         while True:
             report = sweeper.sweep(engine, app, retry_delay_s=config.retry_delay_s)
             if report.swept or time.monotonic() >= deadline:
-                yield report
-                if not report.more:
-                    return
-            else:
-                time.sleep(0.1)
+                return report
+            time.sleep(0.1)
 
 
 def _prune(engine: Engine, config: Config) -> Pruned:

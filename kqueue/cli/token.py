@@ -10,6 +10,7 @@ import typer
 from kqueue.cli.render import moment, one_line, print_table, write_json
 from kqueue.cli.results import database, duration
 from kqueue.errors import InvalidRequest
+from kqueue.states import Priority
 
 if TYPE_CHECKING:
     from kqueue.store.tokens import Known
@@ -37,6 +38,12 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="After this age: `90m`, `12h`, `30d`; never unless given.")
     ] = None,
+    priority: Annotated[
+        str, typer.Option(help="The highest that its holder may ask for: `interactive` or `batch`.")
+    ] = "interactive",
+    weight: Annotated[
+        float, typer.Option(min=0.01, max=100, help="Its share of the devices' time, where others have 1.")
+    ] = 1.0,
     as_json: _Json = False,
 ) -> None:
     """Make a token and print it. It is shown this once and kept nowhere."""
@@ -46,11 +53,18 @@ def create(
         scopes = [tokens.Scope(one) for one in dict.fromkeys(scope)]
     except ValueError:
         raise InvalidRequest(f"--scope: {', '.join(scope)}: use read, submit, problems or admin") from None
+    if priority not in set(Priority):
+        raise InvalidRequest(f"--priority: {priority}: use {' or '.join(Priority)}")
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
     with database("token") as engine:
         made, secret = tokens.create(
-            engine, name, scopes, expires_after=None if expires is None else _lifetime(expires)
+            engine,
+            name,
+            scopes,
+            expires_after=None if expires is None else _lifetime(expires),
+            priority=Priority(priority),
+            weight=weight,
         )
     if as_json:
         write_json(_record(made) | {"token": secret})
@@ -74,6 +88,8 @@ def list_(as_json: _Json = False) -> None:
             token.id,
             token.name,
             " ".join(token.scopes),
+            token.priority,
+            f"{token.weight:g}",
             moment(token.created_at),
             moment(token.expires_at),
             moment(token.revoked_at),
@@ -81,7 +97,7 @@ def list_(as_json: _Json = False) -> None:
         )
         for token in known
     )
-    print_table(("id", "name", "scopes", "created", "expires", "revoked", "last used"), rows)
+    print_table(("id", "name", "scopes", "priority", "weight", "created", "expires", "revoked", "last used"), rows)
 
 
 @_group.command()

@@ -14,6 +14,7 @@ from kqueue.client.transport import Accepted, Transport
 from kqueue.client.waiting import Deadline, await_all, too_late
 from kqueue.contract import Backend, Request, Settings, Verdict
 from kqueue.errors import InvalidRequest
+from kqueue.states import Priority
 
 if TYPE_CHECKING:
     from kqueue.config import Config
@@ -57,6 +58,8 @@ class AsyncClient:
         kernel_label: str | None = None,
         batch: str | None = None,
         idempotency_key: str | None = None,
+        priority: Priority | str | None = None,
+        producer: str | None = None,
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> AsyncTicket:
@@ -72,6 +75,8 @@ class AsyncClient:
             kernel_label=kernel_label,
             batch=batch,
             idempotency_key=idempotency_key,
+            priority=priority,
+            producer=producer,
             queue_wait_s=queue_wait_s,
         )
         return self._ticket((await asyncio.to_thread(self._transport.submit, [check(entry)], allow_idle_lane))[0])

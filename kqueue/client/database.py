@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
 from typing import Final
 from uuid import UUID
@@ -34,8 +35,6 @@ from kqueue.store.listener import Listener
 _log = logging.getLogger(__name__)
 
 _APPLICATION: Final = "kqueue-client"
-#: Messages sent between two notes in the database that they were.
-_MARK_EVERY: Final = 500
 
 
 class DatabaseTransport(Transport):
@@ -89,21 +88,28 @@ class DatabaseTransport(Transport):
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
         self._ready()
-        resolved = self._resolve(requests, allow_idle_lane)
+        live = self._live()
+        resolved = self._resolve(requests, live, allow_idle_lane)
         for number, request in enumerate(resolved):
             if isinstance(request, InvalidRequest):
                 raise at(number, request) if len(resolved) > 1 else request
-        return self._accept([request for request in resolved if isinstance(request, Request)])
+        return self._accept(
+            [request for request in resolved if isinstance(request, Request)], live, self._any_lane(requests)
+        )
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
     ) -> list[Accepted | InvalidRequest]:
         self._ready()
-        good = iter(self._resolve([entry for entry in entries if isinstance(entry, Request)], allow_idle_lane))
+        live = self._live()
+        requests = [entry for entry in entries if isinstance(entry, Request)]
+        any_lane = self._any_lane(requests)
+        good = iter(self._resolve(requests, live, allow_idle_lane))
         entries = [next(good) if isinstance(entry, Request) else entry for entry in entries]
         while True:
             try:
-                accepted = iter(self._accept([entry for entry in entries if isinstance(entry, Request)]))
+                requests = [entry for entry in entries if isinstance(entry, Request)]
+                accepted = iter(self._accept(requests, live, any_lane))
             except IdempotencyConflict as conflict:
                 entries = [
                     IdempotencyConflict([entry.idempotency_key])
@@ -121,11 +127,14 @@ class DatabaseTransport(Transport):
             else:
                 return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
 
-    def _resolve(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Request | InvalidRequest]:
+    def _live(self) -> Mapping[str, int]:
+        """Return the number of live workers of each lane."""
+        return workers.live_lanes(self._engine, within_s=self._config.lease_s)
+
+    def _resolve(
+        self, requests: Sequence[Request], live: Mapping[str, int], allow_idle_lane: bool
+    ) -> list[Request | InvalidRequest]:
         """Return each request with its lane, or why it has none."""
-        if not requests:
-            return []
-        live = workers.live_lanes(self._engine, within_s=self._config.lease_s)
         resolved: list[Request | InvalidRequest] = []
         for request in requests:
             try:
@@ -135,18 +144,31 @@ class DatabaseTransport(Transport):
                 resolved.append(error)
         return resolved
 
-    def _accept(self, requests: Sequence[Request]) -> list[Accepted]:
-        """Write evaluations and send their messages."""
+    def _any_lane(self, requests: Sequence[Request]) -> set[str]:
+        """Return the idempotency keys of requests that may be judged on another lane when they are made again."""
+        substituted = self._config.gpu_fallback is not None
+        return {
+            request.idempotency_key
+            for request in requests
+            if request.idempotency_key is not None
+            and (request.lane == "auto" or (substituted and request.lane != "cpu"))
+        }
+
+    def _accept(
+        self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str]
+    ) -> list[Accepted]:
+        """Write evaluations, and send the messages of those that are among the next."""
         app = self._app
-        submitted = evaluations.submit(self._engine, requests)
-        new = [evaluation.message for evaluation in submitted if evaluation.created]
+        submitted = evaluations.submit(self._engine, requests, slots=live, any_lane=any_lane)
+        messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:
-            for start in range(0, len(new), _MARK_EVERY):
-                sent = new[start : start + _MARK_EVERY]
-                broker.publish(app, sent)
-                evaluations.mark_published(self._engine, [message.evaluation_id for message in sent])
-        except (BrokerUnavailable, DatabaseUnavailable) as error:
+            if messages:
+                broker.publish(app, messages)
+        except BrokerUnavailable as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
+            # Otherwise the sweeper misses the messages only when it looks for them.
+            with suppress(DatabaseUnavailable):
+                evaluations.unpublish(self._engine, [message.evaluation_id for message in messages])
         return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
 
     def batch(self, name: str) -> list[UUID]:

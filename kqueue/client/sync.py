@@ -14,6 +14,7 @@ from kqueue.client.transport import Accepted, Transport
 from kqueue.client.waiting import Deadline, too_late, wait_all
 from kqueue.contract import Backend, Request, Settings, Verdict
 from kqueue.errors import InvalidRequest
+from kqueue.states import Priority
 
 if TYPE_CHECKING:
     from kqueue.config import Config
@@ -68,6 +69,8 @@ class Client:
         kernel_label: str | None = None,
         batch: str | None = None,
         idempotency_key: str | None = None,
+        priority: Priority | str | None = None,
+        producer: str | None = None,
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> Ticket:
@@ -85,6 +88,8 @@ class Client:
             kernel_label: a name for people.
             batch: a name under which evaluations are found again.
             idempotency_key: the same key again gives the same evaluation.
+            priority: ``interactive`` comes before ``batch``, the default.
+            producer: whose it is: producers share the devices' time.
             queue_wait_s: seconds that it may wait for a worker before it ends as ``expired``.
             allow_idle_lane: accept a lane (not ``auto``) that no live worker serves now.
 
@@ -106,6 +111,8 @@ class Client:
             kernel_label=kernel_label,
             batch=batch,
             idempotency_key=idempotency_key,
+            priority=priority,
+            producer=producer,
             queue_wait_s=queue_wait_s,
         )
         return self._ticket(self._transport.submit([check(entry)], allow_idle_lane)[0])

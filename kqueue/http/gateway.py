@@ -22,6 +22,7 @@ from kqueue.config import Config
 from kqueue.contract import Verdict
 from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownProblem
 from kqueue.http.failures import HttpError
+from kqueue.states import Priority
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
@@ -50,11 +51,13 @@ class Caller:
         name: the token's name; for a caller without a token, who that is.
         scopes: what the caller may do.
         token_id: the token's id; None for a caller without a token.
+        priority: the highest that the caller may ask for.
     """
 
     name: str
     scopes: tuple[tokens.Scope, ...]
     token_id: UUID | None = None
+    priority: Priority = Priority.INTERACTIVE
 
     def may(self, scope: tokens.Scope) -> bool:
         """Return True if the caller may do what needs ``scope``."""
@@ -128,7 +131,7 @@ class Gateway:
     async def caller_of(self, secret: str) -> Caller | None:
         """Return the caller who shows a token with this secret; None if no such token is valid."""
         token = await self._porters.run(tokens.find, secret)
-        return None if token is None else Caller(token.name, token.scopes, token.id)
+        return None if token is None else Caller(token.name, token.scopes, token.id, token.priority)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """As :meth:`read`, for the state of the fleet: on a thread and a connection of its own.
@@ -160,7 +163,8 @@ class Gateway:
         Raises:
             HttpError: 403 if a problem is new and the caller may only name stored ones; 429 if the caller has too many
                 evaluations without a verdict.
-            InvalidRequest, DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_batch`.
+            InvalidRequest: as :meth:`kqueue.AsyncClient.submit_batch`, or the caller may not ask for the priority.
+            DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_batch`.
         """
         async with self._admitted(caller, len(requests)):
             try:
@@ -186,17 +190,20 @@ class Gateway:
             HttpError: 429 if the caller has too many evaluations without a verdict.
             DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_each`.
         """
-        requests = [entry for entry in entries if isinstance(entry, contract.Request)]
+        permitted = [_judged(caller, entry) for entry in entries]
+        given = [e for e, p in zip(entries, permitted, strict=True) if isinstance(p, contract.Request)]
         async with self._admitted(caller, len(entries)):
             results = await self.client.submit_each(
-                [_allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
+                [entry for entry in permitted if isinstance(entry, contract.Request)], allow_idle_lane=allow_idle_lane
             )
             await self._attribute(caller, [result for result in results if not isinstance(result, InvalidRequest)])
         answers = iter(
-            _unknown(request, result) if isinstance(result, UnknownProblem) else result
-            for request, result in zip(requests, results, strict=True)
+            _unknown(entry, result)
+            if isinstance(entry, contract.Request) and isinstance(result, UnknownProblem)
+            else result
+            for entry, result in zip(given, results, strict=True)
         )
-        return [next(answers) if isinstance(entry, contract.Request) else entry for entry in entries]
+        return [next(answers) if isinstance(entry, contract.Request) else entry for entry in permitted]
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller, number: int) -> AsyncGenerator[None]:
@@ -289,10 +296,29 @@ async def _gone(request: Request) -> None:
 
 
 def _allowed(caller: Caller, request: contract.Request) -> contract.Request:
-    """The request as its caller may submit it: without the scope `problems` a source only names a stored problem."""
-    if caller.may(tokens.Scope.PROBLEMS) or request.names_problem:
-        return request
-    return request.model_copy(update={"problem": request.problem_name})
+    """The request as its caller may submit it.
+
+    Without the scope `problems` a source only names a stored problem. A token is its own producer.
+
+    Raises:
+        InvalidRequest: its priority is higher than the caller's.
+    """
+    if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
+        raise InvalidRequest(f"priority: this token may ask for {caller.priority} at most")
+    update: dict[str, str] = {}
+    if caller.token_id is not None:
+        update["producer"] = f"token:{caller.token_id}"
+    if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
+        update["problem"] = request.problem_name
+    return request.model_copy(update=update)
+
+
+def _judged(caller: Caller, entry: contract.Request | InvalidRequest) -> contract.Request | InvalidRequest:
+    """As :func:`_allowed`, with the error in the place of the request."""
+    try:
+        return _allowed(caller, entry) if isinstance(entry, contract.Request) else entry
+    except InvalidRequest as error:
+        return error
 
 
 def _unknown(given: contract.Request, error: UnknownProblem) -> HttpError | UnknownProblem:

@@ -58,7 +58,7 @@ async def accept(
 
     Raises:
         HttpError: 503, no worker could judge it now; 403 and 429 as :meth:`Gateway.submit`.
-        IdempotencyConflict: the key was used for another problem or kernel.
+        IdempotencyConflict: the key was used for something else.
         InvalidRequest, DatabaseUnavailable: as :meth:`kqueue.Client.submit`.
     """
     what = key if key is not None else request.model_dump_json()

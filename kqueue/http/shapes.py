@@ -144,13 +144,16 @@ class Evaluation(_Shape):
     submitted_at: datetime
     expires_at: datetime | None
     attempts: Sequence[reports.AttemptDetail]
+    waiting: reports.Waiting | None
+    """Why it waits, and for how long; null unless it is queued."""
     verdict: VerdictShape | None
     """Null while there is none."""
 
     @classmethod
-    def of(cls, detail: reports.Detail) -> Self:
+    def of(cls, detail: reports.Detail, waiting: reports.Waiting | None) -> Self:
         """An evaluation's shape."""
-        known = {name: getattr(detail, name) for name in cls.model_fields}
+        known = {name: getattr(detail, name) for name in cls.model_fields if name != "waiting"}
+        known["waiting"] = waiting
         known["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
         return cls.model_construct(**known)
 

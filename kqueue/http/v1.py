@@ -19,6 +19,7 @@ from fastapi.responses import PlainTextResponse
 from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
+from kqueue.doctor import LIVE_LEASES
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
@@ -182,8 +183,12 @@ async def listing(
 
 @router.get("/evaluations/{evaluation_id}")
 async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Evaluation:
-    """One evaluation, with its attempts and its verdict."""
-    return shapes.Evaluation.of(await gateway.read(reports.show, evaluation_id))
+    """One evaluation, with its attempts and its verdict, or why it waits."""
+    detail = await gateway.read(reports.show, evaluation_id)
+    waiting = None
+    if detail.state is EvaluationState.QUEUED:
+        waiting = await gateway.read(reports.waiting, evaluation_id, within_s=LIVE_LEASES * gateway.config.lease_s)
+    return shapes.Evaluation.of(detail, waiting)
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from kqueue.states import EvaluationState, GpuState
+from kqueue.states import EvaluationState, GpuState, Priority
 
 
 class Base(DeclarativeBase):
@@ -59,9 +59,9 @@ class Base(DeclarativeBase):
         cast("Table", cls.__table__).comment = (cls.__doc__ or "").splitlines()[0]
 
 
-def _one_of(states: type[StrEnum]) -> str:
-    """The condition that the column ``state`` holds one of these."""
-    return f"state IN ({', '.join(repr(state.value) for state in states)})"
+def _one_of(values: type[StrEnum], column: str = "state") -> str:
+    """The condition that a column holds one of these."""
+    return f"{column} IN ({', '.join(repr(value.value) for value in values)})"
 
 
 #: The condition of indexes on evaluations without a verdict.
@@ -95,12 +95,22 @@ class Evaluation(Base):
     __tablename__ = "evaluations"
     __table_args__ = (
         CheckConstraint(_one_of(EvaluationState), name="state"),
+        CheckConstraint(_one_of(Priority, "priority"), name="priority"),
         UniqueConstraint("idempotency_key"),
         Index("ix_evaluations_open", "state", "available_at", postgresql_where=_OPEN),
         Index(
-            "ix_evaluations_unpublished",
-            "available_at",
-            postgresql_where=text(f"state = '{EvaluationState.QUEUED}' AND published_at IS NULL"),
+            "ix_evaluations_queue",
+            "lane",
+            "priority",
+            "producer",
+            "submitted_at",
+            "id",
+            postgresql_where=text(f"state = '{EvaluationState.QUEUED}'"),
+        ),
+        Index(
+            "ix_evaluations_published",
+            "lane",
+            postgresql_where=text(f"state = '{EvaluationState.QUEUED}' AND published_at IS NOT NULL"),
         ),
         Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text(f"state = '{EvaluationState.QUEUED}'")),
         Index("ix_evaluations_submitted_at", "submitted_at"),
@@ -130,9 +140,32 @@ class Evaluation(Base):
     expires_at: Mapped[datetime | None]
     """It ends as ``expired`` if it was never started by then."""
     published_at: Mapped[datetime | None]
-    """When its message was last given to Redis."""
+    """When its message was last given to Redis; null while it is not among the next of its lane."""
+    priority: Mapped[str] = mapped_column(server_default=Priority.BATCH)
+    """A :class:`~kqueue.states.Priority`."""
+    producer: Mapped[str] = mapped_column(server_default="")
+    """Who shares the devices with other producers: ``token:`` and its id, or the name that was declared."""
     token_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"))
     """The token with which it was submitted over HTTP."""
+
+
+class Share(Base):
+    """What a producer's attempts have used of late, which decides whose turn it is."""
+
+    __tablename__ = "shares"
+
+    producer: Mapped[str] = mapped_column(primary_key=True)
+    resource: Mapped[str] = mapped_column(primary_key=True)
+    """``cpu`` or ``gpu``: the first word of a lane's name."""
+    priority: Mapped[str] = mapped_column(primary_key=True)
+    seconds: Mapped[float] = mapped_column(server_default=text("0"))
+    """Seconds of its ended attempts. This and the next two fade (:mod:`kqueue.store.evaluations.order`)."""
+    squares: Mapped[float] = mapped_column(server_default=text("0"))
+    """The sum of those seconds' squares."""
+    ended: Mapped[float] = mapped_column(server_default=text("0"))
+    """The number of those attempts."""
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """The moment for which the numbers hold."""
 
 
 class Worker(Base):
@@ -293,3 +326,7 @@ class Token(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    priority: Mapped[str] = mapped_column(server_default="interactive")
+    """The highest :class:`~kqueue.states.Priority` that its holder may ask for."""
+    weight: Mapped[float] = mapped_column(server_default=text("1"))
+    """Its share of the devices beside other producers', each of whom has 1."""

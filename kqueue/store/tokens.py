@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Token
@@ -51,11 +52,16 @@ _ORDER: Final = list(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A token, without its secret; moments in UTC."""
+    """A token, without its secret; moments in UTC.
+
+    ``priority`` is the highest that its holder may ask for, ``weight`` its share of the devices beside others' 1.
+    """
 
     id: UUID
     name: str
     scopes: tuple[Scope, ...]
+    priority: Priority
+    weight: float
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -63,7 +69,13 @@ class Known:
 
 
 def create(
-    engine: Engine, name: str, scopes: Collection[Scope], *, expires_after: timedelta | None = None
+    engine: Engine,
+    name: str,
+    scopes: Collection[Scope],
+    *,
+    expires_after: timedelta | None = None,
+    priority: Priority = Priority.INTERACTIVE,
+    weight: float = 1.0,
 ) -> tuple[Known, str]:
     """Make a token. Return it and its secret, which is kept nowhere.
 
@@ -72,6 +84,8 @@ def create(
         name: the holder's name, for people.
         scopes: what the token is good for.
         expires_after: how long the token is valid; None for ever.
+        priority: the highest that its holder may ask for.
+        weight: its share of the devices, where every other producer has 1.
     """
     secret = _new_secret()
     with transaction(engine) as connection:
@@ -83,6 +97,8 @@ def create(
                 digest=_digest(secret),
                 scopes=[scope.value for scope in scopes],
                 expires_at=None if expires_after is None else func.now() + expires_after,
+                priority=priority,
+                weight=weight,
             )
             .returning(*_COLUMNS)
         )
@@ -173,6 +189,8 @@ _COLUMNS: Final = (
     Token.id,
     Token.name,
     Token.scopes,
+    Token.priority,
+    Token.weight,
     Token.created_at,
     Token.expires_at,
     Token.revoked_at,

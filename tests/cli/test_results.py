@@ -242,6 +242,33 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
     assert cli("cancel").returncode == 2
 
 
+def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """All of them hold together; a field or value that is none cancels nothing."""
+    ids = submit(engine, "a", "b", "t", batch="b")
+    for condition in ("category=passed", "priority=high", "backend"):
+        assert cli("cancel", "--where", condition).returncode == 2
+    assert cli("cancel", "--where", "backend=torch", "--older-than", "1h").stdout == "cancelled 0\n"
+    assert cli("cancel", "--where", "backend=torch", "--where", "lane=cpu").stdout == "cancelled 2\n"
+    assert set(evaluations.verdicts(engine, ids)) == set(ids[:2])
+
+
+def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """By `results --state`, `status` and `show`, with the producer, the place and the reason."""
+    first, second = submit(engine, "a", "b")
+    listed = [json.loads(line) for line in cli("results", "--state", "queued", "--json").stdout.splitlines()]
+    assert [(one["evaluation_id"], one["priority"]) for one in listed] == [
+        (str(second), "batch"),
+        (str(first), "batch"),
+    ]
+    assert "b" in cli("results", "--state", "queued", "--where", "lane=cpu").stdout
+    assert cli("results", "--state", "running").stdout == "no running evaluation fits\n"
+    [crowd] = json.loads(cli("status", "--json").stdout)["queued"]
+    assert (crowd["lane"], crowd["priority"], crowd["queued"]) == ("cpu", "batch", 2)
+    waiting = json.loads(cli("show", str(second), "--json").stdout)["waiting"]
+    assert (waiting["why"], waiting["ahead"]) == ("turn", 1)
+    assert "1 comes before it" in cli("show", str(second)).stdout
+
+
 def test_waiting_sees_a_failure_of_the_fleet(
     cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]
 ) -> None:

@@ -80,7 +80,7 @@ def test_the_same_key_again_gives_the_same_evaluation(cli: Cli, engine: Engine, 
     cli.write("mine.py", KERNEL + "# changed\n")
     third = cli(*command)
     assert third.returncode == 2
-    assert "mine.py: idempotency_key: 'k' was used for another problem or kernel" in third.stderr
+    assert "mine.py: idempotency_key: 'k' was used for another problem, kernel or lane" in third.stderr
     assert len(stored(engine)) == 1
 
 

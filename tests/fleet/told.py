@@ -67,10 +67,10 @@ class Services:
         request = Request(
             problem="p", kernel=kernel, backend="torch", lane=lane, settings=Settings(max_attempts=attempts), **more
         )
-        [submitted] = evaluations.submit(self.engine, [request])
+        # Fleets leave the message to its producer.
+        [submitted] = evaluations.submit(self.engine, [request], slots={lane: 1000})
         if send:
             self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.message.label, lane=lane)
-            evaluations.mark_published(self.engine, [submitted.evaluation_id])
         return submitted.evaluation_id
 
     def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "", lane: str = "cpu") -> None:
@@ -85,12 +85,12 @@ class Services:
         )
 
     def age(self) -> None:
-        """Make queued evaluations a minute older: sweepers leave new ones to their producers."""
+        """Make queued evaluations a minute older, and leave their messages to sweepers."""
         with self.engine.begin() as connection:
             connection.execute(
                 text(
                     "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
-                    "expires_at = expires_at - interval '1 min' WHERE state = 'queued'"
+                    "expires_at = expires_at - interval '1 min', published_at = NULL WHERE state = 'queued'"
                 )
             )
 

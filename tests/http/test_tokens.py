@@ -21,6 +21,7 @@ from kqueue import AccessRefused, ConfigError, InvalidRequest, RemoteClient, Req
 from kqueue.config import Config, load
 from kqueue.http import OPEN_WARNING
 from kqueue.http.app import create_app
+from kqueue.states import Priority
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
 from tests.http.serving import Served as Process
@@ -105,6 +106,19 @@ class TestAccess:
                 answer = client.get("/v1/fleet")
                 problem_of(answer, 401, "unauthenticated")
                 assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+
+    def test_a_token_is_a_producer(self, guarded: Served, engine: Engine, fields) -> None:
+        """Whatever name it declares. What it may not ask for is refused in its own place."""
+        known, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
+        high = fields(1, priority="interactive")
+        with guarded.client(secret) as http:
+            assert http.post("/v1/evaluations", json=fields(producer="another")).status_code == 201
+            assert "at most" in problem_of(http.post("/v1/evaluations", json=high), 422, "invalid_request")["detail"]
+            results = http.post("/v1/evaluations/each", json={"entries": [high, fields(2)]}).json()["results"]
+            assert [result["evaluation"] is None for result in results] == [True, False]
+        with engine.connect() as connection:
+            whose = connection.scalars(text("SELECT DISTINCT producer FROM evaluations")).all()
+        assert whose == [f"token:{known.id}"]
 
     def test_pages_of_a_browser(self, serve, config: Config, worker_id, token, fields) -> None:
         """Without a token no page may submit, under whatever name it reaches this machine; programs may."""

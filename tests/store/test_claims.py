@@ -46,7 +46,7 @@ class TestClaim:
     def test_a_paused_worker_gets_nothing(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """The evaluation stays queued, and its message, which is used up, is sent again at once."""
         identity = submit()
-        evaluations.mark_published(engine, [identity])
+        evaluations.publish(engine, [identity])
         change(engine, "UPDATE workers SET paused = 'the GPU is drained'")
         assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
         assert count(engine, "attempts") == 0
@@ -94,14 +94,14 @@ class TestElsewhere:
         claimed = evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30)
         assert claimed is not None
         assert finish(engine, claimed, LOST) is Recorded.RETRY
-        evaluations.mark_published(engine, [identity])
+        evaluations.publish(engine, [identity])
         return identity
 
     def test_another_device_before_another_slot(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
         """Those nearer are refused, and the message that they used up is sent again."""
         for name in ("gpu0-0", "gpu0-1"):
             assert evaluations.claim(engine, retried, worker_id=slots[name], lease_s=30) is None
-            assert [s.evaluation_id for s in evaluations.due_for_publishing(engine, limit=9)] == [retried]
+            assert [one.id for one in evaluations.upcoming(engine, {})["gpu"] if not one.published] == [retried]
         assert evaluations.claim(engine, retried, worker_id=slots["gpu1-0"], lease_s=30) is not None
 
     @pytest.mark.parametrize(

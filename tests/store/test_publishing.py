@@ -1,43 +1,55 @@
-"""Which messages are due."""
+"""Which messages are in Redis."""
 
 from __future__ import annotations
 
 from sqlalchemy import Engine, text
 
+from kqueue.contract import Request
 from kqueue.store import evaluations
-from tests.store.steps import LOST, change, count, finish
+from tests.store.steps import change, together
 
 
-class TestPublishing:
-    """Which messages may be missing."""
+def test_one_caller_sends(engine: Engine, submit) -> None:
+    """Of those who would send the same message at once, one is told to."""
+    ids = [submit() for _ in range(5)]
+    told = together(6, lambda _: [message.evaluation_id for message in evaluations.publish(engine, ids)])
+    assert sorted(identity for each in told for identity in each) == sorted(ids)
+    assert evaluations.published(engine) == {"cpu": set(ids)}
 
-    def test_due(self, engine: Engine, submit, claim) -> None:
-        """Queued and due ones that were never published, or are lost; nothing that runs, waits or is done."""
-        never, lost, sent, running, later = (submit() for _ in range(5))
-        claim(running)
-        evaluations.mark_published(engine, [lost, sent])
-        evaluations.mark_published(engine, [lost, running], lost=True)
-        change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
-        change(engine, "UPDATE evaluations SET submitted_at = now() - interval '11 s'")
-        due = evaluations.due_for_publishing(engine, limit=10)
-        assert {s.evaluation_id for s in due} == {never, lost}
-        assert evaluations.published(engine) == {"cpu": {sent}}
-        assert len(evaluations.due_for_publishing(engine, limit=1)) == 1
 
-    def test_noting_waits_for_nobody(self, engine: Engine, submit) -> None:
-        """What another process holds at this moment is left out, the rest is noted."""
-        held, free = submit(), submit()
-        with engine.connect() as holder:
-            holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": held})
-            evaluations.mark_published(engine, [held, free])
-        due = evaluations.due_for_publishing(engine, patience_s=0, limit=10)
-        assert count(engine, "evaluations", "published_at IS NOT NULL") == 1
-        assert held in {s.evaluation_id for s in due}
+def test_what_is_not_queued_needs_no_message(engine: Engine, submit, claim) -> None:
+    """What runs, has its verdict or does not exist is left out, and so is what was published before."""
+    running, done, sent, queued = (submit() for _ in range(4))
+    claim(running)
+    evaluations.cancel(engine, done)
+    assert [m.evaluation_id for m in evaluations.publish(engine, [sent])] == [sent]
+    assert [m.evaluation_id for m in evaluations.publish(engine, [queued, running, done, sent])] == [queued]
+    assert evaluations.unpublish(engine, [running, done, sent]) == 1
+    assert evaluations.published(engine) == {"cpu": {queued}}
 
-    def test_what_is_being_submitted_is_left_to_its_producer(self, engine: Engine, submit, claim) -> None:
-        """A moment old and unpublished: its producer is at it. A retry has no producer and is due at once."""
-        submit()
-        retried = submit()
-        finish(engine, claim(retried), LOST)
-        due = evaluations.due_for_publishing(engine, limit=10)
-        assert [s.evaluation_id for s in due] == [retried]
+
+def test_noting_waits_for_nobody(engine: Engine, submit) -> None:
+    """What another process holds at this moment is left out, the rest is noted."""
+    held, free = submit(), submit()
+    with engine.connect() as holder:
+        holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": held})
+        assert [m.evaluation_id for m in evaluations.publish(engine, [held, free])] == [free]
+
+
+def test_a_producer_sends_what_fits(engine: Engine, fields) -> None:
+    """As many as a window holds, on each lane; the rest is the fleet's, and so is what comes later."""
+    size = evaluations.window(1)
+    many = [Request(**fields(n)) for n in range(size + 3)]
+    first = evaluations.submit(engine, [*many, Request(**fields(lane="gpu"))], slots={"cpu": 1})
+    assert [s.next for s in first] == [True] * size + [False] * 3 + [True]
+    assert [s.next for s in evaluations.submit(engine, many[:1], slots={"cpu": 1})] == [False]
+    assert [s.next for s in evaluations.submit(engine, many[:1], slots={"cpu": 100})] == [True]
+    change(engine, "UPDATE evaluations SET state = 'running' WHERE lane = 'cpu'")
+    assert [s.next for s in evaluations.submit(engine, many[:1], slots={"cpu": 1})] == [True]
+
+
+def test_a_known_key_is_sent_once(engine: Engine, fields) -> None:
+    """What was accepted before has its message."""
+    request = Request(**fields(idempotency_key="k"))
+    told = [evaluations.submit(engine, [request, request], slots={}) for _ in range(2)]
+    assert [[s.next for s in each] for each in told] == [[True, False], [False, False]]

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
+from kqueue.message import Message
 from kqueue.store import evaluations, retention, workers
 from kqueue.store.evaluations import Claim, Recorded
 
@@ -74,8 +75,16 @@ class Racers:
     def expire_leases(self) -> list[tuple[UUID, Recorded]]:
         return evaluations.expire_leases(self.engine, retry_delay_s=0)
 
-    def note(self, *, lost: bool = False) -> None:
-        evaluations.mark_published(self.engine, [self.identity], lost=lost)
+    def publish(self) -> list[Message]:
+        return evaluations.publish(self.engine, [self.identity])
+
+    def unpublish(self) -> int:
+        return evaluations.unpublish(self.engine, [self.identity])
+
+    def is_due(self) -> bool:
+        """True if it is queued and has no message."""
+        nexts = evaluations.upcoming(self.engine, {"cpu": 1000}).get("cpu", ())
+        return self.identity in {one.id for one in nexts if not one.published}
 
     def expire_queued(self) -> int:
         return evaluations.expire_queued(self.engine)
@@ -156,7 +165,7 @@ def test_one_try_is_spent_by_many_who_see_a_death(engine: Engine, begin) -> None
         overdue(engine)
         race(lambda it=it: it.finish(LOST, by="worker"), it.lose, it.expire_leases, it.expire_leases)
         assert facts(engine, it.identity) == ("queued", 0, 0, 1)
-        assert it.identity in {s.evaluation_id for s in evaluations.due_for_publishing(engine, limit=1000)}
+        assert it.is_due()
         it.cancel()
 
 
@@ -182,8 +191,8 @@ def test_publishing_claim(engine: Engine, begin) -> None:
         it = begin()
         claimed, *_ = race(
             it.claim,
-            it.note,
-            lambda it=it: it.note(lost=True),
+            it.publish,
+            it.unpublish,
             it.claim,
         )
         claimed = claimed or it.claim()
@@ -197,15 +206,13 @@ def test_a_paused_worker_and_its_neighbour(engine: Engine, begin) -> None:
     workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for _ in range(ROUNDS):
         it = begin()
-        evaluations.mark_published(engine, [it.identity])
+        it.publish()
         workers.pause(engine, {it.worker: None})
         claimed, _ = race(it.claim, lambda it=it: workers.pause(engine, {it.worker: "the host is short of memory"}))
         state, _, running, _ = facts(engine, it.identity)
         assert (state, running) == (("queued", 0) if claimed is None else ("running", 1))
         if claimed is None:
-            assert it.identity in {
-                s.evaluation_id for s in evaluations.due_for_publishing(engine, patience_s=0, limit=9)
-            }
+            assert it.is_due()
         it.cancel()
         it.lose()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import Engine
 
 from kqueue.contract import Request
 from kqueue.errors import IdempotencyConflict, UnknownProblem
 from kqueue.store import evaluations, workers
-from tests.store.steps import count, together
+from tests.store.steps import change, count, together
 
 
 class TestSubmit:
@@ -49,6 +50,40 @@ class TestSubmit:
             evaluations.submit(engine, [Request(**fields(2)), Request(**fields(3, idempotency_key="k"))])
         assert caught.value.keys == {"k"}
         assert (count(engine, "evaluations"), count(engine, "kernels")) == (1, 1)
+
+    @pytest.mark.parametrize("other", [{"settings": {"checks": 2}}, {"lane": "gpu"}])
+    def test_a_key_for_what_is_judged_otherwise_is_refused(self, engine: Engine, fields, other) -> None:
+        """The verdict under other settings or of another lane is not the one that was asked for."""
+        evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
+        with pytest.raises(IdempotencyConflict, match="'k'"):
+            evaluations.submit(engine, [Request(**fields(idempotency_key="k") | other)])
+        assert count(engine, "evaluations") == 1
+
+    def test_a_key_for_the_same_judgement(self, engine: Engine, fields) -> None:
+        """Names, priority and patience decide no verdict, and a lane that the fleet chose is any lane."""
+        [first] = evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
+        names = {"batch": "b", "kernel_label": "l", "producer": "p", "priority": "interactive", "queue_wait_s": 9}
+        for request, any_lane in ((names, ()), ({"lane": "gpu"}, ("k",))):
+            [again] = evaluations.submit(engine, [Request(**fields(idempotency_key="k") | request)], any_lane=any_lane)
+            assert (again.evaluation_id, again.created) == (first.evaluation_id, False)
+
+    def test_settings_of_an_older_version_are_the_same(self, engine: Engine, fields) -> None:
+        """What an older version did not write has its default."""
+        request = Request(**fields(idempotency_key="k"))
+        evaluations.submit(engine, [request])
+        change(engine, "UPDATE evaluations SET settings = settings - 'comparison'")
+        assert [s.created for s in evaluations.submit(engine, [request])] == [False]
+        change(engine, """UPDATE evaluations SET settings = settings || '{"speculative_checks": 3}'""")
+        with pytest.raises(IdempotencyConflict):
+            evaluations.submit(engine, [request])
+
+    def test_whose_it_is(self, engine: Engine, fields) -> None:
+        """Priority and producer are stored; nobody takes a token's name."""
+        evaluations.submit(engine, [Request(**fields()), Request(**fields(priority="interactive", producer="me"))])
+        assert count(engine, "evaluations", "priority = 'interactive' AND producer = 'me'") == 1
+        assert count(engine, "evaluations", "priority = 'batch' AND producer = ''") == 1
+        with pytest.raises(ValidationError, match="are for tokens"):
+            Request(**fields(producer="token:me"))
 
     def test_a_stored_problem_is_named_by_its_hash(self, engine: Engine, fields) -> None:
         """The name stands for the source wherever that was given before; the judge is given the source."""

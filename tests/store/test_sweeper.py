@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from kqueue.local.valkey import Valkey
 from kqueue.message import Message
 from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
-from kqueue.sweeper import LOOK_EVERY_S, SweepReport, sweep
+from kqueue.sweeper import LOOK_EVERY_S, SweepReport, fill, fill_alone, sweep
 from tests.services import starts_services
+from tests.store.steps import LOST, finish
 
 
 @pytest.fixture
@@ -43,20 +45,9 @@ def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
 
 
 def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
-    """Accepted evaluations whose producer died before it sent the messages, a while ago."""
+    """Accepted evaluations without messages."""
     submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
-    older(engine)
     return [s.evaluation_id for s in submitted]
-
-
-def sweep_all(engine: Engine, app: Celery) -> int:
-    """Sweep until nothing is left to send; how many messages were sent."""
-    published = 0
-    while True:
-        report = sweep(engine, app, retry_delay_s=1)
-        published += report.published
-        if not report.more:
-            return published
 
 
 def message() -> Message:
@@ -82,6 +73,13 @@ def redis(app: Celery) -> Iterator[Any]:
         yield connection.default_channel.client
 
 
+def in_order(app: Celery, lane: str = "cpu") -> list[UUID]:
+    """The evaluations of a lane's queue, the next one first."""
+    with redis(app) as client:
+        found = client.lrange(broker.queue(lane).name, 0, -1)
+    return [UUID(json.loads(message)["headers"]["id"]) for message in reversed(found)]
+
+
 def length(app: Celery, lane: str = "cpu") -> int:
     """Messages in a lane's queue."""
     with redis(app) as client:
@@ -103,15 +101,76 @@ def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> N
     assert sweep(engine, app, retry_delay_s=1).published == 0
 
 
-def test_a_long_queue_is_not_sent_again(engine: Engine, app: Celery, fields) -> None:
-    """However long evaluations wait in Redis, no second message joins them, more than a page of them included."""
+def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
+    """However long the queue is; as some are taken or end, others follow, in their order."""
     ids = submit(engine, fields, 1100)
-    sweep_all(engine, app)
-    assert length(app) == 1100
+    size = evaluations.window(1)
+    assert sweep(engine, app, retry_delay_s=1).published == size
+    assert in_order(app) == ids[:size]
     look_again(app)
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True)
-    assert length(app) == 1100
-    assert broker.waiting(app, "cpu") == set(ids)
+    with redis(app) as client:
+        client.rpop(broker.queue("cpu").name, 2)
+    assert evaluations.claim(engine, ids[0], worker_id=worker_id, lease_s=30)
+    evaluations.cancel(engine, ids[1])
+    evaluations.cancel(engine, ids[4])
+    assert fill_alone(engine, app)
+    assert in_order(app) == [ids[2], ids[3], *ids[5 : size + 3]]
+    assert evaluations.published(engine) == {"cpu": set(in_order(app))}
+
+
+def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
+    """What was cancelled, doubles and strangers' words leave the queue, though nothing waits any more."""
+    ids = submit(engine, fields, 5)
+    sweep(engine, app, retry_delay_s=1)
+    with redis(app) as client:
+        client.lpush(broker.queue("cpu").name, "not json", *client.lrange(broker.queue("cpu").name, 0, 1))
+    fill(engine, app)
+    assert in_order(app) == ids
+    for identity in ids:
+        evaluations.cancel(engine, identity)
+    fill(engine, app)
+    assert length(app) == 0
+
+
+def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
+    """A message that is in Redis already gives way to one whose turn comes first."""
+    ids = submit(engine, fields, 30)
+    fill(engine, app)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE evaluations SET priority = 'interactive' WHERE id = :id"), {"id": ids[-1]})
+    fill(engine, app)
+    size = evaluations.window(0)
+    assert in_order(app) == [ids[-1], *ids[: size - 1]]
+    assert evaluations.published(engine) == {"cpu": set(in_order(app))}
+
+
+def test_a_retry_waits_for_the_sweep(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
+    """A worker may have refused it a moment ago: what reacts to submissions and ends does not send it again."""
+    (identity,) = submit(engine, fields, 1)
+    claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+    assert claimed is not None
+    finish(engine, claimed, LOST)
+    assert fill_alone(engine, app)
+    assert length(app) == 0
+    assert sweep(engine, app, retry_delay_s=1).published == 1
+
+
+def test_submissions_and_fills_at_once(engine: Engine, app: Celery, fields) -> None:
+    """Producers send what fits and sweepers the rest: in the end Redis holds the next ones, each once."""
+
+    def act(number: int) -> None:
+        if number % 2:
+            fill(engine, app)
+            return
+        submitted = evaluations.submit(engine, [Request(**fields(n)) for n in range(5)], slots={"cpu": 8})
+        if messages := [s.message for s in submitted if s.next]:
+            broker.publish(app, messages)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(act, range(24)))
+    fill(engine, app)
+    assert in_order(app) == [one.id for one in evaluations.upcoming(engine, {})["cpu"]]
 
 
 def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> None:
@@ -122,21 +181,21 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
         client.rpop(broker.queue("cpu").name, 2)
         client.lpush(broker.queue("cpu").name, "not json", '{"headers": {"id": 3}}')
     assert sweep(engine, app, retry_delay_s=1).published == 0
+    assert length(app) == 4
     look_again(app)
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=2, published=2)
     assert broker.waiting(app, "cpu") == set(ids)
 
 
 def test_an_emptied_redis_is_filled_at_once(engine: Engine, app: Celery, fields) -> None:
-    """By hand, as by whatever else: no interval passes before everything queued is there again, in order."""
+    """By hand, as by whatever else: no interval passes before the next ones are there again, in order."""
     ids = submit(engine, fields, 700)
-    sweep_all(engine, app)
+    sweep(engine, app, retry_delay_s=1)
     with redis(app) as client:
         client.flushall()
-    assert sweep(engine, app, retry_delay_s=1).missing == 700
-    sweep_all(engine, app)
-    assert broker.waiting(app, "cpu") == set(ids)
-    assert length(app) == 700
+    size = evaluations.window(0)
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=size, published=size)
+    assert in_order(app) == ids[:size]
 
 
 def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, app: Celery, fields) -> None:
@@ -218,6 +277,7 @@ def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields, tmp_pat
         own_valkey.stop()
         submit(engine, fields, 3)
         expired = submit(engine, fields, 1, queue_wait_s=1)
+        older(engine)
         report = sweep(engine, app, retry_delay_s=1)
         assert (report.swept, report.published, report.expired) == (True, 0, 1)
         assert report.broker_error is not None
@@ -277,8 +337,9 @@ def test_two_sweepers_do_no_harm(engine: Engine, app: Celery, fields) -> None:
     ids = submit(engine, fields, 200)
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda _: sweep(engine, app, retry_delay_s=1), range(4)))
-    assert sum(report.published for report in reports) == length(app) == 200
-    assert broker.waiting(app, "cpu") == set(ids)
+    size = evaluations.window(0)
+    assert sum(report.published for report in reports) == length(app) == size
+    assert in_order(app) == ids[:size]
     with engine.connect() as connection:
         held = connection.scalars(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).one()
     assert held == 0

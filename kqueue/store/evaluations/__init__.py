@@ -11,6 +11,7 @@ is half written then.
 
 ==============================================  ==========================================================
 :mod:`~kqueue.store.evaluations.submission`     writes evaluations
+:mod:`~kqueue.store.evaluations.order`          decides whose turn it is
 :mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
 :mod:`~kqueue.store.evaluations.claims`         begins attempts
 :mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: every way to write a verdict
@@ -21,14 +22,16 @@ is half written then.
 """
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment
-from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, ANY_UNPUBLISHED, OPEN
-from kqueue.store.evaluations.publishing import due_for_publishing, mark_published, published
+from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN, QUEUED
+from kqueue.store.evaluations.order import Next, forget, upcoming, window
+from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
-from kqueue.store.evaluations.submission import Submitted, submit
+from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, submit
 from kqueue.store.evaluations.verdicts import (
     VERDICTS_CHANNEL,
     Recorded,
     cancel,
+    cancel_all,
     expire_leases,
     expire_queued,
     finish,
@@ -39,27 +42,33 @@ __all__ = [
     "ANY_EXPIRED",
     "ANY_OVERDUE",
     "ANY_UNFINISHED",
-    "ANY_UNPUBLISHED",
     "OPEN",
+    "QUEUED",
+    "SUBMISSIONS_CHANNEL",
     "VERDICTS",
     "VERDICTS_CHANNEL",
     "Claim",
+    "Next",
     "Recorded",
     "Submitted",
     "cancel",
+    "cancel_all",
     "claim",
-    "due_for_publishing",
     "existing",
     "expire_leases",
     "expire_queued",
     "finish",
+    "forget",
     "in_batch",
     "lose_worker",
-    "mark_published",
+    "publish",
     "published",
     "set_environment",
     "submit",
     "to_verdict",
+    "unpublish",
+    "upcoming",
     "verdict",
     "verdicts",
+    "window",
 ]

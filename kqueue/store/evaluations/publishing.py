@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Row, func, select, update
 from kqueue.contract import Deadlines
 from kqueue.message import Message
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations.conditions import PUBLISHING_S, QUEUED, unpublished
+from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.models import Evaluation, Kernel
 from kqueue.store.sql import any_uuid
 
@@ -40,19 +40,6 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     )
 
 
-def due_for_publishing(engine: Engine, *, limit: int, patience_s: float = PUBLISHING_S) -> list[Message]:
-    """Return the messages that are missing in Redis, the longest waiting first.
-
-    They are those of queued and due evaluations. Evaluations submitted less than ``patience_s`` seconds ago are left
-    to their producers.
-    """
-    with transaction(engine) as connection:
-        rows = connection.execute(
-            MESSAGES.where(unpublished(patience_s)).order_by(Evaluation.available_at).limit(limit)
-        ).all()
-    return [to_message(row) for row in rows]
-
-
 def published(engine: Engine) -> dict[str, set[UUID]]:
     """Return the queued evaluations whose messages should be in Redis, by lane."""
     found: dict[str, set[UUID]] = {}
@@ -64,16 +51,35 @@ def published(engine: Engine) -> dict[str, set[UUID]]:
     return found
 
 
-def mark_published(engine: Engine, ids: Collection[UUID], *, lost: bool = False) -> None:
-    """Record that the messages of ``ids`` are in Redis now. Evaluations that somebody claims meanwhile are skipped.
+def publish(engine: Engine, ids: Collection[UUID]) -> list[Message]:
+    """Record that messages are in Redis now, and return those that the caller must send for it.
+
+    Evaluations that have their message, or that somebody claims or ends at this moment, are left out, so of any number
+    of callers one sends a message.
 
     Args:
         engine: the database.
         ids: the evaluations.
-        lost: record instead that the messages are not in Redis, so that they are due for publishing.
     """
-    free = select(Evaluation.id).where(Evaluation.id == any_uuid(ids), QUEUED).with_for_update(skip_locked=True)
+    free = (
+        select(Evaluation.id)
+        .where(Evaluation.id == any_uuid(ids), QUEUED, Evaluation.published_at.is_(None))
+        .with_for_update(skip_locked=True)
+    )
     with transaction(engine) as connection:
-        connection.execute(
-            update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=None if lost else func.now())
-        )
+        taken = connection.scalars(
+            update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=func.now()).returning(Evaluation.id)
+        ).all()
+        rows = {row.id: row for row in connection.execute(MESSAGES.where(Evaluation.id == any_uuid(taken)))}
+    return [to_message(rows[identity]) for identity in ids if identity in rows]
+
+
+def unpublish(engine: Engine, ids: Collection[UUID]) -> int:
+    """Record that messages are not in Redis, so that they can be sent again; return of how many queued evaluations."""
+    free = (
+        select(Evaluation.id)
+        .where(Evaluation.id == any_uuid(ids), QUEUED, Evaluation.published_at.is_not(None))
+        .with_for_update(skip_locked=True)
+    )
+    with transaction(engine) as connection:
+        return connection.execute(update(Evaluation).where(Evaluation.id.in_(free)).values(published_at=None)).rowcount

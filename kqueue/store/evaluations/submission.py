@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from psycopg.errors import ForeignKeyViolation
-from sqlalchemy import Connection, Engine, func, or_, select
+from pydantic import ValidationError
+from sqlalchemy import Connection, Engine, Row, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
-from kqueue.contract import Request
+from kqueue.contract import Request, Settings
 from kqueue.errors import IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import order
+from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_text, any_uuid
 
+#: Notified when evaluations were submitted to a lane on which others wait.
+SUBMISSIONS_CHANNEL: Final = "kqueue_submissions"
 #: How often a submission is tried that meets the removal of rows that it shares.
 _TRIES: Final = 5
 
@@ -32,10 +37,12 @@ class Submitted:
     Attributes:
         message: the message that has a worker execute it.
         created: False if an earlier submission under the same idempotency key made it.
+        next: True if it is among the next of its lane: the caller sends its message.
     """
 
     message: Message
     created: bool
+    next: bool = False
 
     @property
     def evaluation_id(self) -> UUID:
@@ -50,7 +57,13 @@ class _Removed(Exception):
     """
 
 
-def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
+def submit(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    slots: Mapping[str, int] | None = None,
+    any_lane: Collection[str] = (),
+) -> list[Submitted]:
     """Write evaluations, all or none, and return them in the order of ``requests``.
 
     A request whose idempotency key is known, from before or from earlier in ``requests``, comes back as the
@@ -59,25 +72,30 @@ def submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     Args:
         engine: the database.
         requests: the requests. Their lanes are resolved already, never ``auto``.
+        slots: the number of live workers of each lane, if the caller sends messages. While a lane has less waiting than
+            its window holds, it is told to send them, and they count as sent. None leaves all messages to the fleet.
+        any_lane: the idempotency keys of requests that asked for no certain lane.
 
     Raises:
-        IdempotencyConflict: a known key was given for another problem or kernel.
+        IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings.
         UnknownProblem: a request names a problem that is not stored.
     """
     if not requests:
         return []
     for _ in range(_TRIES - 1):
         try:
-            return _submit(engine, requests)
+            return _submit(engine, requests, slots, any_lane)
         except _Removed:
             continue
         except IntegrityError as error:
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
-    return _submit(engine, requests)
+    return _submit(engine, requests, slots, any_lane)
 
 
-def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
+def _submit(
+    engine: Engine, requests: Sequence[Request], slots: Mapping[str, int] | None, any_lane: Collection[str]
+) -> list[Submitted]:
     first: dict[str, int] = {}
     for i, request in enumerate(requests):
         if request.idempotency_key is not None:
@@ -90,9 +108,10 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
     with transaction(engine) as connection:
         _write_sources(connection, requests)
         now = connection.scalars(select(func.now())).one()
+        crowd, nexts = _places(connection, {i: requests[i].lane for i in made}, slots)
         connection.execute(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
-            [_row(ids[i], requests[i], now) for i in ordered],
+            [_row(ids[i], requests[i], now, published=i in nexts) for i in ordered],
         )
         rows = connection.execute(
             MESSAGES.add_columns(Evaluation.idempotency_key).where(
@@ -105,13 +124,57 @@ def _submit(engine: Engine, requests: Sequence[Request]) -> list[Submitted]:
             raise _Removed
         found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
         conflicts = {
-            row.idempotency_key
-            for row, r in zip(found, requests, strict=True)
-            if (row.problem_hash, row.kernel_hash) != (r.problem_hash, r.kernel_hash)
+            row.idempotency_key for row, r in zip(found, requests, strict=True) if not _asks_for(r, row, any_lane)
         }
         if conflicts:
             raise IdempotencyConflict(conflicts)
-    return [Submitted(to_message(row), created=ids.get(i) == row.id) for i, row in enumerate(found)]
+    created = [ids.get(i) == row.id for i, row in enumerate(found)]
+    if crowd and any(created):
+        # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk.
+        with transaction(engine) as connection:
+            connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
+    return [Submitted(to_message(row), created[i], created[i] and i in nexts) for i, row in enumerate(found)]
+
+
+def _asks_for(request: Request, row: Row[*tuple[Any, ...]], any_lane: Collection[str]) -> bool:
+    """Return True if a request may have the verdict of an evaluation that is stored under its key, or was just written.
+
+    Labels, batch, priority, producer and patience decide nothing of a verdict.
+    """
+    if (row.problem_hash, row.kernel_hash) != (request.problem_hash, request.kernel_hash):
+        return False
+    if row.lane != request.lane and request.idempotency_key not in any_lane:
+        return False
+    if row.settings == request.settings.model_dump(mode="json"):
+        return True
+    try:
+        # An older version wrote fewer.
+        return Settings.model_validate(row.settings) == request.settings
+    except ValidationError:
+        return False
+
+
+def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str, int] | None) -> tuple[bool, set[int]]:
+    """Return whether others wait on these lanes, or not all fit a window, and which entries fit.
+
+    Args:
+        connection: the caller's transaction.
+        lanes: the lane of each entry.
+        slots: as for :func:`submit`.
+    """
+    if slots is None:
+        return True, set()
+    crowd, nexts = False, set[int]()
+    for lane in sorted(set(lanes.values())):
+        most = order.window(slots.get(lane, 0))
+        # In the index's order, or the planner may prefer to read the table.
+        few = select(Evaluation.id).where(QUEUED, Evaluation.lane == lane).limit(most)
+        few = few.order_by(Evaluation.priority, Evaluation.producer, Evaluation.submitted_at, Evaluation.id).subquery()
+        waiting = connection.scalars(select(func.count()).select_from(few)).one()
+        entries = [i for i in lanes if lanes[i] == lane]
+        crowd = crowd or waiting > 0 or len(entries) > most
+        nexts.update(entries[: most - waiting])
+    return crowd, nexts
 
 
 def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
@@ -132,7 +195,7 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
     connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
 
 
-def _row(identity: UUID, request: Request, now: datetime) -> dict[str, Any]:
+def _row(identity: UUID, request: Request, now: datetime, *, published: bool) -> dict[str, Any]:
     wait_s = request.queue_wait_s
     return {
         "id": identity,
@@ -145,4 +208,7 @@ def _row(identity: UUID, request: Request, now: datetime) -> dict[str, Any]:
         "batch": request.batch,
         "idempotency_key": request.idempotency_key,
         "expires_at": None if wait_s is None else now + timedelta(seconds=wait_s),
+        "published_at": now if published else None,
+        "priority": request.priority,
+        "producer": request.producer or "",
     }

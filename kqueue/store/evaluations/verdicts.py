@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from datetime import timedelta
 from enum import Enum
 from typing import Final
@@ -18,9 +19,11 @@ from kqueue.evidence import Facts
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import EXPIRED_INDEXED, OVERDUE
 from kqueue.store.evaluations.history import History, is_death, is_suspected
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.sql import any_uuid
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +100,26 @@ def cancel(engine: Engine, evaluation_id: UUID) -> bool:
     if cancelled is None:
         raise UnknownEvaluation(evaluation_id)
     return cancelled
+
+
+def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UUID]]:
+    """End evaluations as ``cancelled``, in one statement.
+
+    Returns:
+        Those that were cancelled, as the others had their verdicts; and those of them whose attempts are open.
+    """
+    with transaction(engine) as connection:
+        cancelled = set(
+            connection.scalars(
+                select(Evaluation.id).where(Evaluation.id == any_uuid(ids), func.kqueue_cancel(Evaluation.id))
+            )
+        )
+        running = connection.scalars(
+            select(Attempt.evaluation_id).where(
+                Attempt.evaluation_id == any_uuid(cancelled), Attempt.ended_at.is_(None)
+            )
+        )
+        return cancelled, set(running)
 
 
 def expire_queued(engine: Engine) -> int:
@@ -308,6 +331,7 @@ def _close_attempt(
             select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
         ).one()
         gpus.suspect(connection, device, reason=outcome.message, failed=True)
+    order.charge(connection, attempt_id)
 
 
 def _conclude(

@@ -5,28 +5,43 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 ========================================  =====================================================
 :mod:`~kqueue.store.reports.detail`       one evaluation in full
 :mod:`~kqueue.store.reports.progress`     how far an evaluation is
+:mod:`~kqueue.store.reports.waiting`      why an evaluation waits, and for how long
 :mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
 ========================================  =====================================================
 """
 
-from kqueue.store.reports.counts import BatchState, attempts_by_device, backlog, batch_state, outcomes, states
+from kqueue.store.reports.counts import (
+    BatchState,
+    Crowd,
+    attempts_by_device,
+    backlog,
+    batch_state,
+    crowds,
+    outcomes,
+    states,
+)
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
 from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
+from kqueue.store.reports.waiting import Waiting, Why, waiting
 
 __all__ = [
     "AttemptDetail",
     "BatchState",
     "Best",
+    "Crowd",
     "Detail",
     "Earlier",
     "Listed",
     "Progress",
+    "Waiting",
+    "Why",
     "attempts_by_device",
     "backlog",
     "batch_state",
     "best",
+    "crowds",
     "earlier",
     "finished_in",
     "listing",
@@ -39,4 +54,5 @@ __all__ = [
     "show",
     "states",
     "unfinished",
+    "waiting",
 ]

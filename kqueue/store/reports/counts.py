@@ -8,10 +8,11 @@ from datetime import datetime
 from sqlalchemy import Engine, func, select
 
 from kqueue.categories import Blame, Category
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, QUEUED
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.sql import read
 
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
@@ -39,6 +40,34 @@ def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
         ):
             counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
     return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The queued evaluations of one lane, priority and producer.
+
+    Attributes:
+        lane, priority, producer: what they have in common.
+        queued: their number.
+        since: when the first of them was submitted, UTC.
+    """
+
+    lane: str
+    priority: Priority
+    producer: str
+    queued: int
+    since: datetime
+
+
+def crowds(engine: Engine) -> list[Crowd]:
+    """Return who has how many evaluations queued, by lane, priority and number."""
+    group = (Evaluation.lane, Evaluation.priority, Evaluation.producer)
+    number = func.count()
+    query = select(*group, number.label("queued"), func.min(Evaluation.submitted_at).label("since"))
+    query = query.where(QUEUED).group_by(*group)
+    with transaction(engine) as connection:
+        rows = connection.execute(query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
+        return read(Crowd, rows)
 
 
 def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None = None) -> dict[Category, int]:

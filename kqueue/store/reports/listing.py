@@ -12,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
-from kqueue.states import EvaluationState
+from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
@@ -35,6 +35,8 @@ class Listed:
     kernel_hash: str
     backend: Backend
     lane: str
+    priority: Priority
+    producer: str
     attempts: int
     submitted_at: datetime
     category: Category | None
@@ -60,6 +62,8 @@ class Filters(TypedDict, total=False):
     backend: Backend | None
     lane: str | None
     batch: str | None
+    priority: Priority | None
+    producer: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ _LISTED: Final = (
         Evaluation.kernel_hash,
         Kernel.backend,
         Evaluation.lane,
+        Evaluation.priority,
+        Evaluation.producer,
         Evaluation.attempts,
         Evaluation.submitted_at,
         Verdict.category,
@@ -179,16 +185,23 @@ def finished_in(
     return _read(engine, _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id), limit)
 
 
-def unfinished(engine: Engine, *, batch: str) -> list[UUID]:
-    """Return the evaluations of a batch that have no verdict yet, the oldest first."""
+def unfinished(
+    engine: Engine, *, before: datetime | None = None, limit: int | None = None, **filters: Unpack[Filters]
+) -> list[UUID]:
+    """Return evaluations that have no verdict yet, the oldest first.
+
+    Args:
+        engine: the database.
+        before: submitted before that.
+        limit: at most so many; None for all.
+        filters: only those that fit.
+    """
+    wanted = [OPEN, *_wanted(filters)]
+    if before is not None:
+        wanted.append(Evaluation.submitted_at < before)
+    query = select(Evaluation.id).join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(*wanted)
     with transaction(engine) as connection:
-        return list(
-            connection.scalars(
-                select(Evaluation.id)
-                .where(Evaluation.batch == batch, OPEN)
-                .order_by(Evaluation.submitted_at, Evaluation.id)
-            )
-        )
+        return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id).limit(limit)))
 
 
 def best(
@@ -235,6 +248,8 @@ def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
         "backend": Kernel.backend,
         "lane": Evaluation.lane,
         "batch": Evaluation.batch,
+        "priority": Evaluation.priority,
+        "producer": Evaluation.producer,
     }
     wanted: list[ColumnElement[bool]] = [
         column == value for name, column in columns.items() if (value := filters.get(name)) is not None

@@ -1,0 +1,268 @@
+"""Whose turn it is.
+
+Evaluations of one producer, lane and priority go in the order of their submission. Between producers the one goes first
+that has used the least of late: seconds of devices, divided by its weight, which count half after every
+:data:`HALF_LIFE_S` seconds. What runs counts as if it took as long as that producer's attempts usually do, and longer
+if it does. Between priorities ``interactive`` goes first, but ``batch`` keeps :data:`BATCH_SHARE` of the seconds, so it
+never stands still.
+
+Nothing of this is fixed when an evaluation is submitted: whoever asks for the next ones gets them in the order that
+holds then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Double, Engine, cast, delete, func, literal, select, text
+from sqlalchemy.dialects.postgresql import insert
+
+from kqueue.states import Priority
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Evaluation, Share
+
+#: After so many seconds what a producer has used counts half. A producer that had all devices for long waits for about
+#: as long when another one comes that has used none.
+HALF_LIFE_S: Final = 300.0
+#: The share of the devices' time that ``batch`` gets while ``interactive`` evaluations wait.
+BATCH_SHARE: Final = 0.1
+#: Half-lives after which nothing is left of what was used.
+_FORGOTTEN: Final = 100
+#: The seconds that an attempt is expected to take while nothing is known of its producer or its resource.
+_UNKNOWN_S: Final = 1.0
+#: Messages in Redis for each slot of a lane, and for a lane with few slots or none. A worker that ends an evaluation
+#: finds the next one there, even if nobody fills the window for some seconds.
+_PER_SLOT: Final = 3
+_LEAST: Final = 8
+
+#: The numbers of a row of ``shares``.
+_NUMBERS: Final = ("seconds", "squares", "ended")
+#: How much they count now. ``power`` refuses results that are too small.
+_FADE: Final = func.power(
+    0.5, func.least(500.0, func.greatest(0.0, func.extract("epoch", func.now() - Share.at)) / HALF_LIFE_S)
+)
+#: The next evaluations of each lane, priority and producer. The groups are found by one step through an index for each,
+#: however many evaluations a group has. With many groups, few of each are looked at.
+_HEADS: Final = text("""
+    WITH RECURSIVE groups AS (
+        (
+            SELECT lane, priority, producer FROM evaluations WHERE state = 'queued'
+            ORDER BY lane, priority, producer LIMIT 1
+        )
+        UNION ALL
+        SELECT later.* FROM groups CROSS JOIN LATERAL (
+            SELECT e.lane, e.priority, e.producer FROM evaluations AS e
+            WHERE e.state = 'queued'
+              AND (e.lane, e.priority, e.producer) > (groups.lane, groups.priority, groups.producer)
+            ORDER BY e.lane, e.priority, e.producer LIMIT 1
+        ) AS later
+    )
+    SELECT groups.lane, groups.priority, groups.producer, head.*
+    FROM groups CROSS JOIN LATERAL (
+        SELECT e.id, e.submitted_at, e.attempts, e.published_at IS NOT NULL AS published
+        FROM evaluations AS e
+        WHERE e.state = 'queued' AND e.lane = groups.lane AND e.priority = groups.priority
+          AND e.producer = groups.producer AND e.available_at <= now()
+          AND (e.attempts > 0 OR e.expires_at IS NULL OR e.expires_at > now())
+        ORDER BY e.submitted_at, e.id
+        LIMIT (SELECT least(:most, 2 + 4 * :most / count(*)) FROM groups)
+    ) AS head
+    ORDER BY groups.lane, groups.priority, groups.producer, head.submitted_at, head.id
+""")
+_RUNNING: Final = text("""
+    SELECT split_part(e.lane, '.', 1) AS resource, e.priority, e.producer,
+           extract(epoch FROM now() - a.started_at)::float8 AS seconds
+    FROM attempts AS a JOIN evaluations AS e ON e.id = a.evaluation_id
+    WHERE a.ended_at IS NULL
+""")
+_SHARES: Final = select(
+    Share.producer, Share.resource, Share.priority, *((getattr(Share, name) * _FADE).label(name) for name in _NUMBERS)
+)
+_WEIGHTS: Final = text("SELECT 'token:' || id AS producer, weight FROM tokens WHERE weight <> 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """An evaluation that is among the next of its lane.
+
+    Attributes:
+        id: the evaluation.
+        priority: its priority.
+        producer: whose it is.
+        submitted_at: when it was submitted.
+        attempts: the number of attempts so far.
+        published: True if it has a message in Redis.
+    """
+
+    id: UUID
+    priority: Priority
+    producer: str
+    submitted_at: datetime
+    attempts: int
+    published: bool
+
+
+@dataclass(slots=True)
+class Used:
+    """What the attempts of one producer and priority have used of one resource of late.
+
+    Attributes:
+        seconds: of ended attempts, and what is expected of those that run.
+        ended: the number of ended attempts that ``seconds`` and ``squares`` are of, as they count now.
+        mean_s: the seconds that an attempt takes.
+        squares: the sum of the squares of the ended attempts' seconds.
+    """
+
+    seconds: float = 0.0
+    ended: float = 0.0
+    mean_s: float = _UNKNOWN_S
+    squares: float = 0.0
+
+
+@dataclass(slots=True)
+class Shares:
+    """What all have used of one resource.
+
+    Attributes:
+        used: by priority and producer.
+        weights: of producers whose weight is not 1.
+        mean_s: the seconds that an attempt takes, whoever's it is.
+    """
+
+    used: dict[tuple[Priority, str], Used] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    mean_s: float = _UNKNOWN_S
+
+    def of(self, priority: Priority, producer: str) -> Used:
+        """Return what a producer has used in a priority; changes are kept."""
+        return self.used.setdefault((priority, producer), Used(mean_s=self.mean_s))
+
+    def burden(self, producer: str) -> float:
+        """Return the number by which producers are compared: the lowest goes first."""
+        return sum(self.of(p, producer).seconds for p in Priority) / self.weights.get(producer, 1.0)
+
+    def batch_is_due(self) -> bool:
+        """Return True if ``batch`` has had less than its share."""
+        of = {p: sum(used.seconds for (of, _), used in self.used.items() if of is p) for p in Priority}
+        return of[Priority.BATCH] < BATCH_SHARE * (of[Priority.BATCH] + of[Priority.INTERACTIVE])
+
+
+def window(slots: int) -> int:
+    """Return the number of a lane's messages to keep in Redis.
+
+    Args:
+        slots: the number of live workers that serve the lane.
+    """
+    return max(_LEAST, _PER_SLOT * slots)
+
+
+def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
+    """Return the next evaluations of each lane, in order, as many as its window holds.
+
+    Lanes for which nothing waits are left out.
+
+    Args:
+        engine: the database.
+        slots: the number of live workers of each lane.
+    """
+    most = max(map(window, (0, *slots.values())))
+    heads: defaultdict[str, list[Next]] = defaultdict(list)
+    with transaction(engine) as connection:
+        for row in connection.execute(_HEADS, {"most": most}):
+            priority = Priority(row.priority)
+            known = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
+            heads[row.lane].append(known)
+        contested = any(_contested(waiting) for waiting in heads.values())
+        shares = read_shares(connection) if contested else defaultdict(Shares)
+    return {
+        lane: list(_merged(waiting, deepcopy(shares[_resource(lane)]), window(slots.get(lane, 0))))
+        for lane, waiting in heads.items()
+    }
+
+
+def read_shares(connection: Connection) -> defaultdict[str, Shares]:
+    """Return what all have used of each resource, within the caller's transaction."""
+    weights = {row.producer: row.weight for row in connection.execute(_WEIGHTS)}
+    shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(weights=weights))
+    for row in connection.execute(_SHARES):
+        used = Used(row.seconds, row.ended, squares=row.squares)
+        shares[row.resource].used[Priority(row.priority), row.producer] = used
+    for share in shares.values():
+        if ended := sum(used.ended for used in share.used.values()):
+            share.mean_s = sum(used.seconds for used in share.used.values()) / ended
+        for used in share.used.values():
+            used.mean_s = used.seconds / used.ended if used.ended > 0 else share.mean_s
+    for row in connection.execute(_RUNNING):
+        used = shares[row.resource].of(Priority(row.priority), row.producer)
+        used.seconds += max(row.seconds, used.mean_s)
+    return shares
+
+
+def forget(engine: Engine) -> None:
+    """Remove what was used so long ago that it counts for nothing."""
+    with transaction(engine) as connection:
+        connection.execute(delete(Share).where(Share.at < func.now() - timedelta(seconds=_FORGOTTEN * HALF_LIFE_S)))
+
+
+def charge(connection: Connection, attempt_id: int) -> None:
+    """Count an ended attempt's seconds as used by its producer, within the caller's transaction.
+
+    It locks a row that other attempts of the producer need too: the transaction must be near its end.
+    """
+    seconds = cast(func.greatest(0.0, func.extract("epoch", Attempt.ended_at - Attempt.started_at)), Double)
+    used = (
+        select(Evaluation.producer, func.split_part(Evaluation.lane, ".", 1), Evaluation.priority, seconds)
+        .add_columns(seconds * seconds, literal(1.0), func.now())
+        .join(Evaluation, Evaluation.id == Attempt.evaluation_id)
+        .where(Attempt.id == attempt_id)
+    )
+    new = insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used)
+    connection.execute(
+        new.on_conflict_do_update(
+            index_elements=[Share.producer, Share.resource, Share.priority],
+            set_={name: getattr(Share, name) * _FADE + new.excluded[name] for name in _NUMBERS} | {"at": func.now()},
+        )
+    )
+
+
+def _resource(lane: str) -> str:
+    return lane.partition(".")[0]
+
+
+def _contested(waiting: Iterable[Next]) -> bool:
+    """Return True if more than one priority or producer waits."""
+    return len({(one.priority, one.producer) for one in waiting}) > 1
+
+
+def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:
+    """Yield at most ``most`` of the evaluations, whose turn it is first. Charges ``shares`` for each.
+
+    Args:
+        waiting: the evaluations of one lane, in the order of submission for each priority and producer.
+        shares: what their producers have used.
+        most: the number.
+    """
+    queues: dict[Priority, dict[str, list[Next]]] = {priority: {} for priority in Priority}
+    for one in waiting:
+        queues[one.priority].setdefault(one.producer, []).append(one)
+    for queue in queues.values():
+        for of_one in queue.values():
+            of_one.reverse()
+    for _ in range(most):
+        ready = [priority for priority in Priority if queues[priority]]
+        if not ready:
+            return
+        priority = Priority.BATCH if Priority.BATCH in ready and shares.batch_is_due() else ready[0]
+        queue = queues[priority]
+        producer = min(queue, key=lambda name: (shares.burden(name), queue[name][-1].submitted_at, name))
+        yield queue[producer].pop()
+        if not queue[producer]:
+            del queue[producer]
+        used = shares.of(priority, producer)
+        used.seconds += used.mean_s

@@ -1,0 +1,39 @@
+"""What tells a supervisor that somebody submitted, or that an evaluation ended."""
+
+from __future__ import annotations
+
+import selectors
+
+from sqlalchemy import Engine
+
+from kqueue.contract import Request
+from kqueue.store import evaluations
+from workers.bookkeeping import _News
+
+
+def heard(news: _News, selector: selectors.BaseSelector) -> bool:
+    """Whether something came."""
+    for key, _ in selector.select(10):
+        key.data.hear()
+    was, news.fresh = news.fresh, False
+    return was
+
+
+def test_a_broken_connection_is_opened_again(server, database_url: str, engine: Engine, fields) -> None:
+    """Its descriptor's number may be another's by then. Submissions and ends are heard before and after."""
+    with selectors.DefaultSelector() as selector:
+        news = _News(database_url, selector)
+        for _ in range(2):
+            news._again_at = 0.0
+            news.listen()
+            assert news.fresh, "something may have been missed"
+            news.fresh = False
+            [submitted] = evaluations.submit(engine, [Request(**fields())])
+            assert heard(news, selector)
+            evaluations.cancel(engine, submitted.evaluation_id)
+            assert heard(news, selector)
+            server.cut(database_url)
+            while selector.get_map():
+                assert not heard(news, selector)
+            engine.dispose()
+        news.close()

@@ -1,0 +1,147 @@
+"""Whose turn it is."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.contract import Request
+from kqueue.states import Priority
+from kqueue.store import evaluations
+from tests.store.steps import LOST, PASSED, change, count, finish
+
+
+@pytest.fixture
+def enqueue(engine: Engine, fields):
+    """Submits some evaluations of a producer and returns their ids."""
+
+    def some(count: int = 1, producer: str = "", priority: str = "batch", **changes: object) -> list[UUID]:
+        submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
+        ids = [s.evaluation_id for s in submitted]
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE evaluations SET producer = :producer, priority = :priority WHERE id = ANY(:ids)"),
+                {"producer": producer, "priority": priority, "ids": ids},
+            )
+        return ids
+
+    return some
+
+
+def nexts(engine: Engine, slots: int = 0, lane: str = "cpu") -> list[UUID]:
+    """The ids of a lane's next evaluations."""
+    return [one.id for one in evaluations.upcoming(engine, {lane: slots}).get(lane, [])]
+
+
+def used(engine: Engine, producer: str, seconds: float, priority: str = "batch", ended: float = 1) -> None:
+    """Let a producer have used a CPU for some seconds."""
+    change(
+        engine,
+        "INSERT INTO shares (producer, resource, priority, seconds, ended) VALUES (:who, 'cpu', :priority, :s, :n)",
+        who=producer,
+        priority=priority,
+        s=seconds,
+        n=ended,
+    )
+
+
+def test_the_oldest_first(engine: Engine, enqueue) -> None:
+    """Of one producer, and no more than a window; each lane has its own."""
+    first, second = enqueue(3), enqueue(40)
+    other = enqueue(1, lane="gpu")
+    assert nexts(engine) == [*first, *second][: evaluations.window(0)]
+    assert nexts(engine, 10) == [*first, *second][: evaluations.window(10)]
+    assert nexts(engine, lane="gpu") == other
+    assert evaluations.window(10) > evaluations.window(0)
+
+
+def test_what_cannot_begin_is_passed_over(engine: Engine, enqueue, claim) -> None:
+    """What runs, is done, is not due yet or has waited too long. A retry keeps the place of its submission."""
+    running, done, later, expired, retried, queued = enqueue(6, queue_wait_s=60)
+    claim(running)
+    evaluations.cancel(engine, done)
+    finish(engine, claim(retried), LOST)
+    change(engine, "UPDATE evaluations SET available_at = now() + interval '1 min' WHERE id = :id", id=later)
+    change(
+        engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id IN (:a, :b)", a=expired, b=retried
+    )
+    assert nexts(engine) == [retried, queued]
+
+
+def test_one_does_not_wait_for_anothers_thousand(engine: Engine, enqueue) -> None:
+    """Who has used less goes first, whoever came first."""
+    many = enqueue(50, "greedy")
+    used(engine, "greedy", 100)
+    [one] = enqueue(1, "modest")
+    assert nexts(engine)[:2] == [one, many[0]]
+
+
+def test_seconds_count_and_not_numbers(engine: Engine, enqueue) -> None:
+    """Whose attempts take ten times as long gets a tenth as many."""
+    slow, quick = enqueue(50, "slow"), enqueue(50, "quick")
+    used(engine, "slow", 100, ended=10)
+    used(engine, "quick", 100, ended=100)
+    window = nexts(engine, 11)
+    assert len(set(window) & set(slow)) == 3
+    assert [one for one in window if one in quick] == quick[:30]
+
+
+def test_what_runs_counts(engine: Engine, enqueue, claim) -> None:
+    """A producer whose evaluation runs has its turn after the other one, though nothing of it has ended."""
+    first = enqueue(3, "a")
+    second = enqueue(3, "b")
+    claim(first[0])
+    assert nexts(engine)[:2] == [second[0], first[1]]
+
+
+def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> None:
+    """Each attempt once, its seconds and their square, those before counting less."""
+    one, two = enqueue(2, "a")
+    for identity in (one, two):
+        claimed = claim(identity)
+        change(engine, "UPDATE attempts SET started_at = now() - interval '10 s' WHERE ended_at IS NULL")
+        finish(engine, claimed, PASSED)
+        finish(engine, claimed, PASSED)
+        change(engine, "UPDATE shares SET at = at - interval '300 s'")
+    with engine.connect() as connection:
+        [row] = connection.execute(text("SELECT * FROM shares"))
+    assert (row.producer, row.resource, row.priority) == ("a", "cpu", "batch")
+    assert (row.seconds, row.squares, row.ended) == pytest.approx((15, 150, 1.5), rel=0.05)
+    change(engine, "UPDATE shares SET at = at - interval '10 years'")
+    evaluations.forget(engine)
+    assert count(engine, "shares") == 0
+    first, second = enqueue(1, "a"), enqueue(1, "b")
+    assert nexts(engine) == [*first, *second]
+
+
+def test_a_weight_is_a_larger_share(engine: Engine, enqueue) -> None:
+    """A token of weight 3 gets three times the seconds of others."""
+    token = "00000000-0000-0000-0000-000000000001"
+    change(engine, f"INSERT INTO tokens (id, name, digest, scopes, weight) VALUES ('{token}', 'x', 'x', '{{}}', 3)")
+    heavy, light = enqueue(50, f"token:{token}"), enqueue(50, "other")
+    window = nexts(engine, 8)
+    assert (len(set(window) & set(heavy)), len(set(window) & set(light))) == (18, 6)
+
+
+def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> None:
+    """Whoever's it is. Batch keeps a tenth of the time."""
+    batch = enqueue(50, "a")
+    interactive = enqueue(50, "a", Priority.INTERACTIVE)
+    used(engine, "a", 100, "interactive", ended=100)
+    used(engine, "a", 20, "batch", ended=20)
+    assert nexts(engine)[:5] == interactive[:5]
+    change(engine, "UPDATE shares SET seconds = 5, ended = 5 WHERE priority = 'batch'")
+    window = nexts(engine, 20)
+    assert set(window[:6]) == set(batch[:6])
+    assert len(set(window) & set(batch)) < len(set(window) & set(interactive))
+
+
+def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:
+    """More producers than the window has places: those that have used least are in it."""
+    firsts = {}
+    for number in range(30):
+        firsts[number] = enqueue(1, f"p{number:02}")[0]
+        used(engine, f"p{number:02}", 30 - number, ended=1000)
+    assert nexts(engine) == [firsts[number] for number in range(29, 29 - evaluations.window(0), -1)]

@@ -1,0 +1,109 @@
+"""Why an evaluation waits."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.contract import Request
+from kqueue.errors import UnknownEvaluation
+from kqueue.store import evaluations, reports
+from kqueue.store.reports import Why
+from tests.store.steps import LOST, change, count, finish
+
+
+@pytest.fixture
+def why(engine: Engine):
+    """Asks why an evaluation waits."""
+    return lambda identity: reports.waiting(engine, identity, within_s=90)
+
+
+@pytest.fixture
+def enqueue(engine: Engine, fields):
+    """Submits some evaluations and returns their ids."""
+
+    def some(number: int, **changes: object) -> list[UUID]:
+        submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(number)])
+        return [s.evaluation_id for s in submitted]
+
+    return some
+
+
+def used(engine: Engine, producer: str, seconds: float, ended: float) -> None:
+    """Let a producer's batch work have used a CPU, each evaluation for as long as the others."""
+    change(
+        engine,
+        "INSERT INTO shares (producer, resource, priority, seconds, squares, ended) "
+        "VALUES (:who, 'cpu', 'batch', :s, :s * :s / :n, :n)",
+        who=producer,
+        s=float(seconds),
+        n=float(ended),
+    )
+
+
+def test_what_is_in_the_way(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
+    """Nobody who serves the lane, workers that pause, a try that is not due; or nothing, as it does not wait."""
+    [identity] = enqueue(1, lane="gpu")
+    assert why(identity).why is Why.NO_WORKER
+    [first, done] = enqueue(2)
+    assert (why(first).why, why(first).ahead, why(first).starts_in_s) == (Why.NEXT, 0, None)
+    change(engine, "UPDATE workers SET paused = 'the host is short of memory'")
+    assert why(first).why is Why.PAUSED
+    assert "short of memory" in why(first).message
+    change(engine, "UPDATE workers SET paused = NULL")
+    finish(engine, claim(first), LOST)
+    change(engine, "UPDATE evaluations SET available_at = now() + interval '20 s' WHERE id = :id", id=first)
+    assert why(first).why is Why.RETRY
+    evaluations.cancel(engine, done)
+    assert why(done) is None
+    with pytest.raises(UnknownEvaluation):
+        why(uuid4())
+
+
+def test_place_and_estimate(engine: Engine, enqueue, why, worker_id: UUID) -> None:
+    """One producer's wait in the order of their submission, and take as long as they used to."""
+    used(engine, "a", 200, 100)
+    ids = enqueue(31, producer="a")
+    found = why(ids[30])
+    assert (found.why, found.ahead) == (Why.TURN, 30)
+    assert found.starts_in_s == pytest.approx(60)
+    assert found.error_s == pytest.approx(0, abs=1e-3)
+    assert "30 come before it" in found.message
+
+
+def test_what_takes_various_times_is_less_certain(engine: Engine, enqueue, why, worker_id: UUID) -> None:
+    """The error grows with their spread."""
+    used(engine, "a", 200, 100)
+    change(engine, "UPDATE shares SET squares = 800")
+    assert why(enqueue(17, producer="a")[16]).error_s == pytest.approx((16 * 4 + 16**2 * 4 / 100) ** 0.5, rel=0.01)
+
+
+def test_the_place_agrees_with_the_order(engine: Engine, enqueue, why, worker_id: UUID) -> None:
+    """Of several producers and priorities, each at its place among the next."""
+    used(engine, "a", 300, 100)
+    used(engine, "b", 240, 60)
+    used(engine, "c", 20, 10)
+    enqueue(40, producer="a")
+    enqueue(40, producer="b")
+    enqueue(15, producer="c")
+    enqueue(5, producer="a", priority="interactive")
+    order = [one.id for one in evaluations.upcoming(engine, {"cpu": 20})["cpu"]]
+    places = [why(identity).ahead for identity in order]
+    assert all(abs(place - number) <= 2 for number, place in enumerate(places)), places
+
+
+def test_many_are_cancelled_at_once(engine: Engine, enqueue, claim) -> None:
+    """Each has its verdict; those that have one keep it, and those that run are told."""
+    ids = enqueue(300, producer="a")
+    others = enqueue(3, producer="b")
+    claim(ids[0])
+    evaluations.cancel(engine, ids[1])
+    mine = reports.unfinished(engine, producer="a", limit=250)
+    assert mine == [ids[0], *ids[2:251]]
+    cancelled, running = evaluations.cancel_all(engine, ids)
+    assert (cancelled, running) == (set(ids) - {ids[1]}, {ids[0]})
+    assert count(engine, "verdicts", "category = 'cancelled' AND written_by = 'client'") == 300
+    assert reports.unfinished(engine) == others
+    assert [(c.producer, c.queued) for c in reports.crowds(engine)] == [("b", 3)]
