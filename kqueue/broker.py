@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -21,7 +21,7 @@ from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import KombuError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 
 from kqueue.config import LANE, Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
@@ -46,6 +46,9 @@ _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
 #: Messages read from a queue at once.
 _PAGE: Final = 1000
+#: A queue that has so many messages more than it should is cut, and how often arranging one is tried that changes.
+_TOO_LONG: Final = 1000
+_ARRANGES: Final = 3
 #: The most commands that a batch of messages sends at once: two for each message, one of them for Flower.
 _PIPELINE: Final = 400
 #: The most evaluations that one order revokes: workers refuse longer ones.
@@ -296,6 +299,9 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
 def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
     """Put the messages in a lane's queue into an order, and remove all others and doubles from it.
 
+    Where the queue changes all the time it is left as it is. Of one that is much longer than it should be, as an
+    earlier version left it, all that comes late is removed unread: a search finds that it is missing.
+
     Args:
         app: what :func:`make_app` made.
         lane: the lane.
@@ -309,24 +315,28 @@ def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
     """
     name = queue(lane).name
     removed: set[UUID] = set()
-
-    def work(pipe: Any) -> None:
-        found: list[bytes] = pipe.lrange(name, 0, -1)
-        known = {identity: message for message in found if (identity := _identity(message)) is not None}
-        kept = [known[identity] for identity in order if identity in known]
-        removed.clear()
-        pipe.multi()
-        # Workers take from the tail.
-        if kept != found[::-1]:
-            removed.update(known.keys() - set(order))
-            pipe.ltrim(name, 1, 0)
-            if kept:
-                pipe.lpush(name, *kept)
-
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
-        # What a worker takes or a producer sends meanwhile has it done once more.
-        client.transaction(work, name)
+        if client.llen(name) > _TOO_LONG + len(order):
+            client.ltrim(name, -len(order) or 1, -1 if order else 0)
+        with client.pipeline() as pipe:
+            for _ in range(_ARRANGES):
+                with suppress(WatchError):  # a worker takes or a producer sends meanwhile
+                    pipe.watch(name)
+                    # Workers take from the tail.
+                    found: list[bytes] = pipe.lrange(name, 0, -1)[::-1]
+                    known = {identity: message for message in found if (identity := _identity(message)) is not None}
+                    kept = [known[identity] for identity in order if identity in known]
+                    if kept == found:
+                        break
+                    # Not cleared for another try: the answer to this one may have been lost.
+                    removed |= known.keys() - set(order)
+                    pipe.multi()
+                    pipe.ltrim(name, 1, 0)
+                    if kept:
+                        pipe.lpush(name, *kept)
+                    pipe.execute()
+                    break
     return removed
 
 

@@ -11,7 +11,8 @@ and puts in order. Between sweeps :func:`fill` does that alone, when evaluations
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+import time
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -44,9 +45,13 @@ _CHORES: Final = select(
 )
 #: Rows that one statement changes. So many take a moment, however busy the database is.
 _BITE: Final = 5000
+#: How often a filler looks anew at once, as what it removed may have been sent while it looked.
+_FILLS: Final = 2
 #: Seconds between two searches for single messages that Redis lost, as it does if a worker dies in the moment in which
 #: it takes one. A search reads the windows alone.
 LOOK_EVERY_S: Final = 10.0
+#: Seconds that a sweep ends evaluations that nobody began in time.
+_EXPIRING_S: Final = 0.5
 #: Seconds without a heartbeat after which a worker is given up.
 _SILENT_S: Final = 90.0
 #: Seconds between two bites of pruning. They remove more in a day than any fleet makes, at a negligible load.
@@ -110,7 +115,7 @@ def sweep(
             return SweepReport(swept=False)
         chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
         lost = evaluations.expire_leases(engine, retry_delay_s=retry_delay_s) if chores.overdue else []
-        expired = evaluations.expire_queued(engine) if chores.expired else 0
+        expired = _expire(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
         pruned, broker_error = Pruned(), None
@@ -125,6 +130,14 @@ def sweep(
     return SweepReport(
         True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, not chores.unfinished
     )
+
+
+def _expire(engine: Engine) -> int:
+    """End what has waited too long, for a moment; return how many."""
+    deadline, ended = time.monotonic() + _EXPIRING_S, 0
+    while (now := evaluations.expire_queued(engine)) and time.monotonic() < deadline:
+        ended += now
+    return ended + now
 
 
 def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
@@ -145,21 +158,33 @@ def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
         BrokerUnavailable: Redis cannot be used. What was not sent is sent by the next call.
         DatabaseUnavailable: Postgres cannot be used.
     """
-    slots = workers.live_lanes(engine, within_s=_SILENT_S)
-    nexts = evaluations.upcoming(engine, slots)
-    missing = [one.id for lane in nexts.values() for one in lane if not one.published and (retries or not one.attempts)]
-    messages = evaluations.publish(engine, missing) if missing else []
-    astray = {message.evaluation_id for message in messages}
-    try:
-        if messages:
-            broker.publish(app, messages)
-        astray.clear()
-        for lane in {*slots, *nexts}:
-            astray |= broker.arrange(app, lane, [one.id for one in nexts.get(lane, ())])
-    finally:
-        if astray:
-            evaluations.unpublish(engine, astray)
-    return len(messages)
+    sent = 0
+    for _ in range(_FILLS):
+        slots = workers.live_lanes(engine, within_s=_SILENT_S)
+        nexts = evaluations.upcoming(engine, slots)
+        missing = [
+            one.id for lane in nexts.values() for one in lane if not one.published and (retries or not one.attempts)
+        ]
+        messages = evaluations.publish(engine, missing) if missing else []
+        astray = {message.evaluation_id for message in messages}
+        try:
+            if messages:
+                broker.publish(app, messages)
+            astray.clear()
+            for lane in {*slots, *nexts}:
+                astray |= broker.arrange(app, lane, [one.id for one in nexts.get(lane, ())])
+        finally:
+            _unpublish(engine, astray)
+        sent += len(messages)
+        if not astray:
+            break
+    return sent
+
+
+def _unpublish(engine: Engine, ids: Collection[UUID]) -> int:
+    """Record that messages are not in Redis; return how many evaluations that changed."""
+    each = list(ids)
+    return sum(evaluations.unpublish(engine, each[start : start + _BITE]) for start in range(0, len(each), _BITE))
 
 
 def fill_alone(engine: Engine, app: Celery) -> bool:
@@ -179,7 +204,7 @@ def _look(engine: Engine, app: Celery, every_s: float) -> int:
         # Read before Redis is: messages that are sent meanwhile are not missed.
         expected = evaluations.published(engine)
         lost = [identity for lane, ids in expected.items() for identity in ids - broker.waiting(app, lane)]
-        return sum(evaluations.unpublish(engine, lost[start : start + _BITE]) for start in range(0, len(lost), _BITE))
+        return _unpublish(engine, lost)
 
 
 def _prune_a_bite(
@@ -188,8 +213,8 @@ def _prune_a_bite(
     """Remove some of what is old enough, if it is time for that."""
     if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
         return Pruned()
-    evaluations.forget(engine)
     try:
+        evaluations.tally(engine)
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
         # Most often a right is missing. The rest of the sweep matters more and goes on.

@@ -150,7 +150,7 @@ class Bookkeeping:
     @property
     def due_at(self) -> float:
         """When the next of the things that :meth:`step` does is due, on the monotonic clock."""
-        fill_at = self._fill_after if self._news.fresh else math.inf
+        fill_at = self._fill_after if self._news.fresh and not self._away else math.inf
         return min(self._heartbeat_at, self._sweep_at, fill_at)
 
     @property

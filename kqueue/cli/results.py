@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -19,6 +19,7 @@ from kqueue.states import EvaluationState, Priority
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from celery import Celery
     from rich.text import Text
     from sqlalchemy import Engine
 
@@ -587,24 +588,23 @@ def cancel(
     from kqueue.config import load
     from kqueue.store import evaluations, reports
 
+    if ids and (filters or before is not None):
+        raise InvalidRequest("name ids or conditions, not both: conditions hold together, and ids are no condition")
     cancelled: set[UUID] = set()
-    running: set[UUID] = set()
-    with database("cancel") as engine:
-        # All names are looked up before the first is cancelled: a typo cancels nothing.
-        named = {reports.resolve_id(engine, prefix) for prefix in ids or ()}
-        chunk: Collection[UUID] = named
-        chosen = bool(filters) or before is not None
-        while chunk or chosen:
-            ended, run = evaluations.cancel_all(engine, chunk)
+    app: Celery | None = None
+    with database("cancel") as engine, ExitStack() as stack:
+        # All names are looked up before the first is cancelled: a typo cancels nothing. What is submitted meanwhile
+        # by somebody who submits anew whatever is cancelled does not count.
+        named = list({reports.resolve_id(engine, prefix) for prefix in ids or ()})
+        chosen = named or reports.unfinished(engine, before=before, **filters)
+        for start in range(0, len(chosen), _CANCELLED):
+            ended, running = evaluations.cancel_all(engine, chosen[start : start + _CANCELLED])
             cancelled |= ended
-            running |= run
-            chunk = reports.unfinished(engine, before=before, limit=_CANCELLED, **filters) if chosen else ()
-            chosen = bool(chunk)
-    if running:
-        with broker.make_app(load()) as app:
             try:
-                broker.revoke(app, *running)
+                if running:
+                    app = app or stack.enter_context(broker.make_app(load()))
+                    broker.revoke(app, *running)
             except KqueueError as error:
                 say(f"the workers of {len(running)} could not be told to stop: {error}")
-    kept = len(named - cancelled)
+    kept = len({*named} - cancelled)
     typer.echo(f"cancelled {len(cancelled)}" + (f", {kept} had a verdict already" if kept else ""))

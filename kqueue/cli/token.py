@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -49,6 +50,8 @@ def create(
     """Make a token and print it. It is shown this once and kept nowhere."""
     from kqueue.store import tokens
 
+    if not math.isfinite(weight):
+        raise InvalidRequest("--weight: a number from 0.01 to 100")
     try:
         scopes = [tokens.Scope(one) for one in dict.fromkeys(scope)]
     except ValueError:

@@ -150,14 +150,18 @@ class Evaluation(Base):
 
 
 class Share(Base):
-    """What a producer's attempts have used of late, which decides whose turn it is."""
+    """What a producer's attempts have used of late, which decides whose turn it is.
+
+    An attempt that ends adds a row, so none waits for another one's. Sweeps add rows up.
+    """
 
     __tablename__ = "shares"
 
-    producer: Mapped[str] = mapped_column(primary_key=True)
-    resource: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    producer: Mapped[str]
+    resource: Mapped[str]
     """``cpu`` or ``gpu``: the first word of a lane's name."""
-    priority: Mapped[str] = mapped_column(primary_key=True)
+    priority: Mapped[str]
     seconds: Mapped[float] = mapped_column(server_default=text("0"))
     """Seconds of its ended attempts. This and the next two fade (:mod:`kqueue.store.evaluations.order`)."""
     squares: Mapped[float] = mapped_column(server_default=text("0"))

@@ -53,7 +53,11 @@ _READABLE: Final = (
 #: Privileges on a relation or function, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
 
+#: What decides whose turn it is, and with that why an evaluation waits.
+_WEIGHTS: Final = {"SELECT": ("id", "weight")}
+
 _PRODUCE: Final[_Rights] = {
+    "tokens": _WEIGHTS,
     "problems": {"INSERT": ("hash", "source")},
     "kernels": {"INSERT": ("hash", "backend", "source")},
     "evaluations": {
@@ -78,7 +82,7 @@ _PRODUCE: Final[_Rights] = {
 }
 #: The rights of each role beside reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
-    READER: {},
+    READER: {"tokens": _WEIGHTS},
     PRODUCER: _PRODUCE,
     GATEWAY: {
         **_PRODUCE,
@@ -103,8 +107,8 @@ _WRITES: Final[Mapping[str, _Rights]] = {
                 "handed_back",
             ),
         },
-        "shares": {"INSERT": _ALL, "UPDATE": ("seconds", "squares", "ended", "at"), "DELETE": _ALL},
-        "tokens": {"SELECT": ("id", "weight")},
+        "shares": {"INSERT": _ALL, "DELETE": _ALL},
+        "tokens": _WEIGHTS,
         "environments": {"INSERT": _ALL},
         "baselines": {"INSERT": _ALL, "UPDATE": ("measurement",)},
         # Rows of workers that ended long ago are removed; those that an attempt refers to cannot be.

@@ -17,6 +17,8 @@ def upgrade() -> None:
     op.add_column("evaluations", sa.Column("producer", sa.Text(), server_default="", nullable=False))
     op.create_check_constraint(op.f("ck_evaluations_priority"), "evaluations", "priority IN ('interactive', 'batch')")
     op.execute("UPDATE evaluations SET producer = 'token:' || token_id WHERE token_id IS NOT NULL AND state <> 'done'")
+    # Redis is about to hold a window of them.
+    op.execute("UPDATE evaluations SET published_at = NULL WHERE state = 'queued' AND published_at IS NOT NULL")
     op.create_index(
         "ix_evaluations_queue",
         "evaluations",
@@ -32,6 +34,7 @@ def upgrade() -> None:
     op.drop_index("ix_evaluations_unpublished", table_name="evaluations")
     op.create_table(
         "shares",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
         sa.Column("producer", sa.Text(), nullable=False),
         sa.Column("resource", sa.Text(), nullable=False),
         sa.Column("priority", sa.Text(), nullable=False),
@@ -39,7 +42,7 @@ def upgrade() -> None:
         sa.Column("squares", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("ended", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
-        sa.PrimaryKeyConstraint("producer", "resource", "priority", name=op.f("pk_shares")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_shares")),
         comment="What a producer's attempts have used of late, which decides whose turn it is.",
     )
     op.add_column("tokens", sa.Column("priority", sa.Text(), server_default="interactive", nullable=False))

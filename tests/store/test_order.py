@@ -105,12 +105,13 @@ def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> 
         finish(engine, claimed, PASSED)
         finish(engine, claimed, PASSED)
         change(engine, "UPDATE shares SET at = at - interval '300 s'")
+    evaluations.tally(engine)
     with engine.connect() as connection:
         [row] = connection.execute(text("SELECT * FROM shares"))
     assert (row.producer, row.resource, row.priority) == ("a", "cpu", "batch")
-    assert (row.seconds, row.squares, row.ended) == pytest.approx((15, 150, 1.5), rel=0.05)
+    assert (row.seconds, row.squares, row.ended) == pytest.approx((7.5, 75, 0.75), rel=0.05)
     change(engine, "UPDATE shares SET at = at - interval '10 years'")
-    evaluations.forget(engine)
+    evaluations.tally(engine)
     assert count(engine, "shares") == 0
     first, second = enqueue(1, "a"), enqueue(1, "b")
     assert nexts(engine) == [*first, *second]

@@ -23,7 +23,7 @@ is half written then.
 
 from kqueue.store.evaluations.claims import Claim, claim, set_environment
 from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN, QUEUED
-from kqueue.store.evaluations.order import Next, forget, upcoming, window
+from kqueue.store.evaluations.order import Next, tally, upcoming, window
 from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
 from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, submit
@@ -58,13 +58,13 @@ __all__ = [
     "expire_leases",
     "expire_queued",
     "finish",
-    "forget",
     "in_batch",
     "lose_worker",
     "publish",
     "published",
     "set_environment",
     "submit",
+    "tally",
     "to_verdict",
     "unpublish",
     "upcoming",

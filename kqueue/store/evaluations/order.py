@@ -16,12 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Double, Engine, cast, delete, func, literal, select, text
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, Double, Engine, cast, func, insert, literal, select, text
 
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
@@ -71,7 +70,7 @@ _HEADS: Final = text("""
           AND e.producer = groups.producer AND e.available_at <= now()
           AND (e.attempts > 0 OR e.expires_at IS NULL OR e.expires_at > now())
         ORDER BY e.submitted_at, e.id
-        LIMIT (SELECT least(:most, 2 + 4 * :most / count(*)) FROM groups)
+        LIMIT (SELECT least(2 * :most, 2 + 4 * :most / count(*)) FROM groups AS g WHERE g.lane = groups.lane)
     ) AS head
     ORDER BY groups.lane, groups.priority, groups.producer, head.submitted_at, head.id
 """)
@@ -81,9 +80,20 @@ _RUNNING: Final = text("""
     FROM attempts AS a JOIN evaluations AS e ON e.id = a.evaluation_id
     WHERE a.ended_at IS NULL
 """)
-_SHARES: Final = select(
-    Share.producer, Share.resource, Share.priority, *((getattr(Share, name) * _FADE).label(name) for name in _NUMBERS)
+_WHOSE: Final = (Share.producer, Share.resource, Share.priority)
+_SHARES: Final = select(*_WHOSE, *(func.sum(getattr(Share, name) * _FADE).label(name) for name in _NUMBERS)).group_by(
+    *_WHOSE
 )
+_TALLY: Final = text("""
+    WITH gone AS (DELETE FROM shares RETURNING *)
+    INSERT INTO shares (producer, resource, priority, seconds, squares, ended, at)
+    SELECT producer, resource, priority, sum(seconds * fade), sum(squares * fade), sum(ended * fade), now()
+    FROM gone CROSS JOIN LATERAL (
+        SELECT power(0.5, least(500, greatest(0, extract(epoch FROM now() - at)) / :half_life)) AS fade
+    ) AS fades
+    GROUP BY producer, resource, priority
+    HAVING max(at) > now() - make_interval(secs => :forgotten)
+""")
 _WEIGHTS: Final = text("SELECT 'token:' || id AS producer, weight FROM tokens WHERE weight <> 1")
 
 
@@ -165,7 +175,8 @@ def window(slots: int) -> int:
 def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
     """Return the next evaluations of each lane, in order, as many as its window holds.
 
-    Lanes for which nothing waits are left out.
+    Those that were tried before take none of these places, as the worker that is free may have to refuse them: there
+    are up to as many more. Lanes for which nothing waits are left out.
 
     Args:
         engine: the database.
@@ -204,31 +215,26 @@ def read_shares(connection: Connection) -> defaultdict[str, Shares]:
     return shares
 
 
-def forget(engine: Engine) -> None:
-    """Remove what was used so long ago that it counts for nothing."""
+def tally(engine: Engine) -> None:
+    """Add up what was used, and remove what counts for nothing any more. One at a time may do so."""
     with transaction(engine) as connection:
-        connection.execute(delete(Share).where(Share.at < func.now() - timedelta(seconds=_FORGOTTEN * HALF_LIFE_S)))
+        connection.execute(_TALLY, {"half_life": HALF_LIFE_S, "forgotten": _FORGOTTEN * HALF_LIFE_S})
 
 
 def charge(connection: Connection, attempt_id: int) -> None:
     """Count an ended attempt's seconds as used by its producer, within the caller's transaction.
 
-    It locks a row that other attempts of the producer need too: the transaction must be near its end.
+    What nobody could end, as Postgres was away, counts until its lease ran out.
     """
-    seconds = cast(func.greatest(0.0, func.extract("epoch", Attempt.ended_at - Attempt.started_at)), Double)
+    until = func.least(Attempt.ended_at, Attempt.lease_until)
+    seconds = cast(func.greatest(0.0, func.extract("epoch", until - Attempt.started_at)), Double)
     used = (
         select(Evaluation.producer, func.split_part(Evaluation.lane, ".", 1), Evaluation.priority, seconds)
         .add_columns(seconds * seconds, literal(1.0), func.now())
         .join(Evaluation, Evaluation.id == Attempt.evaluation_id)
         .where(Attempt.id == attempt_id)
     )
-    new = insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used)
-    connection.execute(
-        new.on_conflict_do_update(
-            index_elements=[Share.producer, Share.resource, Share.priority],
-            set_={name: getattr(Share, name) * _FADE + new.excluded[name] for name in _NUMBERS} | {"at": func.now()},
-        )
-    )
+    connection.execute(insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used))
 
 
 def _resource(lane: str) -> str:
@@ -241,12 +247,12 @@ def _contested(waiting: Iterable[Next]) -> bool:
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:
-    """Yield at most ``most`` of the evaluations, whose turn it is first. Charges ``shares`` for each.
+    """Yield those of the evaluations whose turn it is first. Charges ``shares`` for each.
 
     Args:
         waiting: the evaluations of one lane, in the order of submission for each priority and producer.
         shares: what their producers have used.
-        most: the number.
+        most: how many that were never tried, at most, and how many that were.
     """
     queues: dict[Priority, dict[str, list[Next]]] = {priority: {} for priority in Priority}
     for one in waiting:
@@ -254,15 +260,23 @@ def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next
     for queue in queues.values():
         for of_one in queue.values():
             of_one.reverse()
-    for _ in range(most):
+    burdens = {producer: shares.burden(producer) for queue in queues.values() for producer in queue}
+    #: Places for those that were tried before, and for others.
+    left = {True: most, False: most}
+    while left[False]:
         ready = [priority for priority in Priority if queues[priority]]
         if not ready:
             return
         priority = Priority.BATCH if Priority.BATCH in ready and shares.batch_is_due() else ready[0]
         queue = queues[priority]
-        producer = min(queue, key=lambda name: (shares.burden(name), queue[name][-1].submitted_at, name))
-        yield queue[producer].pop()
+        producer = min(queue, key=lambda name: (burdens[name], queue[name][-1].submitted_at, name))
+        one = queue[producer].pop()
         if not queue[producer]:
             del queue[producer]
+        if not left[one.attempts > 0]:
+            continue
+        left[one.attempts > 0] -= 1
+        yield one
         used = shares.of(priority, producer)
         used.seconds += used.mean_s
+        burdens[producer] = shares.burden(producer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.contract import Request, Settings
-from kqueue.errors import IdempotencyConflict, UnknownProblem
+from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import order
@@ -130,8 +131,9 @@ def _submit(
             raise IdempotencyConflict(conflicts)
     created = [ids.get(i) == row.id for i, row in enumerate(found)]
     if crowd and any(created):
-        # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk.
-        with transaction(engine) as connection:
+        # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk. The
+        # next sweep does without it.
+        with suppress(DatabaseUnavailable), transaction(engine) as connection:
             connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
     return [Submitted(to_message(row), created[i], created[i] and i in nexts) for i, row in enumerate(found)]
 

@@ -185,23 +185,26 @@ def finished_in(
     return _read(engine, _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id), limit)
 
 
-def unfinished(
-    engine: Engine, *, before: datetime | None = None, limit: int | None = None, **filters: Unpack[Filters]
-) -> list[UUID]:
-    """Return evaluations that have no verdict yet, the oldest first.
+#: The fewest digits of a hash that stand for no label.
+_HASH_DIGITS: Final = 12
+
+
+def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unpack[Filters]) -> list[UUID]:
+    """Return the evaluations that have no verdict yet, the oldest first.
 
     Args:
         engine: the database.
         before: submitted before that.
-        limit: at most so many; None for all.
-        filters: only those that fit.
+        filters: only those that fit. A problem's hash must be whole, or at least its first 12 digits.
     """
     wanted = [OPEN, *_wanted(filters)]
     if before is not None:
         wanted.append(Evaluation.submitted_at < before)
+    if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
+        wanted.append(Evaluation.problem_label == problem)  # a label such as `1` is no beginning of strangers' hashes
     query = select(Evaluation.id).join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(*wanted)
     with transaction(engine) as connection:
-        return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id).limit(limit)))
+        return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
 
 
 def best(
