@@ -30,7 +30,9 @@ _SILENT_AFTER: Final = timedelta(seconds=60)
 _FRESH_S: Final = 1.0
 #: A request waits for a new view for so long if the last one is older than `_STALE_S`.
 _PATIENCE_S: Final = 2.0
-_STALE_S: Final = 10.0
+_STALE_S: Final = 3.0
+#: A view that is older is not given out.
+_GIVEN_UP_S: Final = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Fleet:
             await asyncio.wait([self._reading], timeout=_PATIENCE_S)
         if self._error is not None:
             raise self._error
-        if self._last is None or time.monotonic() - self._read_at > _STALE_S + _PATIENCE_S:
+        if self._last is None or time.monotonic() - self._read_at > _GIVEN_UP_S:
             raise HttpError(503, "the database has not answered for a while", code="database_unavailable")
         return self._last
 

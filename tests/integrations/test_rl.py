@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue import AsyncClient, Client, EvaluationFailed, InvalidRequest, LaneUnavailable, Request
 from kqueue.config import Config
 from kqueue.integrations.rl import KernelEnv, reward
+from kqueue.kernelbench import request_of
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
@@ -20,6 +21,11 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | None]:
     """What :func:`reward` gives on the `cpu` lane."""
     return asyncio.run(reward(problems, completions, **SETTINGS | changes))
+
+
+def again(kernel: str, key: str) -> Request:
+    """What :func:`rewards` has asked for under a key."""
+    return request_of(REFERENCE, kernel, **QUICK, lane="cpu", idempotency_key=key)
 
 
 def test_rewards_of_a_batch(config: Config) -> None:
@@ -57,9 +63,7 @@ def test_too_late_is_a_mask(config: Config) -> None:
     async def both() -> tuple[list[float | None], Any]:
         async with AsyncClient(config) as client:
             found = await reward(REFERENCE, [slow], client=client, timeout=1.0, run="late", **SETTINGS)
-            ticket = await client.submit(
-                kernel=slow, problem=REFERENCE, backend="torch", lane="cpu", idempotency_key="late/0"
-            )
+            ticket = await client.submit(again(slow, "late/0"))
             return found, await ticket.wait(60)
 
     found, verdict = asyncio.run(both())
@@ -70,7 +74,7 @@ def test_too_late_is_a_mask(config: Config) -> None:
 def test_a_batch_again(kq: Client) -> None:
     """Under the name of a run the same answers get the same verdicts, and other answers are refused."""
     assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
-    first = kq.submit(problem=REFERENCE, kernel=RIGHT, backend="torch", lane="cpu", idempotency_key="step-7/0")
+    first = kq.submit(again(RIGHT, "step-7/0"))
     assert not first.created
     assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
     with pytest.raises(InvalidRequest, match="step-7/0"):

@@ -626,10 +626,21 @@ class _Evaluation:
         cached = physics.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
         if physics.is_beyond(known, runtime, cached):
             with self._steps.alone("influence"), self._steps.backstop(Phase.REFERENCE):
-                # The kernel is gone: what was promised to it is free.
-                needed = influence.needed_bytes(self._reference, first, self._plan.reference + self._plan.candidate)
+                needed = influence.needed_bytes(self._reference, first, self._room_for_questions())
             self._evidence["floor"] = physics.needing(known, needed, cached)
             physics.enforce(self._evidence["floor"], runtime)
+
+    def _room_for_questions(self) -> int:
+        """Return the bytes that the reference may take of the GPU's memory now that the kernel is gone.
+
+        What was promised to the kernel is free. For inputs that are changed, in float64 too, more is booked if it can
+        be had at once.
+        """
+        free = self._plan.reference + self._plan.candidate
+        wanted = 2 * (self._plan.inputs + self._plan.reference)
+        if wanted > free and self._booking is not None and self._booking.resize(self._plan.judge + wanted):
+            return wanted
+        return free
 
     def _stop(self, candidate: Candidate) -> None:
         """End a candidate that has done all that was asked, and look at what it leaves."""
