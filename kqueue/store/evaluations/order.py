@@ -3,8 +3,7 @@
 Evaluations of one producer, lane and priority go in the order of their submission. Between producers the one goes first
 that has used the least of late: seconds of devices, divided by its weight, which count half after every
 :data:`HALF_LIFE_S` seconds. What runs counts as if it took as long as that producer's attempts usually do, and longer
-if it does. Between priorities ``interactive`` goes first, but ``batch`` keeps :data:`BATCH_SHARE` of the seconds, so it
-never stands still.
+if it does. Between priorities ``interactive`` goes first, but ``batch`` keeps :data:`BATCH_SHARE` of the seconds.
 
 Nothing of this is fixed when an evaluation is submitted: whoever asks for the next ones gets them in the order that
 holds then.
