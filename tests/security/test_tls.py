@@ -175,7 +175,7 @@ def test_a_fleet_does_not_start_there(place: Place) -> None:
             )
     for what, fleet in started.items():
         out, err = fleet.communicate(timeout=120)
-        assert fleet.returncode == 2, what
+        assert fleet.returncode == 3, what
         assert what.partition(": ")[2] in err, what
         assert password not in out + err, what
 
