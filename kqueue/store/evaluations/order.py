@@ -260,7 +260,7 @@ def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next
         for of_one in queue.values():
             of_one.reverse()
     burdens = {producer: shares.burden(producer) for queue in queues.values() for producer in queue}
-    #: Places for those that were tried before, and for others.
+    # Places for those that were tried before, and for others.
     left = {True: most, False: most}
     while left[False]:
         ready = [priority for priority in Priority if queues[priority]]
