@@ -240,6 +240,8 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
         "cancelled",
     ]
     assert cli("cancel").returncode == 2
+    both = cli("cancel", str(first), "--batch", "b")
+    assert (both.returncode, "ids or conditions, not both" in both.stderr) == (2, True)
 
 
 def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: UUID) -> None:

@@ -146,3 +146,22 @@ def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:
         firsts[number] = enqueue(1, f"p{number:02}")[0]
         used(engine, f"p{number:02}", 30 - number, ended=1000)
     assert nexts(engine) == [firsts[number] for number in range(29, 29 - evaluations.window(0), -1)]
+
+
+def test_retries_take_no_place_of_others(engine: Engine, enqueue, claim) -> None:
+    """A free worker may have to refuse them all; behind them is a whole window that it takes."""
+    retried = enqueue(12)
+    for identity in retried:
+        finish(engine, claim(identity), LOST)
+    change(engine, "UPDATE evaluations SET available_at = now()")
+    fresh = enqueue(12)
+    places = evaluations.window(0)
+    assert nexts(engine) == [*retried[:places], *fresh[:places]]
+
+
+def test_many_producers_of_one_lane_take_no_place_of_anothers(engine: Engine, enqueue) -> None:
+    """The window of a lane is full whatever waits on others."""
+    for number in range(60):
+        enqueue(1, f"p{number:02}", lane="gpu")
+    mine = enqueue(40)
+    assert nexts(engine, 10) == mine[: evaluations.window(10)]

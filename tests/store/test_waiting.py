@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
@@ -107,3 +107,15 @@ def test_many_are_cancelled_at_once(engine: Engine, enqueue, claim) -> None:
     assert count(engine, "verdicts", "category = 'cancelled' AND written_by = 'client'") == 300
     assert reports.unfinished(engine) == others
     assert [(c.producer, c.queued) for c in reports.crowds(engine)] == [("b", 3)]
+
+
+def test_a_label_chooses_no_strangers_problems(engine: Engine, enqueue) -> None:
+    """One that begins somebody's hash names its own evaluations alone; a long beginning of a hash names a problem."""
+    [mine] = enqueue(1, problem_label="mine")
+    with engine.connect() as connection:
+        [digest] = connection.scalars(text("SELECT problem_hash FROM evaluations"))
+    label = digest[:2]
+    [labelled] = enqueue(1, problem_label=label)
+    assert reports.unfinished(engine, problem=label) == [labelled]
+    assert {mine, labelled} >= set(reports.unfinished(engine, problem=digest[:12])) != set()
+    assert reports.unfinished(engine, problem=digest[:11]) == []

@@ -46,7 +46,8 @@ _FADE: Final = func.power(
     0.5, func.least(500.0, func.greatest(0.0, func.extract("epoch", func.now() - Share.at)) / HALF_LIFE_S)
 )
 #: The next evaluations of each lane, priority and producer. The groups are found by one step through an index for each,
-#: however many evaluations a group has. With many groups, few of each are looked at.
+#: however many evaluations a group has. With many groups, few of each are looked at. Those that were never tried are
+#: looked for once more behind those that were.
 _HEADS: Final = text("""
     WITH RECURSIVE groups AS (
         (
@@ -61,15 +62,15 @@ _HEADS: Final = text("""
             ORDER BY e.lane, e.priority, e.producer LIMIT 1
         ) AS later
     )
-    SELECT groups.lane, groups.priority, groups.producer, head.*
-    FROM groups CROSS JOIN LATERAL (
+    SELECT DISTINCT groups.lane, groups.priority, groups.producer, head.*
+    FROM groups CROSS JOIN (VALUES (false), (true)) AS kind(untried) CROSS JOIN LATERAL (
         SELECT e.id, e.submitted_at, e.attempts, e.published_at IS NOT NULL AS published
         FROM evaluations AS e
         WHERE e.state = 'queued' AND e.lane = groups.lane AND e.priority = groups.priority
-          AND e.producer = groups.producer AND e.available_at <= now()
+          AND e.producer = groups.producer AND e.available_at <= now() AND NOT (kind.untried AND e.attempts > 0)
           AND (e.attempts > 0 OR e.expires_at IS NULL OR e.expires_at > now())
         ORDER BY e.submitted_at, e.id
-        LIMIT (SELECT least(2 * :most, 2 + 4 * :most / count(*)) FROM groups AS g WHERE g.lane = groups.lane)
+        LIMIT (SELECT least(:most, 2 + 4 * :most / count(*)) FROM groups AS g WHERE g.lane = groups.lane)
     ) AS head
     ORDER BY groups.lane, groups.priority, groups.producer, head.submitted_at, head.id
 """)
