@@ -133,6 +133,18 @@ def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) 
     assert length(app) == 0
 
 
+def test_a_queue_of_an_earlier_version_is_cut(engine: Engine, app: Celery, fields) -> None:
+    """It held all messages: the window of the next is left, and a look sends what was among those that were cut."""
+    ids = submit(engine, fields, 2000)
+    messages = [message for n in range(0, 2000, 500) for message in evaluations.publish(engine, ids[n : n + 500])]
+    broker.publish(app, sorted(messages, key=lambda message: ids.index(message.evaluation_id), reverse=True))
+    assert length(app) == 2000
+    for _ in range(2):
+        sweep(engine, app, retry_delay_s=1)
+        look_again(app)
+    assert in_order(app) == ids[: evaluations.window(0)]
+
+
 def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
     """A message that is in Redis already gives way to one whose turn comes first."""
     ids = submit(engine, fields, 30)
