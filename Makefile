@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown real clock integrity http-cost chaos soak queue-bench clean
+.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost chaos soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ test: venv ## run the tests (ARGS='tests/store -k claim')
 
 adapters: venv ## test the adapters with the packages that they are for, which it fetches
 	@$(PY) scripts/bootstrap.py adapters
-	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces' tests/integrations $(ARGS)
+	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces or litellm or wandb' tests/integrations tests/search $(ARGS)
 
 check: venv ## check formatting, lint, types and who imports whom
 	.venv/bin/ruff format --check .
@@ -54,6 +54,9 @@ compose-test: venv ## bring the compose stack up and judge kernels with it (need
 gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
 	$(PY) benchmarks/gpu_shown.py $(ARGS)
 
+bench: venv ## measure throughput and latency beside a fresh process for each kernel (ARGS='--out DIR --slots 4,8')
+	$(PY) benchmarks/speed.py $(ARGS)
+
 real: venv ## judge problems against themselves (ARGS='FOLDER... --out DIR', a KernelBench checkout for instance)
 	$(PY) benchmarks/real.py $(ARGS)
 
@@ -62,6 +65,9 @@ clock: venv ## measure the judge's clock beside CUPTI, events, graphs and do_ben
 
 integrity: venv ## run the corpus of cheats and controls (ARGS='--lane gpu' or '--lane cpu')
 	$(PY) tests/integrity/run.py $(ARGS)
+
+build-bench: venv ## measure what compiling extensions costs beside plain torch (ARGS='--backend cpp --count 8')
+	@$(PY) benchmarks/builds.py $(ARGS)
 
 http-cost: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
 	$(PY) benchmarks/http_cost.py $(ARGS)

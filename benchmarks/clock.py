@@ -465,7 +465,12 @@ def main() -> int:
             print(f"an SM makes {shown['cycles_per_us']:.1f} cycles in a microsecond", flush=True)
             rows = chosen(all_rows(shown["cycles_per_us"]), options.only)
             config = load(
-                home=root / "home", scratch=root / "scratch", gpus=uuid, slots_per_gpu=options.slots, cpu_slots=0
+                reuse=False,
+                home=root / "home",
+                scratch=root / "scratch",
+                gpus=uuid,
+                slots_per_gpu=options.slots,
+                cpu_slots=0,
             )
             fleet = stack.enter_context(LocalFleet(config, durable=False))
             kq = stack.enter_context(fleet.client())

@@ -1,37 +1,56 @@
-"""Measure the queue: `python benchmarks/queueing.py [--submissions N] [--queued N,N,...] [--no-fleet] [--out FILE]`.
+"""Measure the queue: `python benchmarks/queueing.py [--submissions N] [--queued N,...] [--judged N] [--no-fleet]`.
 
 It starts embedded services in a temporary home and measures
 
 1. submissions a second with 1, 10 and 100 producers, each a thread with its own connection, on an empty queue and on a
    long one;
-2. with so many evaluations queued by another producer: how long deciding whose turn it is takes, how long a
-   submission takes, and how long `kqueue.store`'s reports behind `status`, `results` and `show` take;
-3. unless `--no-fleet`: with the same queues before a fleet of one CPU slot, how long one evaluation of a second
-   producer waits beyond the evaluation that runs, and how long a slot is empty between two evaluations.
+2. with so many evaluations queued by another producer: how long deciding whose turn it is takes, how long a submission
+   and a claim take, what the database takes for `kqueue status`, `kqueue results`, `kqueue results --state queued` and
+   the place in `GET /v1/evaluations/{id}`, and how long the commands take as a whole;
+3. with so many verdicts that could be reused: submissions a second in batches of 1,000 of kernels that may have one of
+   them and are new, that may have none, and that have one; and from a single submission to its verdict that is reused;
+4. unless `--no-fleet`, with a fleet of one CPU slot:
+   - its overhead: on an idle fleet from the commit of a submission to the beginning of its attempt, and with the same
+     queues before it from an attempt's end to the next one's beginning; of sources that are only read, and of kernels
+     that are run, which need a fresh process each;
+   - how long one evaluation of a second producer waits beyond the evaluation that runs;
+   - how fast it drains static failures and messages in vain. What takes longer than `--seconds` is extrapolated;
+   - the same work from 1 producer and from 100, in turns.
 
-Everything is printed as JSON and, with `--out`, written to a file.
+Overhead ends where the claim's transaction begins, which takes `claim_ms` more. Everything is printed as JSON and, with
+`--out FILE`, written there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from celery import Celery
 from sqlalchemy import Engine, text
 
-from kqueue import Client, Request
+from kqueue import Category, Client, Request, broker
 from kqueue.config import Config, load
+from kqueue.contract import Outcome
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
+from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, reports, schema, workers
 from kqueue.store.engine import connect
 
@@ -50,8 +69,37 @@ def get_init_inputs():
 """
 #: A kernel that is judged without a candidate: it does not define what it must.
 BAD = "import torch\n# {name}\n"
+#: A kernel that is right.
+GOOD = """
+import torch
+# {name}
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+#: Makes so many more evaluations like the first of those that were judged, each of another content.
+JUDGED = """
+CREATE TEMP TABLE model ON COMMIT DROP AS
+SELECT e.*, a.worker_id, a.environment_hash FROM evaluations AS e JOIN attempts AS a ON a.evaluation_id = e.id LIMIT 1;
+INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, state, reuse, attempts)
+SELECT gen_random_uuid(), problem_hash, kernel_hash, lane, settings, 'done', true, 1
+FROM model CROSS JOIN generate_series(1, {more});
+INSERT INTO attempts (evaluation_id, number, worker_id, lease_until, ended_at, environment_hash)
+SELECT e.id, 1, m.worker_id, now(), now(), m.environment_hash FROM evaluations AS e CROSS JOIN model AS m
+WHERE NOT EXISTS (SELECT FROM verdicts AS v WHERE v.evaluation_id = e.id);
+INSERT INTO verdicts (evaluation_id, attempt_id, category, blame, message, facts, evidence, log, written_by, content,
+                      reusable)
+SELECT a.evaluation_id, a.id, 'passed', 'none', '', '{{}}', '{{}}', '', 'judge',
+       md5(a.id::text) || md5(random()::text), true
+FROM attempts AS a WHERE NOT EXISTS (SELECT FROM verdicts AS v WHERE v.evaluation_id = a.evaluation_id)
+"""
 #: Seconds in which all waits must end.
 PATIENCE_S = 600.0
+COMMANDS = {
+    "status": ("status", "--json"),
+    "results": ("results", "--json"),
+    "results_queued": ("results", "--state", "queued", "--json"),
+}
 
 
 def request(name: object, **more: Any) -> dict[str, Any]:
@@ -59,21 +107,30 @@ def request(name: object, **more: Any) -> dict[str, Any]:
     return {"problem": PROBLEM, "kernel": BAD.format(name=name), "backend": "torch", "lane": "cpu", **more}
 
 
-def crowd(engine: Engine, number: int) -> None:
-    """Have so many evaluations of the producer ``crowd`` queued, and no others."""
+def crowd(engine: Engine, number: int, producers: int = 1) -> None:
+    """Have so many evaluations queued, and no others: of the producer ``crowd``, or of that many producers in turn."""
     [first] = evaluations.submit(engine, [checked("crowd")])
     with engine.begin() as connection:
-        connection.execute(text("DELETE FROM evaluations WHERE id <> :id"), {"id": first.evaluation_id})
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
+        connection.execute(
+            text("CREATE TEMP TABLE model ON COMMIT DROP AS SELECT * FROM evaluations WHERE id = :id"),
+            {"id": first.evaluation_id},
+        )
+        connection.execute(text("TRUNCATE evaluations CASCADE"))
+        # As in batches of 1,000, a second each.
         connection.execute(
             text(
-                "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, producer, batch) "
-                "SELECT gen_random_uuid(), problem_hash, kernel_hash, lane, settings, 'crowd', 'crowd' "
-                "FROM evaluations CROSS JOIN generate_series(1, :number)"
+                "INSERT INTO evaluations "
+                "(id, problem_hash, kernel_hash, lane, settings, producer, batch, submitted_at) SELECT "
+                "gen_random_uuid(), problem_hash, kernel_hash, lane, settings, "
+                "CASE WHEN :producers = 1 THEN 'crowd' ELSE 'crowd ' || nr % :producers END, 'crowd', "
+                "now() - (:number - nr) / 1000 * interval '1 s' FROM model CROSS JOIN generate_series(1, :number) AS nr"
             ),
-            {"number": number},
+            {"number": number, "producers": producers},
         )
-        connection.execute(text("DELETE FROM evaluations WHERE id = :id"), {"id": first.evaluation_id})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SET statement_timeout = 0"))
         connection.execute(text("VACUUM ANALYZE evaluations"))
 
 
@@ -113,31 +170,250 @@ def median_ms(act: Callable[[], object], times: int = 15) -> float:
     return round(1000 * statistics.median(taken), 2)
 
 
-def database_figures(config: Config, engine: Engine, queued: int) -> dict[str, float]:
+def database_figures(config: Config, engine: Engine, worker_id: UUID, queued: int) -> dict[str, float]:
     """Return the times of what is asked of the database while so many are queued, in milliseconds."""
     crowd(engine, queued)
+    with engine.connect() as connection:
+        query = "SELECT id FROM evaluations ORDER BY submitted_at DESC, id DESC LIMIT 1"
+        last = connection.scalars(text(query)).one_or_none()
+
+    def status() -> None:
+        reports.states(engine)
+        workers.live(engine, within_s=86_400)
+        reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
+        reports.crowds(engine)
+
     with Client(config) as client:
-        mine: UUID = client.submit(**request("mine", producer="mine")).evaluation_id
+        mine = [client.submit(**request("mine", producer="mine")).evaluation_id for _ in range(15)]
+        claimed = iter(mine)
+
+        def claim() -> None:
+            evaluations.claim(engine, next(claimed), worker_id=worker_id, lease_s=3600)
+
+        def place(of: UUID) -> float:
+            return median_ms(lambda: reports.waiting(engine, of, within_s=86_400), 3)
+
         return {
             "queued": queued,
             "order_ms": median_ms(lambda: evaluations.upcoming(engine, {"cpu": 1})),
             "submit_ms": median_ms(lambda: client.submit(**request("mine", producer="mine"))),
-            "states_ms": median_ms(lambda: reports.states(engine), 3),
-            "listing_ms": median_ms(lambda: reports.listing(engine, limit=50), 3),
-            "why_ms": median_ms(lambda: reports.waiting(engine, mine, within_s=90), 3),
+            "status_ms": median_ms(status, 3),
+            "results_ms": median_ms(lambda: reports.results(engine, limit=50), 3),
+            "results_queued_ms": median_ms(lambda: reports.listing(engine, state=EvaluationState.QUEUED, limit=50), 3),
+            "place_of_a_second_producer_ms": place(mine[-1]),
+            "place_of_the_last_ms": place(last or mine[-1]),
+            "claim_ms": median_ms(claim),
+            **{f"command_{name}_ms": command_ms(config, words) for name, words in COMMANDS.items()},
         }
 
 
-def fleet_figures(config: Config, engine: Engine, queued: int) -> dict[str, float]:
+def command_ms(config: Config, words: Sequence[str]) -> float:
+    """Return how long a command takes as a whole, in milliseconds."""
+    return median_ms(
+        lambda: subprocess.run(
+            [sys.executable, "-m", "kqueue", *words],
+            env=os.environ | config.environment(),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        ),
+        3,
+    )
+
+
+def second_producer(config: Config, engine: Engine, queued: int) -> dict[str, float]:
     """Return what a second producer waits for while so many are queued, and how long the slot is empty, in ms."""
     crowd(engine, queued)
     waits: list[float] = []
     with Client(config) as client:
         for number in range(10):
-            ticket = client.submit(**request(f"one {number}", producer="mine"))
+            # Making the queue takes long, and no worker could tell meanwhile that it lives.
+            ticket = client.submit(**request(f"one {number}", producer="mine"), allow_idle_lane=True)
             ticket.wait(PATIENCE_S)
             waits.append(1000 * waited_s(engine, ticket.evaluation_id))
-    return {"queued": queued, "second_producer_p50_ms": round(statistics.median(waits), 1), "empty_p50_ms": gap(engine)}
+    return {"queued": queued, "second_producer_p50_ms": round(statistics.median(waits), 1)} | empty(engine)
+
+
+def idle(config: Config, engine: Engine, times: int = 40) -> dict[str, float]:
+    """Return the times from a submission's commit to its attempt's beginning on an idle fleet, in milliseconds."""
+    app = broker.make_app(config)
+    crowd(engine, 0)
+    taken: list[float] = []
+    for number in range(times):
+        [one] = evaluations.submit(engine, [checked(f"idle {number}")], slots={"cpu": 1})
+        committed = time.time()
+        broker.publish(app, [one.message])
+        wait_for(partial(evaluations.verdict, engine, one.evaluation_id))
+        started = scalar(
+            engine,
+            "SELECT extract(epoch FROM started_at) FROM attempts WHERE evaluation_id = :id",
+            id=one.evaluation_id,
+        )
+        taken.append(1000 * (float(started) - committed))
+        time.sleep(0.2)
+    app.close()
+    return {"queued": 0, **percentiles("overhead", taken)}
+
+
+def judged(config: Config, engine: Engine, number: int = 40) -> dict[str, float]:
+    """Return how long the slot is empty between kernels that are run, in milliseconds."""
+    crowd(engine, 0)
+    with Client(config) as client:
+        tickets = [client.submit(**request(n, kernel=GOOD.format(name=n))) for n in range(number)]
+        passed = sum(ticket.wait(PATIENCE_S).passed for ticket in tickets)
+    return {"queued": number, "passed": passed} | empty(engine)
+
+
+def drain(engine: Engine, number: int, seconds: float) -> dict[str, float]:
+    """Return how fast so many static failures are drained; only so many seconds of it are measured."""
+    crowd(engine, number)
+    done = "SELECT count(*) FROM verdicts"
+    wait_for(lambda: scalar(engine, done) > 0)
+    begun, first = time.perf_counter(), scalar(engine, done)
+    left = "SELECT EXISTS (SELECT FROM evaluations WHERE state <> 'done')"
+    while time.perf_counter() - begun < seconds and scalar(engine, left):
+        time.sleep(0.2)
+    drained, took = scalar(engine, done) - first, time.perf_counter() - begun
+    return rate(number, drained, took)
+
+
+def in_vain(config: Config, engine: Engine, number: int = 900) -> dict[str, float]:
+    """Return how fast messages are drained whose evaluation was cancelled."""
+    crowd(engine, 0)
+    app = broker.make_app(config)
+    [one] = evaluations.submit(engine, [checked("in vain")], slots={"cpu": 1})
+    evaluations.cancel(engine, one.evaluation_id)
+    time.sleep(2)  # the supervisor hears of the end, and tidies the queue up
+    with app.pool.acquire(block=True) as connection:
+        client: Any = connection.default_channel.client
+
+        def is_empty() -> bool:
+            return int(client.llen(broker.queue("cpu").name)) == 0
+
+        begun = time.perf_counter()
+        broker.publish(app, [one.message] * number)
+        wait_for(is_empty)
+        took = time.perf_counter() - begun
+    app.close()
+    return rate(50_000, number, took)
+
+
+def rate(number: int, drained: int, took: float) -> dict[str, float]:
+    """Return the rate of what was drained in so many seconds, and the seconds for so many."""
+    return {
+        "measured": drained,
+        "measured_s": round(took, 1),
+        "per_s": round(drained / took, 1),
+        "of": number,
+        "all_s": round(number * took / drained),
+    }
+
+
+def fairness(engine: Engine, number: int, rounds: int = 4) -> dict[str, float]:
+    """Return evaluations a second of static failures from 1 producer and from 100, measured in turns, and the ratio."""
+    rates: dict[int, list[float]] = {1: [], 100: []}
+    for _ in range(rounds):
+        for producers, of in rates.items():
+            crowd(engine, number, producers)
+            wait_for(lambda: not scalar(engine, "SELECT EXISTS (SELECT FROM evaluations WHERE state <> 'done')"))
+            took = scalar(engine, "SELECT extract(epoch FROM max(ended_at) - min(started_at)) FROM attempts")
+            of.append(number / float(took))
+    one, many = (statistics.median(rates[producers]) for producers in (1, 100))
+    return {
+        "evaluations": number,
+        "rounds": rounds,
+        "of_1_producer_per_s": round(one, 1),
+        "of_100_producers_per_s": round(many, 1),
+        "ratio": round(many / one, 3),
+    }
+
+
+def wait_for(look: Callable[[], object]) -> None:
+    """Wait until something is true.
+
+    Raises:
+        TimeoutError: it did not become so within `PATIENCE_S`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the fleet did not do it within {PATIENCE_S:.0f} s")
+        time.sleep(0.01)
+
+
+def judged_before(engine: Engine, client: Client, worker_id: UUID, number: int) -> list[Request]:
+    """Have so many verdicts that could be reused, and no queue. Return requests for 1,000 of them."""
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE evaluations CASCADE"))
+    known = [Request(**request(n, kernel=GOOD.format(name=f"known {n}"))) for n in range(1000)]
+    facts = {"device": "cpu", "torch": "none", "python": "none", "host": "here"}
+    outcome = Outcome(category=Category.PASSED)
+    for ticket in client.submit_batch(known):
+        claimed = evaluations.claim(engine, ticket.evaluation_id, worker_id=worker_id, lease_s=3600)
+        assert claimed is not None
+        evaluations.set_environment(engine, claimed.attempt_id, facts, conditions="")
+        evaluations.finish(
+            engine, ticket.evaluation_id, claimed.number, outcome, written_by=Writer.JUDGE, retry_delay_s=0
+        )
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
+        for statement in JUDGED.split(";"):
+            connection.execute(text(statement.format(more=number - len(known))))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SET statement_timeout = 0"))
+        connection.execute(text("VACUUM ANALYZE"))
+    return known
+
+
+def reuse(config: Config, engine: Engine, worker_id: UUID, number: int) -> dict[str, Any]:
+    """Return what reusing verdicts costs submissions, and what it takes, with so many that could be reused."""
+
+    def new(reuse: bool) -> list[Request]:
+        return [Request(**request(n, kernel=GOOD.format(name=uuid4()), reuse=reuse)) for n in range(1000)]
+
+    with Client(config) as client:
+        known = judged_before(engine, client, worker_id, number)
+        kinds = {"new, may reuse": lambda: new(True), "new, may not": lambda: new(False), "known": lambda: known}
+        batches: dict[str, list[float]] = {kind: [] for kind in kinds}
+        single: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(10):
+            for kind, requests in kinds.items():
+                asked = requests()
+                begun = time.perf_counter()
+                tickets = client.submit_batch(asked)
+                batches[kind].append(time.perf_counter() - begun)
+                if kind == "known":
+                    assert all(verdict.reused_from for verdict in client.wait_all(tickets, timeout=PATIENCE_S))
+                for one in requests()[turn * 50 : turn * 50 + 50]:
+                    begun = time.perf_counter()
+                    ticket = client.submit(one)
+                    if kind == "known":
+                        ticket.wait(PATIENCE_S)
+                    single[kind].append(1000 * (time.perf_counter() - begun))
+    return {
+        "judged": number,
+        "per_s, in batches of 1,000": {
+            kind: round(1000 / statistics.median(seconds)) for kind, seconds in batches.items()
+        },
+        **{
+            f"one, {kind}": percentiles("to its verdict" if kind == "known" else "submitted", took)
+            for kind, took in single.items()
+        },
+    }
+
+
+def scalar(engine: Engine, query: str, **values: object) -> Any:
+    """Return the one value of a query."""
+    with engine.connect() as connection:
+        return connection.scalars(text(query), values).one()
+
+
+def percentiles(name: str, taken: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 95th percentile."""
+    return {
+        f"{name}_p50_ms": round(statistics.median(taken), 1),
+        f"{name}_p95_ms": round(statistics.quantiles(taken, n=20)[-1], 1),
+    }
 
 
 def waited_s(engine: Engine, evaluation_id: UUID) -> float:
@@ -156,27 +432,44 @@ def waited_s(engine: Engine, evaluation_id: UUID) -> float:
     return float(waited)
 
 
-def gap(engine: Engine) -> float:
-    """Return the median time between an attempt's end and the next one's beginning, in milliseconds."""
+def empty(engine: Engine) -> dict[str, float]:
+    """Return the times between an attempt's end and the next one's beginning, in milliseconds."""
     with engine.connect() as connection:
-        found = connection.scalars(
+        gaps = connection.scalars(
             text(
-                "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY gap) FROM (SELECT extract(epoch FROM started_at - "
-                "lag(ended_at) OVER (PARTITION BY worker_id ORDER BY id)) AS gap FROM attempts) AS gaps"
+                "SELECT gap FROM (SELECT extract(epoch FROM started_at - "
+                "lag(ended_at) OVER (PARTITION BY worker_id ORDER BY id)) AS gap FROM attempts) AS gaps "
+                "WHERE gap IS NOT NULL"
             )
-        ).one()
-    return round(1000 * float(found or 0), 1)
+        ).all()
+    return percentiles("overhead", [1000 * float(gap) for gap in gaps])
+
+
+def circumstances(engine: Engine, app: Celery) -> dict[str, Any]:
+    """Return when and on what the figures were taken."""
+    packages = ("celery", "kombu", "billiard", "redis", "SQLAlchemy", "psycopg", "torch")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "postgres": scalar(engine, "SHOW server_version"),
+        "valkey": broker.info(app).get("valkey_version") or broker.info(app)["redis_version"],
+        **{name.lower(): metadata.version(name) for name in packages},
+    }
 
 
 def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
     """Return all figures."""
-    figures: dict[str, Any] = {"submissions_per_s": {}, "database": [], "fleet": []}
+    figures: dict[str, Any] = {"on": {}, "submissions_per_s": {}, "database": [], "overhead": [], "drain": {}}
     sizes: Sequence[int] = [int(size) for size in arguments.queued.split(",")]
     with Postgres(home / "postgres") as postgres, Valkey(home / "valkey") as valkey:
         schema.upgrade(postgres.url)
         config = load(database_url=postgres.url, redis_url=valkey.url, home=home / "home")
         engine = connect(postgres.url, application="benchmark")
-        workers.register(engine, id=uuid4(), name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
+        figures["on"] = circumstances(engine, broker.make_app(config))
+        worker_id = uuid4()
+        workers.register(engine, id=worker_id, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
         config = config.model_copy(update={"lease_s": 3600.0})
         for size in (0, max(sizes)):
             crowd(engine, size)
@@ -186,14 +479,23 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             }
             figures["submissions_per_s"][f"{size} queued"] = rates
         for size in sizes:
-            figures["database"].append(database_figures(config, engine, size))
+            figures["database"].append(database_figures(config, engine, worker_id, size))
+        figures["reuse"] = reuse(config, engine, worker_id, arguments.judged)
         engine.dispose()
     if not arguments.no_fleet:
-        config = load(home=home / "fleet", gpus="none", cpu_slots=1)
+        config = load(home=home / "fleet", gpus="none", cpu_slots=1, reuse=False)
         with LocalFleet(config, flower=False, http=False) as fleet:
             engine = connect(fleet.config.require_database(), application="benchmark")
-            for size in sizes:
-                figures["fleet"].append(fleet_figures(fleet.config, engine, size))
+            figures["overhead"] = [
+                {"of": "sources that are read", **idle(fleet.config, engine)},
+                *({"of": "sources that are read", **second_producer(fleet.config, engine, n)} for n in sizes if n),
+                {"of": "kernels that are run", **judged(fleet.config, engine)},
+            ]
+            figures["fairness"] = fairness(engine, arguments.submissions)
+            figures["drain"] = {
+                "messages in vain": in_vain(fleet.config, engine),
+                "static failures": drain(engine, 50_000, arguments.seconds),
+            }
             engine.dispose()
     return figures
 
@@ -202,7 +504,9 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description="Measure the queue.")
     parser.add_argument("--submissions", type=int, default=500, help="for each number of producers")
-    parser.add_argument("--queued", default="0,1000,100000", help="sizes of the queue, separated by commas")
+    parser.add_argument("--queued", default="0,1000,1000000", help="sizes of the queue, separated by commas")
+    parser.add_argument("--judged", type=int, default=1_000_000, help="verdicts that could be reused")
+    parser.add_argument("--seconds", type=float, default=60.0, help="the longest time to drain static failures")
     parser.add_argument("--no-fleet", action="store_true", help="measure the database alone")
     parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
     arguments = parser.parse_args()

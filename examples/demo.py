@@ -19,10 +19,11 @@ from pathlib import Path
 from gallery import Entry, entries
 
 from kqueue import Client, KqueueError, Verdict
-from kqueue.cli.render import category_text, clean, milliseconds, one_line, print_table, ratio, text, yes_no
+from kqueue.cli.render import category_text, milliseconds, print_table, ratio, text, yes_no
 from kqueue.config import load
 from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
+from kqueue.text import clean, one_line
 
 #: What is judged without `--all` or `--only`: right kernels, and some failures of each kind.
 SHORT = (

@@ -13,8 +13,9 @@ import time
 from uuid import uuid4
 
 import httpx
-from eval_client import KERNEL, KERNELS, PROBLEM, authorization
+from eval_client import KERNEL, KERNELS, PROBLEM, authorization, told
 
+from kqueue import KqueueError
 from kqueue.integrations.local import LocalKernelEvaluator as LocalKernelEvaluatorWrapper
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, evaluate_kernel_batch, get_modal_evaluator
 
@@ -55,30 +56,59 @@ def local() -> None:
     show('LocalKernelEvaluatorWrapper(gpu="L40S")', said, result["correctness"])
 
 
+def kernelgym_task(name: str, **fields: object) -> dict[str, object]:
+    """Return one of the kernels as KernelGYM's training client sends it."""
+    return {
+        "task_id": f"{name}_{uuid4().hex[:8]}",
+        "reference_code": PROBLEM,
+        "kernel_code": KERNELS[name],
+        "backend": "triton",
+        "num_correct_trials": 5,
+        "num_perf_trials": 100,
+        "timeout": 300,
+        "priority": "normal",
+        "entry_point": "Model",
+        "verbose_errors": True,
+        "enable_profiling": True,
+        "detect_decoy_kernel": True,
+        **fields,
+    }
+
+
 def kernelgym(server: httpx.Client) -> None:
     """KernelGYM's training client: post, poll the status, fetch the result."""
-    for name, kernel in KERNELS.items():
-        task_id = f"{name}_{uuid4().hex[:8]}"
-        task = {
-            "task_id": task_id,
-            "reference_code": PROBLEM,
-            "kernel_code": kernel,
-            "backend": "triton",
-            "num_correct_trials": 5,
-            "num_perf_trials": 100,
-            "timeout": 300,
-            "priority": "normal",
-            "entry_point": "Model",
-            "verbose_errors": True,
-            "enable_profiling": True,
-            "detect_decoy_kernel": True,
-        }
+    for name in KERNELS:
+        task = kernelgym_task(name)
+        task_id = task["task_id"]
         server.post("/evaluate", json=task).raise_for_status()
         while (status := server.get(f"/status/{task_id}").json()["status"]) not in ("completed", "failed", "cancelled"):
             time.sleep(1)
         result = server.get(f"/results/{task_id}").raise_for_status().json()
         said = f"{status}: compiled={result['compiled']} correct={result['correctness']} {result['error_code'] or ''}"
         show(f"KernelGYM: {name} kernel", said, status == "completed" and result["correctness"] is (name == "right"))
+
+
+def kernelgym_requests(server: httpx.Client) -> None:
+    """The other requests of KernelGYM's page: a batch, a workflow, the workers."""
+    batch = {"batch_id": uuid4().hex, "tasks": [kernelgym_task(name) for name in KERNELS]}
+    answer = server.post("/evaluate/batch", json=batch).raise_for_status().json()
+    right = [result["correctness"] for result in answer["results"]]
+    said = f"{answer['batch_status']}: {answer['completed_tasks']} of {answer['total_tasks']}, correct: {right}"
+    show("KernelGYM: a batch", said, right == [name == "right" for name in KERNELS])
+    envelope = {"workflow": "kernelbench", "payload": kernelgym_task("right", priority="high")}
+    answer = server.post("/workflow/submit", json=envelope).raise_for_status().json()
+    identity = answer["result"]["metadata"]["evaluation_id"]
+    listed = server.get("/v1/evaluations", params={"limit": 1000}).raise_for_status().json()["evaluations"]
+    priority = next(one["priority"] for one in listed if one["evaluation_id"] == identity)
+    said = f"{answer['status']}: correct={answer['result']['correctness']}, asked for high, was {priority}"
+    show("KernelGYM: a workflow", said, answer["result"]["correctness"] and priority == "interactive")
+    simple = {"workflow": "kernel_simple", "task_id": "t", "payload": {"kernel_code": KERNEL}}
+    refused = server.post("/workflow/submit", json=simple)
+    why = refused.json()["detail"].partition("workflow: ")[2]
+    show("KernelGYM: a kernel without a reference", f"{refused.status_code} {why}", refused.status_code == 422)
+    workers = server.get("/workers/status").raise_for_status().json()
+    said = ", ".join(f"{worker['status']} on {worker['device']}" for worker in workers.values())
+    show("KernelGYM: the workers", said, bool(workers))
 
 
 def simple_eval_server(server: httpx.Client) -> None:
@@ -91,6 +121,12 @@ def simple_eval_server(server: httpx.Client) -> None:
         f"correct={result.get('correctness')}, ignored: {result.get('metadata', {}).get('ignored_fields', 'nothing')}"
     )
     show("POST /eval with a seed, without a content type", said, bool(result.get("correctness")))
+    key = {"Idempotency-Key": uuid4().hex}
+    found = [server.post("/eval", json=body, headers=key).json()["metadata"]["evaluation_id"] for _ in range(2)]
+    show("POST /eval twice with one key", f"{len(set(found))} evaluation", len(set(found)) == 1)
+    conflict = server.post("/eval", json=body | {"num_correct_trials": 2}, headers=key)
+    said = f"{conflict.status_code} {conflict.json()['detail'].partition('was ')[2]}"
+    show("the same key with other settings", said, conflict.status_code == 409)
     refused = server.post("/eval", content=json.dumps(body), headers={"Content-Type": "text/plain"})
     show("POST /eval as text/plain", f"{refused.status_code} {refused.json()['detail']}", refused.status_code == 415)
 
@@ -102,9 +138,15 @@ def main() -> int:
     local()
     with httpx.Client(base_url=url, headers=authorization(url), timeout=300) as server:
         kernelgym(server)
+        kernelgym_requests(server)
         simple_eval_server(server)
     return 1 if FAILED else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except httpx.HTTPError as error:
+        sys.exit(told(error))
+    except KqueueError as error:  # no fleet runs, for instance
+        sys.exit(f"{error}")

@@ -67,12 +67,20 @@ def authorization(url: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
 
+def told(error: httpx.HTTPError) -> str:
+    """Return what to do about a server that does not answer, or refuses."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.json()['detail']}"
+    return f"no server answers ({error}): start a fleet with `kqueue up`, or give the address of one"
+
+
 def main() -> int:
     """Evaluate the three kernels and print their results."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
     headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=600) as server:
+        server.get("/backend_info").raise_for_status()  # `/health` answers to strangers too
         health = server.get("/health").raise_for_status().json()
         print(f"{health['status']}, {health['total_gpu_devices']} GPUs, {health['queued']} evaluations queued")
         for name, kernel in KERNELS.items():
@@ -99,5 +107,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except httpx.ConnectError as error:
-        sys.exit(f"no server answers ({error}): start a fleet with `kqueue up`, or give the address of one")
+    except httpx.HTTPError as error:
+        sys.exit(told(error))

@@ -74,6 +74,7 @@ class Entry:
             problem_label=self.problem.stem,
             kernel_label=self.name,
             batch="gallery",
+            reuse=False,
         )
 
 

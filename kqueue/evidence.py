@@ -185,6 +185,21 @@ class WrongPlace(Part):
     """The kernel's value."""
 
 
+class Shortage(Part):
+    """A launch that asked a GPU for more than it has, as Triton tells it."""
+
+    resource: str
+    """What is short: ``shared memory`` in bytes, ``threads`` of a block, ``tensor memory`` in columns."""
+    required: int
+    """How much the launch asks for."""
+    limit: int
+    """How much there is."""
+    kernel: str
+    """Name of the kernel; empty if unknown."""
+    settings: str
+    """The kernel's constants and options that a change may begin with, such as ``BLOCK=128, num_stages=4``."""
+
+
 # The source and who did the work -----------------------------------------------------------------------
 
 
@@ -251,16 +266,21 @@ class Provenance(Part):
 class Build(Part):
     """Compilation of the extensions that the source builds when it is imported."""
 
-    where: Literal["builder", "candidate"]
-    """The process that compiled: the sealed builder, or the candidate itself."""
+    where: Literal["builder", "candidate", "store"]
+    """The process that compiled: the sealed builder, or the candidate itself. ``store`` if nothing was compiled: the
+    builder of an earlier evaluation of the same source has done it, or a compiler has refused it then."""
     libraries: int
     """Number of libraries that the builder compiled."""
     seconds: float
-    """Time that the builder took, in seconds."""
+    """Time that the builder took, or handing over what is kept, in seconds."""
     peak_bytes: int
     """Largest private memory of the builder's process tree, in bytes."""
     skipped: str | None = _ABSENT
     """The reason why the candidate had to compile, where the builder gave up."""
+    earlier_seconds: float | None = _ABSENT
+    """Time that the builder of the earlier evaluation took, in seconds, where its build is used."""
+    key: str | None = _ABSENT
+    """The hash of all that the build depends on, under which it is kept; absent where builds are not kept."""
 
 
 # The place ---------------------------------------------------------------------------------------------
@@ -313,6 +333,15 @@ class Isolation(Part):
     """A control group bounds its processes."""
     cgroup_kill: Measure
     """A control group ends all of its processes at once."""
+
+
+class InputTensor(Part):
+    """A tensor among the inputs of one call, as the problem makes it."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: str
+    """Its dtype in the evaluation's precision, such as ``float32``."""
 
 
 class ReferenceProcess(Part):
@@ -447,6 +476,8 @@ class Facts(Part):
     """Column of a syntax error, from 1."""
     text: str | None = _ABSENT
     """Source line of a syntax error."""
+    shortage: Shortage | None = _ABSENT
+    """What a launch lacked, where Triton says so."""
     findings: tuple[Finding, ...] | None = _ABSENT
     """The findings for which a policy rejected the source."""
     output: int | None = _ABSENT
@@ -526,6 +557,8 @@ class Evidence(Part):
     """Labels that static rules gave to the source, the most severe first. None where the policy is ``allow``."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
+    inputs: tuple[InputTensor, ...] | None = _ABSENT
+    """The tensors among the inputs of one call, in their order. None where the problem made none."""
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
     checks_asked: int | None = _ABSENT

@@ -60,11 +60,20 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
     elif verdict.passed:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
-        lines = [*_failure(verdict), *_where(verdict, kernel), *_differences(verdict)]
+        lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel), *_differences(verdict)]
+    if verdict.reused_from is not None:
+        when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
+        lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}: nothing was run anew.")
     if verdict.blame is not Blame.FLEET:
         lines += [f"Noticed: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
+
+
+def last_frame(log: str) -> tuple[int, str | None] | None:
+    """Return the line of the kernel's source, and the function, at which the last traceback in a log ends."""
+    frames = list(_FRAME.finditer(log))
+    return (int(frames[-1].group(1)), frames[-1].group(2)) if frames else None
 
 
 def _failure(verdict: Verdict) -> Iterator[str]:
@@ -91,11 +100,10 @@ def _complaints(message: str) -> list[str]:
 
 def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
     """Yield the lines of the kernel's source at which the last traceback in the log ends."""
-    frames = list(_FRAME.finditer(verdict.log))
     if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
         number, function = verdict.facts.line, None
-    elif frames:
-        number, function = int(frames[-1].group(1)), frames[-1].group(2)
+    elif found := last_frame(verdict.log):
+        number, function = found
     else:
         return
     lines = kernel.splitlines()
@@ -104,6 +112,12 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
     yield f"At line {number}{f', in {function}' if function else ''}:"
     for at in range(max(1, number - _CONTEXT_LINES), min(len(lines), number + _CONTEXT_LINES) + 1):
         yield f"{'>' if at == number else ' '} {at:4d} | {lines[at - 1]}"
+
+
+def _lacked(verdict: Verdict) -> Iterator[str]:
+    if (short := verdict.facts.shortage) is not None:
+        which = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
+        yield f"The launch of {which} asks for {short.required} of {short.resource}; this GPU has {short.limit}."
 
 
 def _differences(verdict: Verdict) -> Iterator[str]:

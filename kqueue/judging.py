@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError
 
 from kqueue.config import Config, load
 from kqueue.contract import CPU_BACKENDS, Backend, Outcome, Precision, Request, Settings, parse_request
@@ -53,7 +54,9 @@ class Start(BaseModel):
     Attributes:
         parent: the process that it ends with.
         device: a GPU's UUID or index, or ``cpu``; None for the first GPU, or the CPU where there is none.
-        gpus, scratch, candidate_uid, isolation, gpu_shared: settings, as in :class:`~kqueue.config.Config`.
+        gpus, scratch, candidate_uid, isolation, gpu_shared, build_store_bytes: settings, as in
+            :class:`~kqueue.config.Config`.
+        build_store: the setting ``build_store``, or its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +68,8 @@ class Start(BaseModel):
     candidate_uid: int
     isolation: Literal["none", "basic", "strong", "full"]
     gpu_shared: Literal["wait", "refuse", "label"]
+    build_store: str
+    build_store_bytes: int
 
 
 class Machine(BaseModel):
@@ -111,8 +116,8 @@ class LocalJudge:
 
         Args:
             device: a GPU's UUID or index, or ``cpu``; by default the first GPU, or the CPU where there is none.
-            config: the settings ``gpus``, ``scratch``, ``candidate_uid``, ``isolation`` and ``gpu_shared``; by default
-                the environment's.
+            config: the settings ``gpus``, ``scratch``, ``candidate_uid``, ``isolation``, ``gpu_shared`` and
+                ``build_store*``; by default the environment's.
         """
         self._device = device
         self._config = config
@@ -214,6 +219,8 @@ class LocalJudge:
                     candidate_uid=config.candidate_uid,
                     isolation=config.isolation,
                     gpu_shared=config.gpu_shared,
+                    build_store=config.build_location,
+                    build_store_bytes=config.build_store_bytes,
                 )
             )
         return self._child
@@ -341,8 +348,13 @@ class _Child:
 
     def _send(self, message: BaseModel) -> None:
         assert self._process.stdin
+        try:
+            line = message.model_dump_json().encode() + b"\n"
+        except PydanticSerializationError as error:
+            # Whatever these models hold can be written: it was Ctrl-C, which pydantic wraps.
+            raise KeyboardInterrupt from error
         with contextlib.suppress(BrokenPipeError):  # its last words say why
-            self._process.stdin.write(message.model_dump_json().encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
         - ``runtime_stats`` and ``ref_runtime_stats``: ``mean``, ``median``, ``std``, ``min`` and ``max`` in
           milliseconds, ``num_trials``, ``hardware`` and ``device``; empty without a time;
         - ``metadata``: ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
-          ``attempts``, ``hardware`` and ``device``; KernelBench's own keys, such as ``compilation_error``,
+          ``attempts``, ``reused_from`` (the evaluation whose verdict it is, if this one was not judged itself),
+          ``hardware`` and ``device``; KernelBench's own keys, such as ``compilation_error``,
           ``runtime_error``, ``correctness_issue`` and ``max_difference``; and for a passed kernel
           ``correctness_trials`` (passed and asked for: ``(5 / 5)``), ``hidden_trials`` (the number of hidden variants
           that it passed beside them), ``speedup`` (of medians), ``timing_basis`` and ``kernelbench_correct``.
@@ -133,6 +134,7 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
             "facts": verdict.facts.model_dump(mode="json"),
             "lane": verdict.lane,
             "attempts": verdict.attempts,
+            "reused_from": verdict.reused_from and str(verdict.reused_from),
             **where,
             **(_of_success(verdict) if verdict.passed else _of_failure(verdict)),
         },

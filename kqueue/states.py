@@ -1,4 +1,4 @@
-"""The states and priorities of evaluations, the states of GPUs, and who may record an outcome.
+"""The states and priorities of evaluations, the states of GPUs and searches, and who may record an outcome.
 
 The database holds each as text; a test compares these names with its constraints.
 """
@@ -39,6 +39,17 @@ class GpuState(StrEnum):
     """The fleet took it out of service, until it passes a test or an operator resumes it."""
 
 
+class SearchState(StrEnum):
+    """The state of a search for a fast kernel."""
+
+    RUNNING = "running"
+    """A process runs it, or died while it did."""
+    STOPPED = "stopped"
+    """It was interrupted, or an error ended it; it can be resumed."""
+    DONE = "done"
+    """It made all its steps, or had no more proposals."""
+
+
 class Writer(StrEnum):
     """The part of a fleet that recorded the end of an attempt or an evaluation."""
 
@@ -50,3 +61,5 @@ class Writer(StrEnum):
     """A sweeper, for an attempt whose worker fell silent, or for an evaluation that nobody began in time."""
     CLIENT = "client"
     """A producer that cancelled the evaluation."""
+    DATABASE = "database"
+    """The database, which found the verdict of an equal evaluation."""

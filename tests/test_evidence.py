@@ -26,6 +26,7 @@ TIME = Measurement(
 STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
+    "inputs": [{"shape": [4, 8], "dtype": "float32"}],
     "checks": 9,
     "checks_asked": 5,
     "comparison": {

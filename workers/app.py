@@ -1,15 +1,14 @@
 """The Celery application that a slot's worker process runs.
 
 The supervisor (:mod:`workers.fleet`) starts the process. :mod:`workers.start` imports torch and Triton and forks the
-slot's fork server. From then on the worker's parent only forks: for each task a child, which judges one evaluation. The
-parent never touches CUDA, as a process that did cannot be forked.
+slot's fork server and its judges' seat. From then on the worker's parent only forks: clerks, each of which claims one
+evaluation, has the slot's judge judge it, and records the outcome. One whose evaluations end by reading sees to others.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 import structlog
@@ -26,7 +25,7 @@ from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
 
 from kqueue import broker, logs
-from kqueue.categories import Category
+from kqueue.categories import Blame
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
@@ -35,14 +34,11 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 from workers import delivery, messages
-from workers.judge import deaths
-from workers.judge.host.alone import NoRoom, room
-from workers.judge.host.blackbox import BlackBox
+from workers.judge import api, deaths
+from workers.judge.api import Judges
+from workers.pool import TaskPool
 from workers.records import StoredRecords
 from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
-
-if TYPE_CHECKING:
-    from workers.judge.keeper.handle import ForkServer
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -50,6 +46,8 @@ _log: Any = structlog.get_logger(__name__)
 #: version's schema, in seconds. One that did not wait would use up all messages in Redis meanwhile.
 _PATIENCE_S: Final = 30.0
 _RETRY_S: Final = 0.5
+#: How many evaluations a child may see to that end by reading.
+_MOST_READ: Final = 500
 #: Seconds between looks at what may have happened to the worker.
 _LOOK_S: Final = 0.2
 #: And at its children, which costs more and tells of what has lasted for seconds.
@@ -63,8 +61,8 @@ class _Worker:
     config: Config
     slot: Slot
     engine: Engine
-    blackbox: BlackBox
-    forkserver: ForkServer
+    judges: Judges
+    pid: int
 
 
 _worker: _Worker | None = None
@@ -85,46 +83,56 @@ app = _make_app()
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 
-def preload() -> None:
-    """Import what every judge needs, so that children inherit it; torch and Triton are there already."""
-    importlib.import_module("workers.judge.trial.run")
+def start_judges(slot: Slot) -> Judges:  # noqa: ARG001
+    """The slot's judges, whose seat :mod:`workers.start` has forked before this module was imported."""
+    if api.started is None:
+        raise ConfigError("this process has no judges: start workers with `python -m workers.fleet`")
+    return api.started
 
 
-def start_forkserver(slot: Slot) -> ForkServer:  # noqa: ARG001
-    """The slot's fork server, forked by :mod:`workers.start` before this module was imported."""
-    from workers.judge.keeper import handle as launch
-
-    if launch.started is None:
-        raise ConfigError("this process has no fork server: start workers with `python -m workers.fleet`")
-    return launch.started
-
-
-def run_evaluation(claim: Claim, slot: Slot, blackbox: BlackBox, forkserver: ForkServer, engine: Engine) -> Outcome:
-    """Judge."""
-    from workers.judge.trial.run import evaluate
-
-    place = replace(slot, gpu_shared=load().gpu_shared, alone=claim.alone)
-    return evaluate(claim.request, place, StoredRecords(engine, claim.attempt_id), blackbox, forkserver)
+def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> Outcome:
+    """Have the slot's judge judge."""
+    config = load()
+    place = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
+    records = StoredRecords(engine, claim.attempt_id, judges.conditions if config.reuse else None)
+    return judges.judge(claim.request, place, records)
 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)
 def evaluate(evaluation_id: str) -> dict[str, Any]:
     """Execute one evaluation; what is returned is what Flower shows.
 
+    The child is used up by an evaluation that goes beyond reading, and by whatever goes wrong. One whose evaluations
+    ended by reading, or that has claimed nothing, takes the next task.
+
     Raises:
         DatabaseUnavailable, SchemaMismatch: Postgres was away for long, or has another version's schema. The
             worker's parent sees to the attempt.
     """
     worker = _require()
-    claim = _claim(worker, UUID(evaluation_id))
+    try:
+        return _execute(worker, UUID(evaluation_id))
+    except BaseException:
+        worker.judges.blackbox.use()
+        raise
+
+
+def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
+    claim = _claim(worker, evaluation_id)
     if claim is None:
-        return {"evaluation": evaluation_id, "category": None, "note": "not claimed"}
-    worker.blackbox.open(claim.evaluation_id, claim.number)
-    outcome = _judge(worker, claim)
-    recorded = _finish(worker, claim, outcome)
-    worker.blackbox.close()
+        return {"evaluation": str(evaluation_id), "category": None, "note": "not claimed"}
+    worker.judges.blackbox.open(claim.evaluation_id, claim.number)
+    outcome, writer = _judge(worker, claim)
+    _child.read += 1
+    if outcome.category.blame is Blame.FLEET or _child.read >= _MOST_READ:
+        worker.judges.blackbox.use()
+    if outcome.category.blame is Blame.FLEET and not worker.judges.work() and os.getppid() == worker.pid:
+        # Told before this task ends: the next evaluations would fail for the same want, and use up a try each.
+        os.kill(worker.pid, signal.SIGTERM)
+    recorded = _finish(worker, claim, outcome, writer)
+    worker.judges.blackbox.close()
     return {
-        "evaluation": evaluation_id,
+        "evaluation": str(evaluation_id),
         "category": str(outcome.category),
         "blame": str(outcome.category.blame),
         "attempt": claim.number,
@@ -134,6 +142,16 @@ def evaluate(evaluation_id: str) -> dict[str, Any]:
 
 if VARIABLE in os.environ:
     messages.guard(app)
+
+
+@dataclass(slots=True)
+class _Child:
+    """This child of the worker's: how many evaluations it has seen to, all of which ended by reading."""
+
+    read: int = 0
+
+
+_child = _Child()
 
 
 def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
@@ -158,29 +176,32 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
         except (DatabaseUnavailable, SchemaMismatch) as error:
             if time.monotonic() >= deadline:
                 raise
+            # The connection is as old as this child. Another server may have taken over since.
+            worker.engine.dispose()
             if not failed:
                 _log.warning("an evaluation waits for Postgres", evaluation=str(evaluation_id), reason=str(error))
             failed = True
             time.sleep(_RETRY_S)
 
 
-def _judge(worker: _Worker, claim: Claim) -> Outcome:
-    arguments = (claim, worker.slot, worker.blackbox, worker.forkserver, worker.engine)
+def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
+    """Return the outcome, and who tells it: the judge, or this worker where the judge died."""
+    writer = Writer.JUDGE
     try:
-        with room(worker.slot.lock, alone=claim.alone):
-            outcome = deaths.outcome_of(lambda: run_evaluation(*arguments))
-    except NoRoom as error:
-        return Outcome(category=Category.JUDGE_ERROR, message=str(error))
+        outcome = deaths.outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
+    except deaths.JudgeDied as died:
+        outcome, writer = died.outcome, Writer.WORKER
+        _log.warning("the judge died", evaluation=str(claim.evaluation_id), reason=outcome.message)
     evidence = outcome.evidence
     if evidence.traceback is not None:
         attempt = {"evaluation": str(claim.evaluation_id), "attempt": claim.number}
         _log.error("the judge failed", **attempt, traceback=evidence.traceback)
     if claim.alone:
         outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
-    return outcome
+    return outcome, writer
 
 
-def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
+def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> Recorded:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -189,7 +210,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome) -> Recorded:
                 claim.evaluation_id,
                 claim.number,
                 outcome,
-                written_by=Writer.JUDGE,
+                written_by=writer,
                 retry_delay_s=worker.config.retry_delay_s,
             )
         except (DatabaseUnavailable, SchemaMismatch) as error:
@@ -227,12 +248,14 @@ def _prepare(**_: Any) -> None:
         if VARIABLE not in os.environ:
             raise ConfigError(f"{VARIABLE} is not set: start workers with `python -m workers.fleet`")
         slot = Slot.from_environment()
-        forkserver = start_forkserver(slot)
-        preload()
-        forkserver.wait_ready(config.isolation)
-        engine = _database(config, slot)
-        _worker = _Worker(config, slot, engine, BlackBox(), forkserver)
-        app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, _worker.blackbox)
+        judges = start_judges(slot)
+        judges.wait_ready(config.isolation)
+        conditions = judges.conditions if config.reuse else "none"  # found out here, once for all children
+        _log.debug("what verdicts depend on beside the environment", conditions=conditions)
+        _worker = _Worker(config, slot, _database(config, slot), judges, os.getpid())
+        app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.blackbox)
+        TaskPool.watch(judges.blackbox)
+        _ = app.backend  # looked up at a task's end; a child would import it anew
     except Exception as error:
         _log.exception("the worker cannot start", reason=str(error))
         raise SystemExit(1) from error
@@ -244,11 +267,19 @@ def _prepare(**_: Any) -> None:
 def _database(config: Config, slot: Slot) -> Engine:
     """An engine that has met Postgres and holds no connection, as none may be shared with children."""
     engine = store_engine.connect(config.require_database(), application=f"kqueue judge {slot.name}", pool_size=1)
-    # What SQLAlchemy learns at the first connection, every child would learn anew, in 30 ms.
-    with suppress(DatabaseUnavailable), store_engine.transaction(engine):
-        pass
+    # What SQLAlchemy learns at the first connection and makes of statements, every child would learn anew, in 40 ms.
+    with suppress(DatabaseUnavailable, SchemaMismatch):
+        evaluations.rehearse(engine, worker_id=slot.worker_id)
     engine.dispose()
     return engine
+
+
+@signals.worker_process_init.connect
+def _prepare_child(**_: Any) -> None:
+    """In a child, before it has a task: connect, and touch the memory that a task needs, which is copied then."""
+    worker = _require()
+    with suppress(DatabaseUnavailable, SchemaMismatch):
+        evaluations.rehearse(worker.engine, worker_id=worker.slot.worker_id)
 
 
 @signals.worker_ready.connect
@@ -284,17 +315,17 @@ class _Keeper:
             # Told to stop, it hears nothing more.
             if words := self._door.recv(64):
                 self.obey(words)
-        if not self._worker.forkserver.alive():
-            _log.error("the fork server is gone: this worker ends, and the supervisor starts another")
+        if not self._worker.judges.alive():
+            _log.error("the fork server or the seat is gone: this worker ends, and the supervisor starts another")
             os.kill(os.getpid(), signal.SIGTERM)
-        record = self._worker.blackbox.read()
+        record = self._worker.judges.blackbox.read()
         if record is not None and record.phase is Phase.CANARY and record.overdue:
             _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
             self._consumer.pool.abort()
 
     def look_at_children(self) -> None:
         """Tell the supervisor if one that was killed does not die, and when it has."""
-        if (stuck := self._consumer.pool.stuck()) is not self._stuck:
+        if (stuck := self._consumer.pool.stuck(also_of=self._worker.judges.pid)) is not self._stuck:
             self._stuck = stuck
             with suppress(OSError):
                 self._door.sendall(STUCK if stuck else FREE)
@@ -313,6 +344,6 @@ class _Keeper:
 def _stop(sender: Any, **_: Any) -> None:
     """In the parent, at the end of a warm stop."""
     if _worker is not None:
-        _worker.forkserver.stop()
+        _worker.judges.stop()
     # Nothing is left to do, and an interpreter that tidies up after Triton complains at length of leaks.
     atexit.register(os._exit, sender.exitcode or 0)

@@ -192,6 +192,10 @@ class Bookkeeping:
         """Write for each worker the reason why it is paused, or None. Return False if Postgres is away."""
         return self.attempt(lambda: registry.pause(self.engine, reasons))
 
+    def wait_for_device(self, holders: Mapping[UUID, str | None]) -> bool:
+        """Write who has the device that each worker waits for, or None. Return False if Postgres is away."""
+        return self.attempt(lambda: registry.wait_for_device(self.engine, holders))
+
     def idle(self) -> set[UUID]:
         """Return the workers of this host that judge nothing now; none if Postgres is away."""
         found: set[UUID] = set()

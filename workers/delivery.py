@@ -1,10 +1,11 @@
-"""The worker's parent records the outcome of a judge that could not, and tells Flower.
+"""The worker's parent records the outcome where the clerk could not, and tells Flower.
 
-Celery runs the judge in a child, which records its own outcome. The parent learns of every other end through
-:class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records once, first writer wins:
+Celery runs the clerk in a child, which records what its judge has told, or how its judge has died. The parent learns of
+every other end through :class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records
+once, first writer wins. "It" is the judge or the clerk, whichever ended:
 
 ============================================  ==========================  ================================
-how the judge ended                           where it was                recorded, and by whom
+how it ended                                  where it was                recorded, and by whom
 ============================================  ==========================  ================================
 it finished                                   any                         its outcome, by the judge
 ``evaluate`` raised                           any                         ``judge_error``, by the judge
@@ -40,7 +41,6 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -59,6 +59,7 @@ from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from workers.judge import deaths
+from workers.judge.host import linux
 from workers.judge.host.blackbox import BlackBox, Record
 from workers.pool import ChildDied
 from workers.slot import Slot
@@ -109,7 +110,7 @@ class Recorder:
 
     def begun(self) -> None:
         """A child has begun a task."""
-        self._oom_kills = _oom_kills()
+        self._oom_kills = linux.out_of_memory_kills()
 
     def settle(self, error: BaseException, *, handed_back: bool = False) -> Outcome | None:
         """Record what came of the child's attempt, which ended with ``error``; None if it had none.
@@ -135,7 +136,7 @@ class Recorder:
             message = "the worker was told to stop at once"
             outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
         else:
-            outcome = outcome_of(error, record, out_of_memory=_oom_kills() > self._oom_kills)
+            outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > self._oom_kills)
         self._record(
             lambda: evaluations.finish(
                 self._engine,
@@ -226,14 +227,3 @@ def _impatient(engine: Engine) -> Engine:
 
     event.listen(engine, "do_connect", configure)
     return engine
-
-
-def _oom_kills() -> int:
-    """Return how often the host's out-of-memory killer has struck; 0 where the host does not tell."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return 0

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, State, installed
 from workers.judge.gpu.devices import devices
+from workers.judge.host import uids
 
 #: Names of the capabilities by bit.
 _CAPABILITIES: Final = """
@@ -36,26 +38,43 @@ _GIB: Final = 1 << 30
 _SEAL_S: Final = 90.0
 
 
-def examine(config: Config) -> Iterator[Check]:
-    """Run every check of a worker's parts. On a host without torch, only those that show it is not a worker."""
-    yield from _gpus()
+def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
+    """Run every check of a worker's parts. On a host without torch, only those that show it is not a worker.
+
+    Args:
+        config: the settings.
+        deep: judge kernels of every backend on every GPU too (:mod:`workers.deep`). Takes minutes.
+    """
+    yield from _gpus(deep=deep)
     if importlib.util.find_spec("torch") is None:
         fix = "for a worker: install `kqueue[worker]`"
         yield Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)
         return
-    # This check forks, so it runs before torch, which may start threads.
-    user = list(_user(config))
-    yield from _torch()
-    yield from _compilers()
-    yield from user
-    yield from _seal(config)
+    with ExitStack() as stack:
+        uid = None
+        if os.geteuid() == 0:
+            # One that no fleet of this host uses, which would kill whatever runs under it.
+            held = uids.hold(config.candidate_uid)
+            stack.callback(held.release)
+            uid = held.uid
+        # This check forks, so it runs before torch, which may start threads.
+        user = list(_user(uid))
+        yield from _torch()
+        yield from _compilers(deep=deep)
+        yield from user
+        yield from _seal(config, uid)
     yield from _scratch(config)
+    if deep:
+        from workers.deep import judged
+
+        tools = {"nvcc": _in_toolkit("nvcc"), "ninja": _ninja()}
+        yield from judged(config, {name for name, found in tools.items() if found})
 
 
 # GPUs ------------------------------------------------------------------------------------------------
 
 
-def _gpus() -> Iterator[Check]:
+def _gpus(*, deep: bool) -> Iterator[Check]:
     try:
         import pynvml as nvml  # a part of kqueue[worker]
     except ImportError:
@@ -71,6 +90,8 @@ def _gpus() -> Iterator[Check]:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 yield _device(nvml, index)
+                if deep:
+                    yield _clocks(nvml, index)
             except nvml.NVMLError as error:
                 yield Check("gpu", f"gpu {index}", State.FAIL, str(error), "see `nvidia-smi`; reset or drain the GPU")
     finally:
@@ -106,6 +127,22 @@ def _device(nvml: Any, index: int) -> Check:
         fix = "do not trust times taken beside other work (a running fleet's own contexts count here)"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
     return Check("gpu", f"gpu {index}", State.OK, detail)
+
+
+def _clocks(nvml: Any, index: int) -> Check:
+    """Report the clocks at which a GPU runs, and how fast it may run."""
+    from workers.judge.gpu import facts
+
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    told: list[str] = []
+    for name, kind in (("SM", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
+        now, most = (
+            facts.ask(nvml.nvmlDeviceGetClockInfo, handle, kind),
+            facts.ask(nvml.nvmlDeviceGetMaxClockInfo, handle, kind),
+        )
+        told.append(f"{name} {now or '?'} of {most or '?'} MHz")
+    slowed = facts.read(handle).get("throttle", [])
+    return Check("gpu", f"gpu {index} clocks", State.OK, ", ".join(told + slowed))
 
 
 def _sick(seen: dict[str, Any]) -> str:
@@ -185,7 +222,7 @@ def _any_cupy() -> str | None:
 # compilers -------------------------------------------------------------------------------------------
 
 
-def _compilers() -> Iterator[Check]:
+def _compilers(*, deep: bool) -> Iterator[Check]:
     gpu = Path("/dev/nvidiactl").exists()
 
     def tool(name: str, found: str | None, absent: State, fix: str) -> Check:
@@ -201,18 +238,26 @@ def _compilers() -> Iterator[Check]:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     fix = f"for kernels that are compiled: install python{sys.version_info[0]}.{sys.version_info[1]}-dev"
     yield tool("python headers", str(header.parent) if header.is_file() else None, needed, fix)
-    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    ninja = _ninja()
     fix = "for kernels of backends cuda and cpp: install ninja"
     yield tool("ninja", ninja and f"{_output(ninja)[0]} at {ninja}", State.WARN, fix)
-    nvcc = _nvcc()
+    nvcc = _in_toolkit("nvcc")
     fix = "for kernels of backend cuda: install the CUDA toolkit of torch's version, or set CUDA_HOME" if gpu else ""
     yield tool("nvcc", nvcc and f"{_output(nvcc)[-1]} at {nvcc}", State.WARN if gpu else State.INFO, fix)
+    if deep:
+        sanitizer = _in_toolkit("compute-sanitizer")
+        fix = "for `compute-sanitizer` of your own: install the CUDA toolkit" if gpu else ""
+        yield tool("compute-sanitizer", sanitizer and f"{_output(sanitizer)[-1]} at {sanitizer}", State.INFO, fix)
 
 
-def _nvcc() -> str | None:
-    """Find nvcc as torch's extension builder does."""
+def _ninja() -> str | None:
+    return shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+
+
+def _in_toolkit(program: str) -> str | None:
+    """Find a program of the CUDA toolkit as torch's extension builder finds nvcc."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    places = ([f"{home}/bin/nvcc"] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    places = ([f"{home}/bin/{program}"] if home else []) + [program, f"/usr/local/cuda/bin/{program}"]
     return next((found for place in places if (found := shutil.which(place))), None)
 
 
@@ -228,12 +273,11 @@ def _output(program: str) -> list[str]:
 # the sandbox -----------------------------------------------------------------------------------------
 
 
-def _user(config: Config) -> Iterator[Check]:
-    if os.geteuid() != 0:
+def _user(uid: int | None) -> Iterator[Check]:
+    if uid is None:
         fix = "run the worker as root (its container does), so that candidates get their own uids"
         yield Check("sandbox", "user", State.WARN, f"uid {os.geteuid()}: candidates run as this user", fix)
         return
-    uid = config.candidate_uid
     yield Check("sandbox", "user", State.OK, f"root: candidates get uids from {uid}")
     yield _capabilities()
     from workers.judge.sandbox import view
@@ -262,14 +306,13 @@ def _user(config: Config) -> Iterator[Check]:
         yield Check("sandbox", "candidate uid", State.OK, f"the interpreter starts as {uid}{around}")
 
 
-def _seal(config: Config) -> Iterator[Check]:
+def _seal(config: Config, uid: int | None) -> Iterator[Check]:
     """Try every measure of the seal as a fork server does, and report the level that they reach."""
     from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
     gpus = devices()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpus[0].uuid if gpus else "")
-    uid = str(config.candidate_uid) if os.geteuid() == 0 else ""
-    command = [sys.executable, "-m", "workers.judge.sandbox.ground", uid, visible]
+    command = [sys.executable, "-m", "workers.judge.sandbox.ground", "" if uid is None else str(uid), visible]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -345,8 +388,8 @@ def _scratch(config: Config) -> Iterator[Check]:
 
 
 def main() -> None:
-    """Print every check as a line of JSON, as soon as it is known."""
-    for check in examine(load()):
+    """Print every check as a line of JSON, as soon as it is known. With ``--deep`` the long ones too."""
+    for check in examine(load(), deep="--deep" in sys.argv[1:]):
         sys.stdout.write(json.dumps(check.to_json()) + "\n")
         sys.stdout.flush()
 

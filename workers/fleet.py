@@ -110,6 +110,8 @@ class Supervisor:
         self._look_at = 0.0
         #: Devices that others keep from workers: since when on the monotonic clock, and who was said to.
         self._waits: dict[str, tuple[float, str]] = {}
+        #: The workers that wait for such a device, and who has it, as last written.
+        self._kept: dict[UUID, str] = {}
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
@@ -227,18 +229,28 @@ class Supervisor:
         self._written = wanted
 
     def _look_at_locks(self, now: float) -> None:
-        """Say whom evaluations wait for, where other fleets of this user or local judges have a device for long."""
+        """Tell whom evaluations wait for, where other fleets of this user or local judges have a device.
+
+        Their workers' rows have it while it lasts, and the log where it lasts long.
+        """
+        kept: dict[UUID, str] = {}
         for device, lock in {worker.slot.device: worker.slot.lock for worker in self._workers}.items():
             holder = holders.stranger(lock)
-            if holder is None or not holder.kept_us_waiting:
+            if holder is None or not holder.keeps_waiting:
                 self._waits.pop(device, None)
                 continue
+            for worker in self._workers:
+                if any(linux.descends(pid, worker.pid) for pid in holder.keeps_waiting):
+                    kept[worker.slot.worker_id] = holder.words
             since, told = self._waits.setdefault(device, (now, ""))
             if now - since >= _QUEUE_S and holder.words != told:
                 _log.warning(
                     "evaluations wait for a device that another fleet uses", device=device, used_by=holder.words
                 )
                 self._waits[device] = since, holder.words
+        changed: dict[UUID, str | None] = {**dict.fromkeys(self._kept), **kept}
+        if kept != self._kept and self._books.wait_for_device(changed):
+            self._kept = kept
 
     def _bury(self, worker: WorkerProcess, returncode: int) -> None:
         """Clean up after a worker that has ended: kill its leftovers, and have its evaluation queued again."""

@@ -40,6 +40,8 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
                 scratch=scratch / name,
                 lock=device_lock(scratch, device),
                 uid=config.candidate_uid + number if os.geteuid() == 0 else None,
+                build_store=config.build_location,
+                build_store_bytes=config.build_store_bytes,
             )
         )
 

@@ -1,9 +1,9 @@
 """The worker's pool: Celery's prefork pool, changed so that one-task children start and die fast.
 
-A worker has one child at a time, and a child runs one task. Stock Celery 5.7 on billiard 4.3 runs 0.24 such tasks a
-second, because it usually misses a child's end: the sentinel pipe closes a moment before the process can be waited
-for, so the parent sees a living child, stops watching it, and looks again only when a 5 s timer fires. It notices a
-segmentation fault after 4 s. The changes and their reasons:
+A worker runs one task at a time, and a child sees to one kernel that is run. Stock Celery 5.7 on billiard 4.3 runs 0.24
+one-task children a second, because it usually misses a child's end: the sentinel pipe closes a moment before the
+process can be waited for, so the parent sees a living child, stops watching it, and looks again only when a 5 s timer
+fires. It notices a segmentation fault after 4 s. The changes and their reasons:
 
 ==================================  ====================================================================
 pidfd instead of the pipe           readable exactly when the child can be waited for: no race, and a child
@@ -17,6 +17,11 @@ SIGKILL first, then report          at a hard limit, stock Celery reports while 
 process group, subreaper, sweep     a child's leftovers are killed with it, even those that left its group or
                                     session; no wait for them is unbounded
 structured exit status              stock Celery gives it in a message's text only
+used up by judging, not by tasks    a task whose evaluation ends by reading, or that claims nothing, leaves its child
+                                    as it was, and a fork costs more than such a task. The flight recorder says which
+                                    child was used up; it gets no other task
+a spare child                       forked and connected while the other one judges, so that the next task need not
+                                    wait for that. It gets its task when that of the other one has ended
 ==================================  ====================================================================
 
 ``benchmarks/respawn.py`` compares the two pools; ``tests/fleet`` checks the gap between two tasks. The module extends
@@ -27,6 +32,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -41,6 +47,7 @@ from celery.utils.log import get_logger
 
 from workers.judge import deaths
 from workers.judge.host import linux
+from workers.judge.host.blackbox import BlackBox
 
 _log: Any = get_logger(__name__)
 
@@ -48,6 +55,10 @@ _log: Any = get_logger(__name__)
 _ANSWER_READ_POLL_S: Final = 0.005
 _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
+#: Seconds from the end of a child that was used up to its replacement's fork.
+_REPLACE_AFTER_S: Final = 0.03
+#: Children beyond those that have tasks.
+_SPARE: Final = 1
 #: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
 #: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
@@ -73,11 +84,33 @@ def kill_group(pid: int) -> None:
 
 
 class _Child(asynpool.Worker):
-    """A child that leads a process group, so that the whole group can be killed at once."""
+    """A child that leads a process group, so that the whole group can be killed at once, and ends when it is used up.
+
+    Attributes:
+        blackbox: says whether it is used up; None: any task uses it up.
+    """
+
+    blackbox: BlackBox | None = None
 
     def after_fork(self) -> None:
         os.setpgid(0, 0)
+        if self.blackbox is not None:
+            self.blackbox.begin()
         super().after_fork()
+
+    def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
+        super()._make_child_methods(*args, **kwargs)
+        blackbox, receive = self.blackbox, self.wait_for_job
+        if blackbox is None:
+            return
+        self.maxtasks = None
+
+        def next_task(*args: Any, **kwargs: Any) -> Any:
+            if blackbox.used:
+                sys.exit(billiard.pool.EX_RECYCLE)
+            return receive(*args, **kwargs)
+
+        self.wait_for_job = next_task
 
 
 class _KillFirst(billiard.pool.TimeoutHandler):
@@ -97,11 +130,11 @@ class _Pool(asynpool.AsynPool):
     Worker = _Child
     TimeoutHandler = _KillFirst
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, processes: int, *args: Any, **kwargs: Any) -> None:
         # Children that the worker started before the pool, such as the fork server, are not the pool's to kill.
         self._services = frozenset(linux.children(os.getpid()))
         self._unswept = False
-        super().__init__(*args, **kwargs)
+        super().__init__(processes + _SPARE, *args, **kwargs)
 
     @property
     def timers(self) -> dict[Any, float]:
@@ -122,12 +155,23 @@ class _Pool(asynpool.AsynPool):
         # The child has ended but was not reaped, so no other group can have its number.
         kill_group(proc.pid)
         self._sweep()
-        super()._event_process_exit(hub, proc)
+        if proc.exitcode == billiard.pool.EX_RECYCLE:
+            # It has answered. Replacing it takes 30 ms, in which the loop could not hand the next task to the spare.
+            self._untrack_child_process(proc, hub)
+            hub.call_later(_REPLACE_AFTER_S, self.maintain_pool)
+        else:
+            super()._event_process_exit(hub, proc)
 
     def _sweep(self) -> None:
         was_unswept, self._unswept = self._unswept, not linux.sweep(self._services | {p.pid for p in self._pool})
         if self._unswept and not was_unswept:
             _log.warning("a process that a task left behind does not die; trying again")
+
+    def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:  # noqa: N803
+        blackbox, child = self.Worker.blackbox, self._fileno_to_inq.get(inqW_fd)
+        if blackbox is not None and child is not None and blackbox.used_up(child.pid):
+            return  # it is about to end, and counts as busy until then
+        super().on_job_ready(job, i, obj, inqW_fd)
 
     def mark_as_worker_lost(self, job: Any, exitcode: int) -> None:
         try:
@@ -147,10 +191,26 @@ class TaskPool(prefork.TaskPool):
     #: Killed children that are still there, with the time at which each was first seen.
     _doomed: Mapping[int, float] = MappingProxyType({})
 
-    def stuck(self) -> bool:
-        """True if a killed process has not died for ``STUCK_S`` seconds. Call it regularly."""
+    @staticmethod
+    def watch(blackbox: BlackBox) -> None:
+        """Have children used up by what the flight recorder tells. Call it before the pool starts."""
+        _Child.blackbox = blackbox
+
+    @property
+    def num_processes(self) -> int:
+        """The number of tasks at a time. Celery fetches so many messages."""
+        pool: Any = self
+        return pool.limit
+
+    def stuck(self, *, also_of: int) -> bool:
+        """True if a killed process has not died for ``STUCK_S`` seconds. Call it regularly.
+
+        Args:
+            also_of: a process whose children count too, beside this one's.
+        """
         now = time.monotonic()
-        doomed = [pid for pid in linux.children(os.getpid()) if linux.is_doomed(pid)]
+        children = [*linux.children(os.getpid()), *linux.children(also_of)]
+        doomed = [pid for pid in children if linux.is_doomed(pid)]
         self._doomed = {pid: self._doomed.get(pid, now) for pid in doomed}
         return any(now - since > STUCK_S for since in self._doomed.values())
 

@@ -15,13 +15,21 @@ from kqueue.store import baselines, evaluations, gpus
 class StoredRecords:
     """:class:`workers.judge.ports.Records` of one attempt. Each raises DatabaseUnavailable without Postgres."""
 
-    def __init__(self, engine: Engine, attempt_id: int) -> None:
+    def __init__(self, engine: Engine, attempt_id: int, conditions: str | None) -> None:
+        """Say whose records these are.
+
+        Args:
+            engine: the fleet's database.
+            attempt_id: the attempt's row.
+            conditions: :attr:`workers.judge.api.Judges.conditions`; None if no verdict is to be reused.
+        """
         self._engine = engine
         self._attempt_id = attempt_id
+        self._conditions = conditions
 
     def environment(self, facts: dict[str, Any]) -> str:
         """Note the attempt's environment."""
-        return evaluations.set_environment(self._engine, self._attempt_id, facts)
+        return evaluations.set_environment(self._engine, self._attempt_id, facts, conditions=self._conditions)
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
         """Look a baseline up."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final, Self
 from uuid import UUID
 
@@ -47,5 +46,4 @@ class Slot(Place):
     def from_environment(cls) -> Self:
         """Return the slot of this process, as its supervisor wrote it."""
         known = json.loads(os.environ[VARIABLE])
-        known |= {name: Path(known[name]) for name in ("scratch", "lock")}
-        return cls(**known | {"worker_id": UUID(known["worker_id"]), "lanes": tuple(known["lanes"])})
+        return cls.from_json(known | {"worker_id": UUID(known["worker_id"]), "lanes": tuple(known["lanes"])})

@@ -1,8 +1,8 @@
 """``python -m workers.start``: a slot's worker process, from its first instruction on.
 
 The order matters. The process starts with an environment without secrets, imports torch once, and forks the slot's
-fork server. So the fork server holds nothing worth stealing and shares the memory of the imports. Only then does the
-process read the fleet's settings from a descriptor and become the Celery worker.
+fork server and its judges' seat. So neither holds a secret, and both share the memory of the imports. Only then does
+the process read the fleet's settings from a descriptor and become the Celery worker.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import json
 import os
 import socket
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
+from workers.judge import api
 from workers.judge.keeper import handle as launch
 from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
+#: Variables with the numbers of descriptors that are this process's alone.
+_OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
+
 
 def main() -> NoReturn:
-    """Fork the slot's fork server, then become its worker. Arguments: those of ``celery -A … ``."""
+    """Fork the slot's fork server and seat, then become its worker. Arguments: those of ``celery -A … ``."""
     from workers.judge.candidate import harness  # torch: not for who only becomes a worker
     from workers.judge.keeper import forkserver
 
@@ -33,11 +37,11 @@ def main() -> NoReturn:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        for variable in (READY_VARIABLE, SETTINGS_VARIABLE):
+        for variable in _OWN:
             os.close(int(os.environ.pop(variable)))
         forkserver.main(theirs, parent, slot.uid)
     theirs.close()
-    launch.started = launch.ForkServer(slot, pid, ours)
+    api.started = api.Judges(launch.ForkServer(slot, pid, ours), without=[int(os.environ[name]) for name in _OWN])
     become_worker("workers.app")
 
 

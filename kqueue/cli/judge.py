@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, sources
-from kqueue.cli.render import print_table, say, write_json
+from kqueue.cli import autopsy, options, sources
+from kqueue.cli.render import console, print_table, say, write_json
 from kqueue.cli.sources import Entry
 from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
 from kqueue.errors import InvalidRequest, JudgeUnavailable
+from kqueue.text import one_line
 
 if TYPE_CHECKING:
+    from kqueue.autopsy.report import Report
     from kqueue.contract import Outcome, Request
     from kqueue.judging import LocalJudge, Machine
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 #: refused; a kernel did not pass.
 _UNJUDGED, _REFUSED, _FAILED = 3, 2, 1
 _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
+#: The longest time that one failure is shrunk for, in seconds.
+_AUTOPSY_S: Final = 60.0
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 def judge(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="File with the reference.")],
-    kernels: Annotated[list[str], typer.Argument(metavar="KERNEL...", help="Files, folders and globs.")],
+    kernels: Annotated[list[str], typer.Argument(metavar="KERNEL", help="Files, folders and globs.")],
     backend: options.Backend = None,
     device: Annotated[
         str | None,
@@ -46,6 +52,10 @@ def judge(
     calls: options.Calls = None,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
+    autopsies: Annotated[
+        Path | None,
+        typer.Option("--autopsy", metavar="DIR", help="Shrink each failure, a minute at most, to DIR/KERNEL/repro.py."),
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Show all that is kept of one kernel's log.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per kernel, as soon as it is judged.")
@@ -70,9 +80,14 @@ def judge(
             if not as_json:
                 say(_where(local.machine))
         advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
+        names: Counter[str] = Counter()
         try:
             for task in tasks:
                 _run(local, task)
+                if autopsies is not None:
+                    name = Path(task.item.entry.where).stem
+                    names[name] += 1
+                    _dissect(local, task, autopsies / (name if names[name] == 1 else f"{name}-{names[name]}"))
                 advance(str(task.outcome.category) if task.outcome else "")
                 if as_json:
                     _write(task, local)
@@ -96,12 +111,16 @@ class _Task:
         request: what is judged; None where that is refused.
         outcome: None where there is none.
         status: the exit status that it makes, 0 for a kernel that passed.
+        report: what an autopsy found; None where there was none.
+        repro: the program that shows the failure; None where there is none.
     """
 
     item: Item
     request: Request | None = None
     outcome: Outcome | None = None
     status: int = 0
+    report: Report | None = None
+    repro: Path | None = None
 
     def fail(self, error: Exception, status: int) -> None:
         """Record that there is no verdict, and say why."""
@@ -143,8 +162,24 @@ def _run(local: LocalJudge, task: _Task) -> None:
         task.status = _UNJUDGED if task.outcome.blame is Blame.FLEET else _FAILED
 
 
+def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
+    """Shrink a kernel's failure, where that tells more."""
+    from kqueue.autopsy import run
+    from kqueue.autopsy.shrink import Autopsy, refused
+
+    if task.request is None or task.outcome is None or refused(task.outcome) is not None:
+        return
+    made = Autopsy(task.request, task.outcome)
+    task.report = run.by_judge(made, local, _AUTOPSY_S, lambda _: None)
+    task.repro = autopsy.write(task.report, folder)
+    if task.report.ended == "interrupted":
+        raise KeyboardInterrupt
+
+
 def _write(task: _Task, local: LocalJudge) -> None:
     record = task.item.to_json()
+    if task.report is not None:
+        record["autopsy"] = autopsy.to_json(task.report, task.repro)
     if task.outcome is not None and task.request is not None:
         record["verdict"] = {
             **task.outcome.model_dump(mode="json"),
@@ -162,6 +197,11 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
         _print_table(tasks)
     elif tasks[0].outcome is not None:
         print_result(tasks[0].outcome, (), all_of_log=all_of_log, evidence=False)
+    for task in tasks:
+        if task.report is not None:
+            if len(tasks) > 1:
+                console().print(f"--- {one_line(task.item.entry.where)}", style="bold")
+            autopsy.show(task.report, task.repro)
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:

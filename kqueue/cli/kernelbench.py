@@ -28,6 +28,7 @@ NumberT = TypeVar("NumberT", int, float)
 
 _GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
 _PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
+_RESULTS: Final = "eval_results.json"
 #: Evaluations sent in one transaction.
 _CHUNK: Final = 100
 #: Seconds between two writes of the results file, which is always written whole.
@@ -74,8 +75,7 @@ def kernelbench(
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
     found, bad = _find(generations, problems, level)
-    run = _Run(out or generations / "eval_results.json", found.level)
-    arguments = {
+    asked = {
         "backend": backend,
         "lane": lane,
         "precision": precision,
@@ -83,9 +83,9 @@ def kernelbench(
         "num_perf_trials": calls,
         "measure_performance": not no_timing,
         "comparison": comparison,
-        "batch": generations.resolve().name or None,
     }
-    todo = run.to_do(found.samples, arguments)
+    run = _Run(out or generations / _RESULTS, found.level, asked)
+    todo = run.to_do(found.samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
         with Client() as client:
@@ -96,7 +96,9 @@ def kernelbench(
     finally:
         run.write()
     scores = scores_of(run.results, ks, ps)
-    _write(run.file.with_name("pass_at_k_results.json"), _pass_at_k_file(run.results, ks))
+    # KernelBench's scripts look for this name beside theirs. Results of other settings have their own.
+    beside = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
+    _write(run.file.with_name(beside), _pass_at_k_file(run.results, ks))
     for line in [*bad, *(f"{name}: left out, {why}" for name, why in left_out)]:
         say(line)
     record = {
@@ -133,7 +135,8 @@ class _Work:
     """A sample to judge."""
 
     sample: _Sample
-    digest: str
+    #: SHA-256 of its two files, as its result has them.
+    digests: dict[str, str]
     request: Request
     #: Earlier evaluations of the sample that gave no result.
     fruitless: int = 0
@@ -142,47 +145,58 @@ class _Work:
 class _Run:
     """The results file. Each write replaces the whole file atomically."""
 
-    def __init__(self, file: Path, level: int) -> None:
+    def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
+        """Read the file, if there is one.
+
+        Args:
+            file: the results file.
+            level: the level of all its results.
+            asked: how all of them are judged, as arguments of :func:`kqueue.kernelbench.request_of`.
+
+        Raises:
+            InvalidRequest: it is not a results file, or holds results of another level or of other settings.
+        """
         self.file = file
         self._level = level
+        self._asked = asked
         #: Prefix of this run's idempotency keys, kept in a file so that a resumed run finds its evaluations. Without
         #: a results file, a new run begins.
         self._token_file = file.with_name(file.name + ".run")
         known = file.exists() and self._token_file.exists()
         self._token = self._token_file.read_text().strip() if known else uuid4().hex
-        self.results: dict[str, list[dict[str, Any]]] = _read(file, level) if file.exists() else {}
+        self.results: dict[str, list[dict[str, Any]]] = _read(file, level, asked) if file.exists() else {}
         self._written = time.monotonic()
         if not known:
             self.write()
             self._token_file.write_text(self._token + "\n")
 
-    def to_do(self, samples: Iterable[_Sample], arguments: dict[str, Any]) -> list[_Work]:
+    def to_do(self, samples: Iterable[_Sample], *, batch: str | None) -> list[_Work]:
         """Return the samples without a result. A source that cannot be a kernel gets its result at once."""
         from kqueue.integrations.answers import request_for
 
         work: list[_Work] = []
         for sample in samples:
-            data = sample.path.read_bytes()
-            digest = sha256(data).hexdigest()
-            if self._has(sample, digest):
+            data, problem = sample.path.read_bytes(), read_source(sample.problem)
+            digests = {"file_sha256": sha256(data).hexdigest(), "problem_sha256": sha256(problem.encode()).hexdigest()}
+            if self._has(sample, digests):
                 continue
             labels = {"problem_label": sample.problem.stem[:200], "kernel_label": sample.path.stem}
             # Bytes that are not UTF-8 become surrogates, for which the request is refused.
             kernel = data.decode("utf-8-sig", errors="surrogateescape")
-            request = request_for(read_source(sample.problem), kernel, **arguments, **labels)
+            request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
             if isinstance(request, InvalidRequest):
-                self.add(sample, _refused(sample, str(request)), digest)
+                self.add(sample, _refused(sample, str(request)), digests)
             else:
-                work.append(_Work(sample, digest, request))
+                work.append(_Work(sample, digests, request))
         return work
 
     def key(self, work: _Work) -> str:
         digest = sha256(work.request.model_dump_json().encode()).hexdigest()
         return f"{self._token}/{work.sample.problem_id}/{work.sample.sample_id}/{digest}/{work.fruitless}"
 
-    def add(self, sample: _Sample, row: dict[str, Any], digest: str) -> None:
+    def add(self, sample: _Sample, row: dict[str, Any], digests: dict[str, str]) -> None:
         """Insert a sample's result, replacing an older one."""
-        row["metadata"] |= {"level": self._level, "file_sha256": digest}
+        row["metadata"] |= {"level": self._level, "asked": self._asked, **digests}
         table = self.results.setdefault(str(sample.problem_id), [])
         others = [known for known in table if known["sample_id"] != sample.sample_id]
         table[:] = sorted([*others, row], key=itemgetter("sample_id"))
@@ -193,10 +207,11 @@ class _Run:
         _write(self.file, dict(sorted(self.results.items(), key=lambda item: int(item[0]))))
         self._written = time.monotonic()
 
-    def _has(self, sample: _Sample, digest: str) -> bool:
-        """True if this exact file has a result. A result without a file hash (another program's) counts too."""
+    def _has(self, sample: _Sample, digests: dict[str, str]) -> bool:
+        """True if these exact files have a result. A result without their hashes (another program's) counts too."""
         return any(
-            row["sample_id"] == sample.sample_id and row["metadata"].get("file_sha256", digest) == digest
+            row["sample_id"] == sample.sample_id
+            and all(row["metadata"].get(name, digest) == digest for name, digest in digests.items())
             for row in self.results.get(str(sample.problem_id), ())
         )
 
@@ -212,7 +227,7 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
             again: list[_Work] = []
             for work, verdict, created in _verdicts(client, todo, run):
                 if verdict.judged:
-                    run.add(work.sample, row_of(verdict, work.sample.sample_id), work.digest)
+                    run.add(work.sample, row_of(verdict, work.sample.sample_id), work.digests)
                 elif created:
                     left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
                 else:
@@ -262,7 +277,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
     if chosen is None or chosen not in named:
         which = "" if level is None else f" of level {level}"
         raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{which}")
-    known = _problems(problems, chosen)
+    known = problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
         match known.get(problem_id, []):
@@ -276,7 +291,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
     return _Found(chosen, samples), bad
 
 
-def _problems(folder: Path, level: int) -> dict[int, list[Path]]:
+def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
     """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` if it has no level folders."""
     below = folder / f"level{level}"
     place = below if below.is_dir() or any(folder.glob("level*/")) else folder
@@ -287,11 +302,11 @@ def _problems(folder: Path, level: int) -> dict[int, list[Path]]:
     return found
 
 
-def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
+def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Read results that this command or KernelBench's scripts wrote.
 
     Raises:
-        InvalidRequest: the file is not a results file, or belongs to another level.
+        InvalidRequest: the file is not a results file, or holds results of another level or of other settings.
     """
     try:
         known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -306,6 +321,13 @@ def _read(file: Path, level: int) -> dict[str, list[dict[str, Any]]]:
     others = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
     if others:
         raise InvalidRequest(f"{file}: holds results of level {min(others)}; use another --out for level {level}")
+    for row in (row for rows in results.values() for row in rows):
+        known: dict[str, Any] = {**asked, **row["metadata"].get("asked", {})}
+        if other := [f"{name} {known[name]}, not {value}" for name, value in asked.items() if known[name] != value]:
+            raise InvalidRequest(
+                f"{file}: holds results of kernels that were judged with {'; '.join(other)}: "
+                "use another --out, or move it away"
+            )
     return results
 
 

@@ -1,18 +1,15 @@
-"""The output of commands: text that is safe for a terminal, records as JSON lines, tables.
-
-Sources, labels, logs and messages may come from a candidate. None of them may move the cursor, change the terminal's
-title or imitate the command's own colours, so all of them are escaped before they are printed.
-"""
+"""The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), records as JSON lines, tables."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+
+from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,25 +17,7 @@ if TYPE_CHECKING:
 
     from kqueue.evidence import Finding, Provenance
 
-#: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
-#: unassigned, and line and paragraph separators.
-_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
-
-
-def clean(value: object) -> str:
-    """Return ``value`` as text. All control characters but line feeds and tabs are escaped."""
-    return "".join(
-        char
-        if char in "\n\t" or unicodedata.category(char) not in _UNSAFE
-        else char.encode("unicode_escape").decode("ascii")
-        for char in str(value)
-    )
-
-
-def one_line(value: object) -> str:
-    """Return ``value`` as :func:`clean` does, on one line: each run of white space becomes one space."""
-    return " ".join(clean(value).split())
 
 
 def say(value: object) -> None:

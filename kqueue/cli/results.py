@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from kqueue.errors import InvalidRequest, KqueueError
+from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command()(results)
     app.command()(cancel)
+    app.command()(cost)
 
 
 @contextmanager
@@ -162,6 +163,7 @@ def _print_status(record: Mapping[str, Any]) -> None:
             for worker in live
         )
         print_table(("worker", "device", "lanes", "busy with", "since", "paused"), rows, title="workers")
+    _print_kept_waiting(live)
     _print_waiting(record["gpu_memory"])
     for gpu in record["gpus_not_serving"]:
         what = f"GPU {gpu['index']} of {gpu['host']} does not serve since {age(gpu['since'])}: {gpu['state']}"
@@ -175,6 +177,25 @@ def _print_status(record: Mapping[str, Any]) -> None:
         console().print("redis: reachable")
     else:
         console().print(text(f"redis: {broker['error']}", "bold red"))
+
+
+def _print_kept_waiting(live: Iterable[Mapping[str, Any]]) -> None:
+    from kqueue.cli.render import age, print_table
+
+    rows = [
+        (
+            worker["name"],
+            worker["device"],
+            worker["busy_with"],
+            f"for {age(worker['waits_since'])}",
+            worker["waits_for"],
+        )
+        for worker in live
+        if worker["waits_for"] is not None
+    ]
+    if rows:
+        columns = ("worker", "device", "evaluation", "since", "who has it")
+        print_table(columns, rows, title="waiting for a device")
 
 
 def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
@@ -197,6 +218,51 @@ def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
         print_table(columns, rows, title="waiting for GPU memory")
 
 
+# cost ------------------------------------------------------------------------------------------------
+
+
+def cost(
+    by: Annotated[str, typer.Option(metavar="WHAT", help="producer, batch, problem, lane or day.")] = "producer",
+    since: Annotated[str, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = "1d",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the dearest first.")] = 20,
+    as_json: _Json = False,
+) -> None:
+    """Show what finished evaluations cost: time of slots, time of devices held alone, waiting."""
+    from kqueue.cli.render import print_table, write_json
+
+    after = _since(since)
+    from kqueue.store.reports import By
+    from kqueue.store.reports import cost as costs
+
+    if by not in list(By):
+        raise InvalidRequest(f"--by {by}: it is one of {', '.join(By)}")
+    with database("cost") as engine:
+        found = costs(engine, by=By(by), since=after, limit=limit)
+    if as_json:
+        for row in found:
+            write_json({"by": by, **asdict(row)})
+        return
+    if not found:
+        typer.echo("no evaluation has finished since then")
+        return
+    columns = (by, "evaluations", "passed", "reused", "fleet failed", "attempts", "slots s", "alone s", "waited s")
+    print_table(
+        columns,
+        (
+            (
+                row.key or "-",
+                row.evaluations,
+                row.passed,
+                row.reused,
+                row.fleet_failed,
+                row.attempts,
+                *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.waited_s)),
+            )
+            for row in found
+        ),
+    )
+
+
 # show ------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +281,7 @@ def show(
 
     with database("show") as engine:
         detail = reports.show(engine, reports.resolve_id(engine, evaluation))
-        waits = why(engine, detail.evaluation_id) if detail.state == EvaluationState.QUEUED else None
+        waits = why(engine, detail.evaluation_id) if detail.state != EvaluationState.DONE else None
     if as_json:
         record = asdict(detail) | {"waiting": waits and asdict(waits)}
         if not source:
@@ -235,7 +301,8 @@ def show(
 
 def _print_fields(fields: Iterable[tuple[str, object]]) -> None:
     """Print names and values in two columns. Empty values are left out."""
-    from kqueue.cli.render import console, one_line
+    from kqueue.cli.render import console
+    from kqueue.text import one_line
 
     out = console()
     for name, value in fields:
@@ -245,7 +312,8 @@ def _print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def _print_block(title: str, lines: str) -> None:
-    from kqueue.cli.render import clean, console
+    from kqueue.cli.render import console
+    from kqueue.text import clean
 
     out = console()
     out.print(f"--- {title}", style="bold")
@@ -273,14 +341,14 @@ def _print_head(detail: Detail, waits: str) -> None:
             ("kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]} ({detail.backend})"),
             ("lane", detail.lane),
             ("batch", detail.batch),
-            ("settings", _settings(detail.settings)),
+            ("settings", shown_settings(detail.settings)),
             ("submitted", moment(detail.submitted_at)),
             ("expires", moment(detail.expires_at) if detail.state == EvaluationState.QUEUED else ""),
         )
     )
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def shown_settings(settings: Mapping[str, Any]) -> str:
     """Return precision, checks, and all settings that are not the default."""
     from kqueue.contract import Settings
 
@@ -326,6 +394,7 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
         verdict,
         [
             ("finished", f"{moment(verdict.finished_at)}, written by {verdict.written_by}"),
+            ("reused", verdict.reused_from and f"from {verdict.reused_from}, judged {moment(verdict.judged_at)}"),
             *environment_fields(verdict.environment),
         ],
         all_of_log=all_of_log,
@@ -486,8 +555,14 @@ def _result(listed: Listed) -> tuple[str | Text | None, ...]:
         milliseconds(listed.baseline_ms),
         ratio(listed.speedup),
         listed.device,
-        (listed.message or "")[:100],
+        told(listed.message, listed.reused_from)[:100],
     )
+
+
+def told(message: str | None, reused_from: object) -> str:
+    """Return a verdict's message for a table, and whose verdict it is where it was reused."""
+    reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
+    return "; ".join(filter(None, (reused, message)))
 
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
@@ -565,7 +640,7 @@ def _since(value: str, option: str = "--since") -> datetime:
 
 
 def cancel(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
     batch: Annotated[str | None, typer.Option(help="All of this batch that have no verdict yet.")] = None,
     where: Annotated[
         list[str] | None,
@@ -597,6 +672,8 @@ def cancel(
         # by somebody who submits anew whatever is cancelled does not count.
         named = list({reports.resolve_id(engine, prefix) for prefix in ids or ()})
         chosen = named or reports.unfinished(engine, before=before, **filters)
+        if not chosen and batch is not None and reports.batch_state(engine, batch) is None:
+            raise UnknownEvaluation(batch, what="the batch")
         for start in range(0, len(chosen), _CANCELLED):
             ended, running = evaluations.cancel_all(engine, chosen[start : start + _CANCELLED])
             cancelled |= ended
@@ -607,4 +684,5 @@ def cancel(
             except KqueueError as error:
                 say(f"the workers of {len(running)} could not be told to stop: {error}")
     kept = len({*named} - cancelled)
-    typer.echo(f"cancelled {len(cancelled)}" + (f", {kept} had a verdict already" if kept else ""))
+    said = f", {kept} had a verdict already" if kept else "" if chosen else ": nothing without a verdict fits"
+    typer.echo(f"cancelled {len(cancelled)}{said}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,9 +15,9 @@ import typer
 
 from kqueue.cli import options, sources
 from kqueue.cli.render import category_text, console, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database, why
+from kqueue.cli.results import database, told, why
 from kqueue.cli.sources import Entry
-from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
+from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Names of the columns of :func:`verdict_cells`.
 VERDICT_COLUMNS: Final = ("category", "runtime ms", "baseline ms", "speedup", "message")
+#: Seconds after which a wait is explained, and then explained again where there is another reason.
+_EXPLAIN_S: Final = 5.0
 #: Entries submitted in one transaction. A long stream is submitted while it is read.
 _CHUNK: Final = 200
 
@@ -70,9 +73,7 @@ class Item:
 
 
 def submit(
-    kernels: Annotated[
-        list[str] | None, typer.Argument(metavar="[KERNEL]...", help="More kernels, like --kernel.")
-    ] = None,
+    kernels: Annotated[list[str] | None, typer.Argument(metavar="KERNEL", help="More kernels, like --kernel.")] = None,
     problem: Annotated[
         str | None,
         typer.Option("--problem", "-p", metavar="FILE", help="The reference; `sha256:HASH` names a stored one."),
@@ -108,6 +109,9 @@ def submit(
     producer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose they are: producers share the devices' time.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Judge anew, even if an equal evaluation was judged before.")
+    ] = False,
     queue_wait: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that an evaluation may wait for a worker.")
     ] = None,
@@ -133,6 +137,7 @@ def submit(
         "idempotency_key": idempotency_key,
         "priority": priority,
         "producer": producer,
+        "reuse": False if fresh else None,
         "queue_wait_s": queue_wait,
     }
     fields = {name: value for name, value in given.items() if value is not None}
@@ -147,7 +152,7 @@ def submit(
 
 
 def wait(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids, or their first digits.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
     batch: Annotated[str | None, typer.Option(help="All evaluations of this batch, in submission order.")] = None,
     timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
     as_json: Annotated[
@@ -286,7 +291,7 @@ def _await(
             waiting.setdefault(item.ticket.evaluation_id, []).append(item)
     tickets = [same[0].ticket for same in waiting.values() if same[0].ticket is not None]
     try:
-        with progress(len(tickets), quiet=quiet) as advance:
+        with progress(len(tickets), quiet=quiet) as advance, _explained(items):
             for ticket, verdict in client.as_completed(tickets, timeout):
                 for item in waiting[ticket.evaluation_id]:
                     item.verdict = verdict.summary()
@@ -298,6 +303,34 @@ def _await(
             item.error = f"no verdict within {timeout:g} s; the evaluation continues"
         arrived()
         say(f"{len(late)} of {len(items)} without a verdict after {timeout:g} s")
+
+
+@contextmanager
+def _explained(items: Sequence[Item]) -> Generator[None]:
+    """Say why the first evaluation without a verdict waits, while the block waits for long."""
+    over = threading.Event()
+
+    def explain() -> None:
+        told = None
+        with database("wait") as engine:
+            while not over.wait(_EXPLAIN_S):
+                first = next((item.ticket for item in items if item.ticket is not None and _open(item)), None)
+                waits = None if first is None else why(engine, first.evaluation_id)
+                if first is not None and waits is not None and waits.why != told and not over.is_set():
+                    say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")
+                    told = waits.why
+
+    def explain_while_it_can() -> None:
+        # The wait itself tells what it cannot do.
+        with suppress(KqueueError):
+            explain()
+
+    thread = threading.Thread(target=explain_while_it_can, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextmanager
@@ -320,8 +353,10 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
         }
         if left:
             names = " ".join(left) if batch is None else f"--batch {shlex.quote(batch)}"
-            what = "the evaluation continues" if len(left) == 1 else f"{len(left)} evaluations continue"
-            say(f"{what}: `kqueue wait {names}` comes back to it, `kqueue cancel` with the same ends it")
+            what, it = ("the evaluation continues", "it")
+            if len(left) > 1:
+                what, it = (f"{len(left)} evaluations continue", "them")
+            say(f"{what}: `kqueue wait {names}` comes back to {it}, `kqueue cancel` with the same ends {it}")
 
 
 @contextmanager
@@ -391,5 +426,5 @@ def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
         milliseconds(known.get("runtime_ms")),
         milliseconds(known.get("baseline_ms")),
         ratio(known.get("speedup")),
-        str(known.get("message", ""))[:100],
+        told(known.get("message"), known.get("reused_from"))[:100],
     )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli.render import moment, one_line, print_table, write_json
+from kqueue.cli.render import moment, print_table, write_json
 from kqueue.cli.results import database, duration
 from kqueue.errors import InvalidRequest
 from kqueue.states import Priority
+from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from kqueue.store.tokens import Known

@@ -60,6 +60,7 @@ class AsyncClient:
         idempotency_key: str | None = None,
         priority: Priority | str | None = None,
         producer: str | None = None,
+        reuse: bool | None = None,
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> AsyncTicket:
@@ -77,6 +78,7 @@ class AsyncClient:
             idempotency_key=idempotency_key,
             priority=priority,
             producer=producer,
+            reuse=reuse,
             queue_wait_s=queue_wait_s,
         )
         return self._ticket((await asyncio.to_thread(self._transport.submit, [check(entry)], allow_idle_lane))[0])

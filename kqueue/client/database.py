@@ -146,12 +146,10 @@ class DatabaseTransport(Transport):
 
     def _any_lane(self, requests: Sequence[Request]) -> set[str]:
         """Return the idempotency keys of requests that may be judged on another lane when they are made again."""
-        substituted = self._config.gpu_fallback is not None
         return {
             request.idempotency_key
             for request in requests
-            if request.idempotency_key is not None
-            and (request.lane == "auto" or (substituted and request.lane != "cpu"))
+            if request.idempotency_key is not None and takes_any_lane(request, self._config.gpu_fallback)
         }
 
     def _accept(
@@ -159,7 +157,9 @@ class DatabaseTransport(Transport):
     ) -> list[Accepted]:
         """Write evaluations, and send the messages of those that are among the next."""
         app = self._app
-        submitted = evaluations.submit(self._engine, requests, slots=live, any_lane=any_lane)
+        submitted = evaluations.submit(
+            self._engine, requests, slots=live, any_lane=any_lane, reuse_s=self._config.lease_s
+        )
         messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:
             if messages:
@@ -191,6 +191,11 @@ class DatabaseTransport(Transport):
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         return self._listener.watch(evaluation_id)
+
+
+def takes_any_lane(request: Request, fallback: str | None) -> bool:
+    """Return True if a request may be judged on another lane when it is made again; see :func:`lane_for`."""
+    return request.lane == "auto" or (fallback is not None and request.lane != "cpu")
 
 
 def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:

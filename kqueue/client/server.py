@@ -48,20 +48,37 @@ class Server:
         token: the token to send; None for none.
         retry_s: seconds for which something is asked again before the error is raised.
         connections: connections that are kept open.
+        transport: the way to it, instead of the one that ``url`` tells; :meth:`close` closes it.
 
     Raises:
         ConfigError: ``url`` is neither one of HTTP nor of a unix socket, or ``token`` cannot be one.
     """
 
-    def __init__(self, url: str, token: SecretStr | None, *, retry_s: float, connections: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: SecretStr | None,
+        *,
+        retry_s: float,
+        connections: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.url = _checked_url(url)
         self._headers = {} if token is None else {"Authorization": f"Bearer {_checked_token(token)}"}
         self._retry_s = retry_s
         self._connections = connections
+        self._transport = transport
         self._http: httpx.AsyncClient | None = None
 
     async def ask(
-        self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}, patient: bool = False
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] = {},
+        headers: Mapping[str, str] = {},
+        patient: bool = False,
     ) -> dict[str, Any]:
         """Return the JSON object that the server answers. It is asked again while it cannot answer.
 
@@ -70,19 +87,36 @@ class Server:
             path: below the server's URL.
             body: sent as JSON.
             query: the URL's parameters.
+            headers: of this request alone.
             patient: ask without a limit on time.
 
         Raises:
             ServerUnavailable: the server cannot be reached, has no room, or is not kqueue's.
             KqueueError: what else it answers.
         """
+        return _content(await self._answer(method, path, body, query, headers, patient))
+
+    async def read(self, path: str, *, headers: Mapping[str, str] = {}) -> str:
+        """Return the text at a path; arguments and errors as :meth:`ask`."""
+        return (await self._answer("GET", path, None, {}, headers, False)).text
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, Any],
+        headers: Mapping[str, str],
+        patient: bool,
+    ) -> httpx.Response:
+        """Return the server's answer, which is a success."""
         if self._http is None:
             self._http = self._open()
         began, pause_s = time.monotonic(), _PAUSE_S[0]
         while True:
             wait_s = 0.0
             try:
-                answer = await self._http.request(method, path, params=query, json=body)
+                answer = await self._http.request(method, path, params=query, json=body, headers=headers)
             except httpx.RequestError as fault:
                 error: KqueueError = ServerUnavailable(
                     f"{self.url} cannot be reached ({str(fault) or type(fault).__name__}): check the address, and "
@@ -90,7 +124,7 @@ class Server:
                 )
             else:
                 if answer.is_success:
-                    return _content(answer)
+                    return answer
                 error = _error(answer)
                 if answer.status_code not in _AGAIN:
                     raise error
@@ -109,12 +143,13 @@ class Server:
     def _open(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._connections)
         path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
+        uds = None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits)
         return httpx.AsyncClient(
             base_url=self.url if path is None else "http://localhost",
             headers=self._headers,
             timeout=httpx.Timeout(60.0, connect=10.0, pool=None),
             limits=limits,
-            transport=None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits),
+            transport=self._transport or uds,
         )
 
 

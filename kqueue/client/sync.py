@@ -71,6 +71,7 @@ class Client:
         idempotency_key: str | None = None,
         priority: Priority | str | None = None,
         producer: str | None = None,
+        reuse: bool | None = None,
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> Ticket:
@@ -90,6 +91,7 @@ class Client:
             idempotency_key: the same key again gives the same evaluation.
             priority: ``interactive`` comes before ``batch``, the default.
             producer: whose it is: producers share the devices' time.
+            reuse: False has it judged anew, even if an equal evaluation was judged before.
             queue_wait_s: seconds that it may wait for a worker before it ends as ``expired``.
             allow_idle_lane: accept a lane (not ``auto``) that no live worker serves now.
 
@@ -113,6 +115,7 @@ class Client:
             idempotency_key=idempotency_key,
             priority=priority,
             producer=producer,
+            reuse=reuse,
             queue_wait_s=queue_wait_s,
         )
         return self._ticket(self._transport.submit([check(entry)], allow_idle_lane)[0])

@@ -46,7 +46,7 @@ def check_access(config: Config) -> None:
 
 def has_http() -> bool:
     """Return True if what the server needs is installed."""
-    return all(importlib.util.find_spec(name) is not None for name in ("fastapi", "uvicorn"))
+    return all(importlib.util.find_spec(name) is not None for name in ("fastapi", "prometheus_client", "uvicorn"))
 
 
 def require_http() -> None:
@@ -56,4 +56,4 @@ def require_http() -> None:
         ConfigError: the server needs packages that are not there.
     """
     if not has_http():
-        raise ConfigError("serving HTTP needs FastAPI and uvicorn: `pip install 'kqueue[http]'`")
+        raise ConfigError("serving HTTP needs FastAPI, prometheus-client and uvicorn: `pip install 'kqueue[http]'`")

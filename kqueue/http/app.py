@@ -13,12 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, openapi, tasks, v1
+from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 
-_ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router)
+_ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router, metrics.router)
 _TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
 _CLOSE: Final = {"Connection": "close"}
 
@@ -41,8 +41,10 @@ def create_app(config: Config, *, streams: int = 100, stream_s: float = 3600.0) 
         gateway = Gateway(config, streams=streams, stream_s=stream_s)
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
+        app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
         try:
             await gateway.open()
+            await gateway.read(app.state.metrics.begin)
             # The first question for the fleet's health is answered at once too.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()

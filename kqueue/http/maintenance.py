@@ -150,7 +150,9 @@ def _decided(device: Device) -> bool:
     gpu = device.gpu
     if gpu.state == GpuState.DRAINED:
         return gpu.reset_at is None and gpu.check_at is None
-    return device.error is None or (gpu.reset_at is None and not gpu.due and gpu.state != GpuState.SERVING)
+    # A test that could not be made is put off, and has decided nothing.
+    has_failed = gpu.failures > 0 and gpu.reset_at is None and not gpu.due and gpu.state != GpuState.SERVING
+    return device.error is None or has_failed
 
 
 def _summaries(view: View) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import h11
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -70,12 +70,16 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
             lines.append(f"kqueue serves unix://{path}: its owner needs no token")
         if trusts_local_users(config):
             lines.append(OPEN_WARNING)
-        # uvicorn raises the signal that ended it once more, which is no failure.
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, _ignore)
+        outlive_signals()
         for line in lines:
             report(line)
         Server(app).run(sockets)
+
+
+def outlive_signals() -> None:
+    """Let SIGTERM and SIGINT end :class:`Server`, and not this process: uvicorn raises them once more after its end."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, _ignore)
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
@@ -170,7 +174,7 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         connection: socket.socket = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
-            self.app = _from_peer(self.app, self._peer_uid(connection))
+            self.app = from_peer(self.app, self._peer_uid(connection))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -200,8 +204,8 @@ def peer_uid(connection: socket.socket) -> int:
     return uid
 
 
-def _from_peer(app: Any, uid: int) -> ASGIApp:
-    """``app`` for the requests of one connection, whose peer has this uid."""
+def from_peer(app: Any, uid: int) -> ASGIApp:
+    """Return ``app`` for the requests of one connection, whose peer has this uid."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, PEER_UID: uid}, receive, send)
@@ -214,7 +218,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Starlette,
         *,
         receive_s: float = 60.0,
         room: int | None = None,

@@ -145,7 +145,7 @@ class Evaluation(_Shape):
     expires_at: datetime | None
     attempts: Sequence[reports.AttemptDetail]
     waiting: reports.Waiting | None
-    """Why it waits, and for how long; null unless it is queued."""
+    """Why it waits, and for how long: while it is queued, or runs and another fleet has its device; else null."""
     verdict: VerdictShape | None
     """Null while there is none."""
 
@@ -255,6 +255,24 @@ class Leaderboard(_Shape):
     """The fastest passed kernel of each problem, precision and device model, the largest speedup first."""
 
     best: list[reports.Best]
+
+
+class Problems(_Shape):
+    """Stored problems, the latest first."""
+
+    problems: list[reports.StoredProblem]
+    cursor: str | None
+    """Ask with it for those that follow; null where there are none."""
+
+
+class Problem(_Shape):
+    """A stored problem with its source."""
+
+    problem_hash: str = Field(examples=["9f" * 32])
+    problem_label: str | None
+    bytes: int
+    created_at: datetime
+    source: str
 
 
 class Lane(_Shape):

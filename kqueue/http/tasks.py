@@ -1,30 +1,36 @@
 """KernelGYM's form of the job routes: its client posts a task, then polls its status and fetches its result.
 
 A task is an evaluation, found again under the id that its client chose. ``POST /evaluate`` takes this form beside that
-of :mod:`kqueue.http.jobs`.
+of :mod:`kqueue.http.jobs`; ``/evaluate/batch`` and ``/workflow/submit`` take several, and one in an envelope.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Annotated, Any, Final, Literal
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, cast
+from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kqueue import contract, kernelbench
 from kqueue.categories import Blame, Category
 from kqueue.contract import Bounded, Policy, Verdict
-from kqueue.errors import UnknownEvaluation
+from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
 from kqueue.http import joining
-from kqueue.http.auth import Caller, Reader
+from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
 from kqueue.http.eval_server import result_of
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.states import EvaluationState
+from kqueue.http.joining import RESPONSES
+from kqueue.states import EvaluationState, Priority
 from kqueue.store import reports
 from kqueue.store.reports import Progress
 
@@ -34,6 +40,8 @@ router: Final = APIRouter(tags=["KernelGYM"])
 #: connection after the whole timeout, and polls after an answer.
 _HELD: Final = 0.8
 _CLASS: Final = "Model"
+_WORKFLOW: Final = "kernelbench"
+_Id = Annotated[str, Field(pattern=r"^[^\x00]{1,100}$")]
 
 
 class TaskRequest(Bounded):
@@ -50,7 +58,7 @@ class TaskRequest(Bounded):
         }
     )
 
-    task_id: Annotated[str, Field(pattern=r"^[^\x00]{1,100}$")]
+    task_id: _Id
     reference_code: str = Field(description="Source of the reference.")
     kernel_code: str = Field(description="Source of the candidate.")
     entry_point: str = Field(
@@ -76,10 +84,25 @@ class TaskRequest(Bounded):
         None, pattern=r"^cuda:[0-9]{1,4}$", description="A device of `/health` by number: its model's lane is used."
     )
     force_refresh: bool = Field(False, description="Judge anew what has been judged under this id.")
-    workflow: Literal["kernelbench"] | None = "kernelbench"
+    priority: Literal["low", "normal", "high"] | None = Field(
+        "normal", description="`high` comes first, where the token may; the others are batch work."
+    )
+    workflow: str | None = Field(_WORKFLOW, description="`kernelbench`.")
 
-    def as_request(self, lane: str, batch: str) -> contract.Request:
+    @field_validator("workflow")
+    @classmethod
+    def _judged(cls, value: str | None) -> str | None:
+        if value not in (None, _WORKFLOW):
+            raise ValueError(f"kernels are judged against a reference: send reference_code, and {_WORKFLOW!r} here")
+        return value
+
+    def as_request(self, lane: str, batch: str, highest: Priority) -> contract.Request:
         """Return the request for this task.
+
+        Args:
+            lane: where it is to be judged.
+            batch: the batch that it belongs to.
+            highest: the highest priority that it may have.
 
         Raises:
             InvalidRequest: a field is wrong; the message names it.
@@ -97,6 +120,7 @@ class TaskRequest(Bounded):
             lane=lane,
             kernel_label=self.task_id,
             batch=batch,
+            priority=highest if self.priority == "high" else Priority.BATCH,
         )
         settings = request.settings
         compiled = self.reference_backend in ("compile", "torch_compile")
@@ -106,6 +130,30 @@ class TaskRequest(Bounded):
             policies = policies.model_copy(update={"decoys": Policy.ALLOW})
         settings = settings.model_copy(update={"timing": timing, "policies": policies})
         return request.model_copy(update={"settings": settings})
+
+
+class TaskBatch(Bounded):
+    """Several tasks, each for itself."""
+
+    batch_id: _Id
+    tasks: list[TaskRequest] = Field(min_length=1)
+
+
+class WorkflowRequest(Bounded):
+    """A task in an envelope, whose fields stand for the task's own."""
+
+    payload: TaskRequest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _opened(cls, value: Any) -> Any:
+        given = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+        payload = given.get("payload")
+        if not isinstance(payload, Mapping):
+            return given
+        known = cast("Mapping[str, Any]", payload)
+        outer = {name: given[name] for name in ("task_id", "force_refresh", "workflow") if given.get(name) is not None}
+        return {"payload": {**known, **outer}}
 
 
 class TaskStatus(BaseModel):
@@ -122,18 +170,42 @@ class TaskResult(BaseModel):
 
     task_id: str
     status: str = Field(examples=["completed"])
-    compiled: bool | None = Field(None, description="Null if nothing is known of the kernel.")
-    correctness: bool | None = Field(None, description="Null if nothing is known of the kernel.")
+    compiled: bool | None = Field(default=None, description="Null if nothing is known of the kernel.")
+    correctness: bool | None = Field(default=None, description="Null if nothing is known of the kernel.")
     decoy_kernel: bool | None = None
-    reference_runtime: float | None = Field(None, description="-1.0 if no time was taken.")
-    kernel_runtime: float | None = Field(None, description="-1.0 if no time was taken.")
-    speedup: float | None = Field(None, description="0.0 if none is known.")
+    reference_runtime: float | None = Field(default=None, description="-1.0 if no time was taken.")
+    kernel_runtime: float | None = Field(default=None, description="-1.0 if no time was taken.")
+    speedup: float | None = Field(default=None, description="0.0 if none is known.")
     metadata: dict[str, Any] | None = None
     error_message: str | None = None
-    error_code: str | None = Field(None, examples=["COMPILATION_ERROR"])
+    error_code: str | None = Field(default=None, examples=["COMPILATION_ERROR"])
     submitted_at: str
     completed_at: str | None = None
-    processing_time: float | None = Field(None, description="Seconds from start to completion.")
+    processing_time: float | None = Field(default=None, description="Seconds from start to completion.")
+
+
+class TaskBatchResult(BaseModel):
+    """The results of a batch's tasks, in their order."""
+
+    batch_id: str
+    total_tasks: int
+    completed_tasks: int
+    failed_tasks: int
+    results: list[TaskResult]
+    batch_status: str = Field(examples=["completed"], description="`processing` while a result is missing.")
+    submitted_at: str
+    completed_at: str | None = None
+
+
+class WorkflowResult(BaseModel):
+    """A task's result in an envelope."""
+
+    task_id: str
+    status: str = Field(examples=["completed"])
+    result: TaskResult | None = Field(None, description="Null before there is one.")
+    error_message: str | None = None
+    error_code: str | None = None
+    completed_at: str | None = None
 
 
 async def evaluate(
@@ -143,21 +215,93 @@ async def evaluate(
 
     The same task again is the same evaluation. If the fleet failed, the answer is a 503 and the next one judges anew.
     """
-    lane = "auto"
-    if body.device_preference is not None:
-        lane = view.lane_towards(int(body.device_preference.removeprefix("cuda:")))
-    wanted = body.as_request(lane, _batch(caller, body.task_id))
-    evaluation_id, _ = await joining.accept(
-        gateway,
-        caller,
-        wanted,
-        wanted.model_dump_json() if key is None else key,
-        finished_counts=not body.force_refresh,
-    )
+    evaluation_id = await _accept(body, gateway, view, caller, key)
     verdict = await gateway.wait(request, evaluation_id, _HELD * body.timeout)
     if verdict is not None and verdict.blame is Blame.FLEET:
         return joining.refusal(verdict, request.url.path)
     return await _result(gateway, view, await gateway.read(reports.progress, evaluation_id), body.task_id)
+
+
+@router.post("/evaluate/batch", responses=RESPONSES)
+async def evaluate_batch(
+    body: TaskBatch, request: Request, gateway: CurrentGateway, fleet: CurrentFleet, caller: Submitter
+) -> TaskBatchResult:
+    """Judge several tasks and answer with all results, or with what is there after most of the longest timeout.
+
+    A task that is refused, or for which the fleet failed, is a `failed` one among them.
+    """
+    gateway.bound(len(body.tasks))
+    begun, view = datetime.now(UTC), await fleet.get()
+
+    async def accepted(task: TaskRequest) -> UUID | InvalidRequest:
+        try:
+            return await _accept(task, gateway, view, caller, None)
+        except InvalidRequest as error:
+            return error
+
+    ids = await asyncio.gather(*map(accepted, body.tasks))
+    missing = {found for found in ids if isinstance(found, UUID)}
+    deadline = time.monotonic() + _HELD * max(task.timeout for task in body.tasks)
+    while missing and (left_s := deadline - time.monotonic()) > 0:
+        missing -= (await gateway.wait_any(request, missing, left_s)).keys()
+    results = [
+        await _result(gateway, view, await gateway.read(reports.progress, found), task.task_id)
+        if isinstance(found, UUID)
+        else TaskResult(
+            task_id=task.task_id,
+            status="failed",
+            error_message=str(found),
+            error_code="VALIDATION_ERROR",
+            submitted_at=begun.isoformat(),
+        )
+        for task, found in zip(body.tasks, ids, strict=True)
+    ]
+    states = [result.status for result in results]
+    over = not {"pending", "processing"} & set(states)
+    return TaskBatchResult(
+        batch_id=body.batch_id,
+        total_tasks=len(results),
+        completed_tasks=states.count("completed"),
+        failed_tasks=states.count("failed") + states.count("cancelled"),
+        results=results,
+        batch_status="completed" if over else "processing",
+        submitted_at=begun.isoformat(),
+        completed_at=datetime.now(UTC).isoformat() if over else None,
+    )
+
+
+@router.post("/workflow/submit", response_model=WorkflowResult, responses=RESPONSES)
+async def submit_workflow(
+    body: WorkflowRequest, request: Request, gateway: CurrentGateway, fleet: CurrentFleet, caller: Submitter
+) -> WorkflowResult | JSONResponse:
+    """Judge a task of the workflow `kernelbench`, as `POST /evaluate` does."""
+    found = await evaluate(body.payload, request, gateway, await fleet.get(), caller, None)
+    if isinstance(found, JSONResponse):
+        return found
+    return WorkflowResult(
+        task_id=found.task_id,
+        status=found.status,
+        result=None if found.completed_at is None else found,
+        error_message=found.error_message,
+        error_code=found.error_code,
+        completed_at=found.completed_at,
+    )
+
+
+@router.get("/workers/status")
+async def workers_status(fleet: CurrentFleet, _: Reader) -> dict[str, dict[str, Any]]:
+    """Return the live workers by name."""
+    view = await fleet.get()
+    return {
+        worker.name: {
+            "device": view.name_of(worker.device),
+            "status": "online",
+            "hostname": worker.host,
+            "paused": worker.paused,
+            "current_task": worker.busy_with,
+        }
+        for worker in view.workers
+    }
 
 
 @router.get("/status/{task_id:path}")
@@ -181,6 +325,27 @@ async def results(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, ca
     if progress.state != EvaluationState.DONE:
         raise HttpError(404, f"{task_id} has no result yet: ask /status/{task_id}", code="not_finished")
     return await _result(gateway, await fleet.get(), progress, task_id)
+
+
+async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Caller, key: str | None) -> UUID:
+    """Return a task's evaluation.
+
+    Raises:
+        HttpError, InvalidRequest, DatabaseUnavailable: as :func:`joining.accept`.
+    """
+    lane = "auto"
+    if body.device_preference is not None:
+        lane = view.lane_towards(int(body.device_preference.removeprefix("cuda:")))
+    wanted = body.as_request(lane, _batch(caller, body.task_id), caller.priority)
+    evaluation_id, _ = await joining.accept(
+        gateway,
+        caller,
+        wanted,
+        key,
+        stands_s=None,
+        finished_counts=not body.force_refresh,
+    )
+    return evaluation_id
 
 
 def _batch(caller: Caller, task_id: str) -> str:
@@ -231,7 +396,11 @@ async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str
 
 def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
     message = None if verdict.passed else f"{verdict.category}: {verdict.message}"
-    told = {"metadata": metadata, "error_message": message, "error_code": _error_code(verdict, metadata)}
+    told = {
+        "metadata": metadata | _coverage(verdict),
+        "error_message": message,
+        "error_code": _error_code(verdict, metadata),
+    }
     if not verdict.judged:
         return told
     provenance = verdict.evidence.provenance
@@ -249,6 +418,24 @@ def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
         "reference_runtime": -1.0 if reference is None else reference,
         "kernel_runtime": -1.0 if verdict.runtime_ms is None else verdict.runtime_ms,
         "speedup": speedup or 0.0,
+    }
+
+
+def _coverage(verdict: Verdict) -> dict[str, int | float]:
+    """Return what KernelGYM's clients reward own kernels by, from the provenance; nothing where that is unknown."""
+    found = verdict.evidence.provenance
+    if found is None:
+        return {}
+    counts: dict[str, int | float] = {
+        "num_custom_kernels": len(found.own),
+        "num_total_kernels": len(found.own) + len(found.library) + len(found.unclear),
+    }
+    if verdict.runtime_ms is None:
+        return counts
+    total_us = 1e3 * verdict.runtime_ms
+    return counts | {
+        "custom_kernel_cuda_time_in_profiling_us": found.own_share * total_us,
+        "total_kernel_run_time_in_profiling_us": total_us,
     }
 
 

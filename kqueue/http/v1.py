@@ -6,14 +6,16 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from kqueue import contract
@@ -32,6 +34,7 @@ from kqueue.store import evaluations, reports
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
 
+_T = TypeVar("_T")
 #: The most verdicts in one answer: each may hold a log and its evidence.
 _MOST_VERDICTS: Final = 20
 
@@ -51,6 +54,7 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
 
 _REFUSALS: Final = failures.documented(409, 429)
 _Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+_Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
@@ -173,7 +177,7 @@ async def listing(
         lane=lane,
         batch=batch,
         since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if cursor is None else _after(cursor),
+        after=None if cursor is None else _after(cursor, UUID),
         limit=limit + 1,
     )
     page = found[:limit]
@@ -186,7 +190,7 @@ async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes
     """One evaluation, with its attempts and its verdict, or why it waits."""
     detail = await gateway.read(reports.show, evaluation_id)
     waiting = None
-    if detail.state is EvaluationState.QUEUED:
+    if detail.state is not EvaluationState.DONE:
         waiting = await gateway.read(reports.waiting, evaluation_id, within_s=LIVE_LEASES * gateway.config.lease_s)
     return shapes.Evaluation.of(detail, waiting)
 
@@ -294,6 +298,29 @@ async def leaderboard(
     return shapes.Leaderboard(best=best)
 
 
+@router.get("/problems")
+async def problems(
+    _: Reader,
+    gateway: CurrentGateway,
+    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
+    limit: _Limit = 100,
+    cursor: _Text = None,
+) -> shapes.Problems:
+    """Stored problems, the latest first, in pages."""
+    after = None if cursor is None else _after(cursor, _hash)
+    found = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
+    page = found[:limit]
+    more = _cursor(page[-1].created_at, page[-1].problem_hash) if len(found) > limit else None
+    return shapes.Problems(problems=page, cursor=more)
+
+
+@router.get("/problems/{problem_hash}")
+async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> shapes.Problem:
+    """A stored problem with its source."""
+    known, source = await gateway.read(reports.problem, problem_hash)
+    return shapes.Problem(**asdict(known), source=source)
+
+
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     """Return the lanes, the live workers, and the states of the GPUs."""
@@ -355,12 +382,12 @@ class _Keys:
             raise self.given(error) from None
 
 
-def _cursor(moment: datetime, identity: UUID) -> str:
+def _cursor(moment: datetime, identity: UUID | str) -> str:
     return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), str(identity)]).encode()).decode()
 
 
-def _after(cursor: str) -> tuple[datetime, UUID]:
-    """Return the place that a cursor names.
+def _after(cursor: str, kind: Callable[[str], _T]) -> tuple[datetime, _T]:
+    """Return the place that a cursor names: a moment, and an identity that ``kind`` reads.
 
     Raises:
         InvalidRequest: it is none of ours.
@@ -370,9 +397,16 @@ def _after(cursor: str) -> tuple[datetime, UUID]:
         known = datetime.fromisoformat(moment)
         if known.tzinfo is None:
             raise ValueError(moment)
-        return known, UUID(identity)
+        return known, kind(identity)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
         raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
+
+
+def _hash(text: str) -> str:
+    """Return the hash that a text is; raise ValueError for another text."""
+    if not re.fullmatch(contract.HASH, text):
+        raise ValueError(text)
+    return text
 
 
 async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:

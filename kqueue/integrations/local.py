@@ -30,6 +30,7 @@ from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
 from kqueue.store import workers
 from kqueue.store.engine import connect
+from kqueue.text import clean
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class LocalKernelEvaluator:
         if isinstance(verdict, InvalidRequest):
             raise verdict
         if verbose:
-            sys.stderr.write(describe(verdict, custom_cuda) + "\n")
+            sys.stderr.write(clean(describe(verdict, custom_cuda)) + "\n")
         if not verdict.judged:
             raise EvaluationFailed(verdict)
         result = result_of(verdict)

@@ -9,7 +9,7 @@ from kqueue.contract import Verdict
 from kqueue.errors import ConfigError
 
 #: The named policies.
-Policy = Literal["inverse_runtime", "speedup", "correctness"]
+Policy = Literal["inverse_runtime", "speedup", "bandwidth", "correctness"]
 #: A policy's name, or a function that returns a score, or None if the verdict says nothing about the kernel.
 Score = Policy | Callable[[Verdict], float | None]
 
@@ -18,8 +18,10 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     """Return the function for a policy.
 
     A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, its speedup over the
-    reference under ``speedup``, and 1 under ``correctness``. The score is None if nothing is known: the fleet or the
-    problem failed, the evaluation was cancelled or expired, or (for the first two) the kernel was not timed.
+    reference under ``speedup``, its share of the memory's bandwidth under ``bandwidth`` (on a GPU: the time to read the
+    inputs and write the outputs once, over its own), and 1 under ``correctness``. The score is None if nothing is
+    known: the fleet or the problem failed, the evaluation was cancelled or expired, or (but for ``correctness``) the
+    kernel was not timed.
 
     Raises:
         ConfigError: there is no policy of this name.
@@ -43,6 +45,12 @@ def speedup(verdict: Verdict) -> float | None:
     return _if_right(verdict, verdict.speedup)
 
 
+def bandwidth(verdict: Verdict) -> float | None:
+    """Return the share of the memory's bandwidth that a correct kernel reached; see :func:`scorer`."""
+    floor, runtime = verdict.evidence.floor, verdict.runtime_ms
+    return _if_right(verdict, floor.floor_ms / runtime if floor is not None and runtime else None)
+
+
 def correctness(verdict: Verdict) -> float | None:
     """Return 1 for a correct kernel; see :func:`scorer`."""
     return _if_right(verdict, 1.0)
@@ -57,5 +65,6 @@ def _if_right(verdict: Verdict, value: float | None) -> float | None:
 _POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
     "inverse_runtime": inverse_runtime,
     "speedup": speedup,
+    "bandwidth": bandwidth,
     "correctness": correctness,
 }

@@ -11,7 +11,6 @@ Both derive from Trace's classes if Trace (``opto``) is installed; without it th
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from kqueue.integrations.answers import kernel_of, request_for
 from kqueue.integrations.connection import Connection
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import Score, scorer
+from kqueue.integrations.starting import starting_kernel
 
 #: The score if nothing is known about the kernel. Searches need a number.
 UNKNOWN = -1.0
@@ -91,7 +91,7 @@ class KernelGuide(_Guide):
             verbose: write each feedback to stderr.
             num_correct_trials: input sets to check.
             num_perf_trials: most timed calls.
-            score: ``inverse_runtime``, ``speedup``, ``correctness``, or a function of the
+            score: ``inverse_runtime``, ``speedup``, ``bandwidth``, ``correctness``, or a function of the
                 :class:`~kqueue.Verdict` (at a module's top level, if the guide is to be pickled).
             connect: creates the client, once per process; for example
                 ``functools.partial(RemoteClient, url, token=...)``.
@@ -104,7 +104,7 @@ class KernelGuide(_Guide):
             InvalidRequest: ``gpu`` is not a lane.
         """
         timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
-        if score in ("inverse_runtime", "speedup") and not timed:
+        if score in ("inverse_runtime", "speedup", "bandwidth") and not timed:
             raise ConfigError(f"score: {score} needs timing; set num_perf_trials above 0, or score='correctness'")
         self._score = scorer(score)
         self._verbose = verbose
@@ -211,43 +211,3 @@ def _submitted(task: str, kernel_code: str) -> str:  # noqa: ARG001 the optimize
 
 
 _answer: Callable[[Any, Any], Any] = _submitted if _bundle is None else _bundle()(_submitted)
-
-
-def starting_kernel(source: str) -> str:
-    """Return a working kernel to start a search from.
-
-    A reference becomes a kernel by renaming ``Model`` to ``ModelNew``; comments and layout stay. The result uses plain
-    torch, and so passes under every backend that the lane has. A kernel is returned unchanged.
-
-    Raises:
-        InvalidRequest: the source is not Python, or defines neither class.
-    """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise InvalidRequest(f"initial_kernel_code: not valid Python: {error}") from None
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    if "ModelNew" in classes:
-        return source
-    if "Model" not in classes:
-        raise InvalidRequest("initial_kernel_code: defines neither ModelNew nor Model; give a kernel or a reference")
-    lines = source.encode().splitlines(keepends=True)
-    # From the end, so that earlier positions stay valid. Columns count bytes.
-    for line, column in sorted({_place(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
-        text = lines[line - 1]
-        lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
-    return b"".join(lines).decode()
-
-
-def _names_model(node: ast.AST) -> bool:
-    return (isinstance(node, ast.Name) and node.id == "Model") or (
-        isinstance(node, ast.ClassDef) and node.name == "Model"
-    )
-
-
-def _place(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
-    """Return the line (from 1) and byte column of a node's name."""
-    assert isinstance(node, ast.Name | ast.ClassDef)
-    if isinstance(node, ast.Name):
-        return node.lineno, node.col_offset
-    return node.lineno, lines[node.lineno - 1].index(b"Model", node.col_offset + len("class"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
@@ -137,14 +138,14 @@ class LocalFleet:
             # Before the ports: those that a fleet of this home has are not the trouble.
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
             for web in webs:
-                web.find_port()
+                web.find_port(self._report)
             self.flower_url = flower and flower.url
             self.http_url = http and http.url
             (home / FLEET_FILE).unlink(missing_ok=True)
             if _others_judge(self.config.scratch):
                 self._report(
                     "another fleet of this user runs on this machine: evaluations of both take turns on its devices; "
-                    f"{home / 'logs' / 'workers.log'} says who keeps them waiting for long"
+                    "`kqueue status` says who keeps them waiting"
                 )
             self._start_services(home)
             workers = self._start_workers(home)
@@ -399,6 +400,8 @@ class _Web:
     name: str
     #: What answers as soon as the part works.
     asked: str
+    #: The setting that names its port.
+    setting: str
 
     def __init__(self, config: Config, log: Path, host: str, port: int, fix: str) -> None:
         self.config = config
@@ -412,13 +415,22 @@ class _Web:
     def url(self) -> str:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
 
-    def find_port(self) -> None:
-        """Choose a port where any will do.
+    def find_port(self, report: Callable[[str], None]) -> None:
+        """Choose a port where any will do: where the settings say so, or name none and the usual one is in use.
 
         Raises:
-            LocalFleetError: somebody listens on the port that the settings name.
+            LocalFleetError: it cannot listen on the port that the settings name, or on the address.
         """
-        self._port = _free_port(self.name, self._host, self._port, self._fix)
+        try:
+            self._port = _free_port(self._host, self._port)
+        except OSError as error:
+            if self.setting in self.config.model_fields_set or error.errno != errno.EADDRINUSE:
+                raise LocalFleetError(
+                    f"{self.name} cannot listen on {self._host}:{self._port} ({error.strerror}): choose another port "
+                    f"with {self._fix} (0: any that is free), or go without it"
+                ) from error
+            taken, self._port = self._port, _free_port(self._host, 0)
+            report(f"{self.name} takes the port {self._port}, as {taken} is in use; {self._fix} names another")
 
     def command(self) -> list[str]:
         """Return the command, which stays in the foreground."""
@@ -460,6 +472,7 @@ class _Flower(_Web):
 
     name = "Flower"
     asked = "/healthcheck"
+    setting = "flower_port"
 
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
@@ -487,6 +500,7 @@ class _Http(_Web):
 
     name = "HTTP"
     asked = "/openapi.json"
+    setting = "http_port"
 
     def __init__(self, config: Config, log: Path) -> None:
         require_http()
@@ -593,16 +607,10 @@ def has_flower() -> bool:
     return importlib.util.find_spec("flower") is not None
 
 
-def _free_port(what: str, host: str, port: int, fix: str) -> int:
-    """``port`` if nobody listens there, or any free one where it is 0."""
-    try:
-        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return probe.getsockname()[1]
-    except OSError as error:
-        raise LocalFleetError(
-            f"{what} cannot listen on {host}:{port} ({error.strerror}): choose another port with {fix} (0: any that "
-            "is free), or go without it"
-        ) from error
+def _free_port(host: str, port: int) -> int:
+    """``port``, or any free one where it is 0. Raises :class:`OSError` if nobody can listen there now."""
+    [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        return probe.getsockname()[1]

@@ -17,6 +17,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -30,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from kqueue.states import EvaluationState, GpuState, Priority
+from kqueue.states import EvaluationState, GpuState, Priority, SearchState
 
 
 class Base(DeclarativeBase):
@@ -114,6 +115,7 @@ class Evaluation(Base):
         ),
         Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text(f"state = '{EvaluationState.QUEUED}'")),
         Index("ix_evaluations_submitted_at", "submitted_at"),
+        Index("ix_evaluations_lane_state", "lane", "state"),
         Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
         Index("ix_evaluations_problem_hash", "problem_hash"),
         Index("ix_evaluations_kernel_hash", "kernel_hash"),
@@ -147,6 +149,8 @@ class Evaluation(Base):
     """Who shares the devices with other producers: ``token:`` and its id, or the name that was declared."""
     token_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"))
     """The token with which it was submitted over HTTP."""
+    reuse: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True if the verdict of an equal evaluation will do."""
 
 
 class Share(Base):
@@ -191,6 +195,12 @@ class Worker(Base):
     stopped_at: Mapped[datetime | None]
     paused: Mapped[str | None]
     """Why it takes no evaluations at present; null if it does."""
+    waits_for: Mapped[str | None]
+    """The process outside of its fleet that has the device it waits for; null while it waits for none."""
+    waits_since: Mapped[datetime | None]
+    """Since when it waits."""
+    fingerprint: Mapped[str | None]
+    """The hash of all that its verdicts depend on beside what is asked for; null before its first kernel ran."""
 
 
 class Gpu(Base):
@@ -257,6 +267,7 @@ class Attempt(Base):
     number: Mapped[int]
     worker_id: Mapped[UUID] = mapped_column(ForeignKey("workers.id"))
     environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
+    fingerprint: Mapped[str | None]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     lease_until: Mapped[datetime]
     ended_at: Mapped[datetime | None]
@@ -279,6 +290,7 @@ class Verdict(Base):
         Index("ix_verdicts_finished_at", "finished_at"),
         Index("ix_verdicts_whole", "finished_at", postgresql_where=text("NOT (evidence ? 'emptied_at')")),
         Index("ix_verdicts_attempt_id", "attempt_id"),
+        Index("ix_verdicts_content", "content", "finished_at", postgresql_where=text("content IS NOT NULL")),
     )
 
     evaluation_id: Mapped[UUID] = mapped_column(ForeignKey("evaluations.id", ondelete="CASCADE"), primary_key=True)
@@ -299,6 +311,16 @@ class Verdict(Base):
     log: Mapped[str]
     written_by: Mapped[str]
     finished_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    content: Mapped[str | None]
+    """The hash of problem, kernel and settings; null where no judge said anything of the kernel."""
+    reusable: Mapped[bool | None]
+    """True if equal evaluations may have it."""
+    reused_from: Mapped[UUID | None]
+    """The evaluation whose verdict this is, which may have been removed since; null if it was judged itself."""
+    judged_at: Mapped[datetime | None]
+    """When that one finished."""
+    environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
+    """Of a reused verdict: what it was reached on. Of others the attempt has it."""
 
 
 class Baseline(Base):
@@ -334,3 +356,88 @@ class Token(Base):
     """The highest :class:`~kqueue.states.Priority` that its holder may ask for."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
     """Its share of the devices beside other producers', each of whom has 1."""
+
+
+#: What a search may be called. The name becomes part of a folder's.
+SEARCH_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
+
+
+class SearchRun(Base):
+    """A search for a fast kernel, of many steps."""
+
+    __tablename__ = "search_runs"
+    __table_args__ = (
+        CheckConstraint(_one_of(SearchState), name="state"),
+        CheckConstraint(f"name ~ '^{SEARCH_NAME}$'", name="name"),
+        CheckConstraint("jsonb_typeof(plan) = 'object'", name="plan"),
+        Index("ix_search_runs_created_at", "created_at"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    plan: Mapped[dict[str, Any]]
+    """All that was asked for, a :class:`kqueue.search.plan.Plan`."""
+    state: Mapped[str] = mapped_column(server_default=SearchState.RUNNING)
+    """A :class:`~kqueue.states.SearchState`."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[datetime | None]
+
+
+class SearchStep(Base):
+    """A step of a search: some kernels are chosen, and proposals made from each.
+
+    Step 0 has one proposal, the kernel to start from.
+    """
+
+    __tablename__ = "search_steps"
+
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("search_runs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str | None]
+    """What failed and what helped before this step; null unless the algorithm has a summariser."""
+    summary: Mapped[str | None]
+    """What the summariser made of the digest."""
+    best: Mapped[int | None]
+    """The best proposal at the end of the step."""
+    test: Mapped[dict[str, Any] | None]
+    """The best kernel, judged once more; null where the step had no test."""
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ended_at: Mapped[datetime | None]
+
+
+class SearchProposal(Base):
+    """A kernel that was proposed in a search, and what became of it."""
+
+    __tablename__ = "search_proposals"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "step"], ["search_steps.run_id", "search_steps.number"], ondelete="CASCADE"),
+        Index("ix_search_proposals_run_id_step", "run_id", "step"),
+    )
+
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int]
+    parent: Mapped[int | None]
+    """The proposal that it was made from; null for the kernel to start from."""
+    prompt: Mapped[str | None]
+    """What the proposer was asked."""
+    answer: Mapped[str | None]
+    """What it said; null until it has."""
+    kernel: Mapped[str | None]
+    """The kernel in the answer."""
+    error: Mapped[str | None]
+    """Why there is no answer; null if there is one."""
+    evaluation_id: Mapped[UUID | None]
+    """Its evaluation. It may be another fleet's, and retention may have removed it: the columns below stay."""
+    category: Mapped[str | None]
+    """Null for a text that cannot be a kernel, which nobody judges."""
+    message: Mapped[str | None]
+    runtime_ms: Mapped[float | None]
+    speedup: Mapped[float | None]
+    scores: Mapped[dict[str, Any] | None]
+    """The score by each metric's name; null if nothing is known about the kernel."""
+    feedback: Mapped[str | None]
+    """The verdict in words, as the proposers of its children read it."""
+    asked_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    """When all of this was known."""

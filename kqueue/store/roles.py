@@ -41,6 +41,9 @@ _READABLE: Final = (
     "gpus",
     "kernels",
     "problems",
+    "search_proposals",
+    "search_runs",
+    "search_steps",
     "shares",
     "verdicts",
     "workers",
@@ -75,15 +78,21 @@ _PRODUCE: Final[_Rights] = {
             "published_at",
             "priority",
             "producer",
+            "reuse",
         ),
         "UPDATE": ("published_at",),
     },
     "kqueue_cancel": {"EXECUTE": _ALL},
+    "kqueue_reuse": {"EXECUTE": _ALL},
+}
+#: The rights of whoever searches, beside those of a producer.
+_SEARCH: Final[_Rights] = {
+    name: {"INSERT": _ALL, "UPDATE": _ALL} for name in ("search_runs", "search_steps", "search_proposals")
 }
 #: The rights of each role beside reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"tokens": _WEIGHTS},
-    PRODUCER: _PRODUCE,
+    PRODUCER: _PRODUCE | _SEARCH,
     GATEWAY: {
         **_PRODUCE,
         "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
@@ -98,6 +107,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
             "INSERT": ("evaluation_id", "number", "worker_id", "lease_until"),
             "UPDATE": (
                 "environment_hash",
+                "fingerprint",
                 "lease_until",
                 "ended_at",
                 "category",
@@ -116,6 +126,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         "gpus": {"INSERT": _ALL, "UPDATE": _ALL},
         "kqueue_cancel": {"EXECUTE": _ALL},
         "kqueue_conclude": {"EXECUTE": _ALL},
+        "kqueue_reuse": {"EXECUTE": _ALL},
     },
 }
 #: All roles.

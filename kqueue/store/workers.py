@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, Interval, and_, bindparam, func, select, text, true, update
+from sqlalchemy import ColumnElement, Engine, Interval, and_, bindparam, case, func, select, text, true, update
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.limits import hard_limit_s
@@ -52,6 +52,13 @@ _PAUSE: Final = text("""
     WHERE w.id = said.id AND w.paused IS DISTINCT FROM said.reason
 """)
 
+_WAIT: Final = text("""
+    UPDATE workers AS w
+    SET waits_for = said.holder, waits_since = CASE WHEN said.holder IS NOT NULL THEN coalesce(w.waits_since, now()) END
+    FROM unnest(CAST(:ids AS uuid[]), CAST(:holders AS text[])) AS said (id, holder)
+    WHERE w.id = said.id AND w.waits_for IS DISTINCT FROM said.holder
+""")
+
 #: True for a worker without a heartbeat for the interval ``silent_for``, which is a parameter.
 _SILENT: Final = and_(
     Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - bindparam("silent_for", type_=Interval)
@@ -74,6 +81,8 @@ class LiveWorker:
         busy_with: the evaluation that it executes now.
         busy_since: when it began with that, UTC.
         paused: why it takes no evaluations; None if it does.
+        waits_for: the process that has its device, if that keeps its evaluation waiting and is no part of its fleet.
+        waits_since: since when, UTC.
     """
 
     id: UUID
@@ -85,6 +94,8 @@ class LiveWorker:
     busy_with: UUID | None
     busy_since: datetime | None
     paused: str | None
+    waits_for: str | None
+    waits_since: datetime | None
 
 
 def register(
@@ -129,6 +140,12 @@ def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
         connection.execute(_PAUSE, {"ids": list(reasons), "reasons": list(reasons.values())})
 
 
+def wait_for_device(engine: Engine, holders: Mapping[UUID, str | None]) -> None:
+    """Record which processes outside of the fleet have the devices that workers wait for; None: it waits for none."""
+    with transaction(engine) as connection:
+        connection.execute(_WAIT, {"ids": list(holders), "holders": list(holders.values())})
+
+
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
     """Record that a worker process has ended."""
     with transaction(engine) as connection:
@@ -153,6 +170,8 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
         .limit(1)
         .lateral()
     )
+    # A wait that was noted for an earlier evaluation is none of this one's.
+    waits = and_(Worker.waits_for.is_not(None), busy.c.evaluation_id.is_not(None))
     with transaction(engine) as connection:
         rows = connection.execute(
             select(
@@ -165,6 +184,8 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
                 busy.c.evaluation_id.label("busy_with"),
                 busy.c.started_at.label("busy_since"),
                 Worker.paused,
+                case((waits, Worker.waits_for)).label("waits_for"),
+                case((waits, func.greatest(Worker.waits_since, busy.c.started_at))).label("waits_since"),
             )
             .outerjoin(busy, true())
             .where(_alive(within_s))

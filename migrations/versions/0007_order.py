@@ -16,9 +16,15 @@ def upgrade() -> None:
     op.add_column("evaluations", sa.Column("priority", sa.Text(), server_default="batch", nullable=False))
     op.add_column("evaluations", sa.Column("producer", sa.Text(), server_default="", nullable=False))
     op.create_check_constraint(op.f("ck_evaluations_priority"), "evaluations", "priority IN ('interactive', 'batch')")
-    op.execute("UPDATE evaluations SET producer = 'token:' || token_id WHERE token_id IS NOT NULL AND state <> 'done'")
-    # Redis is about to hold a window of them.
-    op.execute("UPDATE evaluations SET published_at = NULL WHERE state = 'queued' AND published_at IS NOT NULL")
+    # Before the update, which would have to write to it.
+    op.drop_index("ix_evaluations_unpublished", table_name="evaluations")
+    # Redis is about to hold a window of the queued ones.
+    op.execute("""
+        UPDATE evaluations
+        SET producer = coalesce('token:' || token_id, ''),
+            published_at = CASE WHEN state = 'queued' THEN NULL ELSE published_at END
+        WHERE state <> 'done' AND (token_id IS NOT NULL OR (state = 'queued' AND published_at IS NOT NULL))
+    """)
     op.create_index(
         "ix_evaluations_queue",
         "evaluations",
@@ -31,7 +37,6 @@ def upgrade() -> None:
         ["lane"],
         postgresql_where=sa.text("state = 'queued' AND published_at IS NOT NULL"),
     )
-    op.drop_index("ix_evaluations_unpublished", table_name="evaluations")
     op.create_table(
         "shares",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),

@@ -52,7 +52,7 @@ class Family:
         return next((pid for pid in self._children(self.up) if "workers.fleet" in words(pid)), None)
 
     def workers(self) -> list[int]:
-        """The parents of judges, one a slot."""
+        """The Celery workers, one a slot."""
         supervisor = self.supervisor()
         return [pid for pid in self._children(supervisor) if "workers.start" in words(pid)] if supervisor else []
 
@@ -60,8 +60,17 @@ class Family:
         """The fork server of a worker."""
         return next((pid for pid in self._children(worker) if name(pid) == "kq-forkserver"), None)
 
+    def seat(self, worker: int) -> int | None:
+        """The parent of a worker's judge."""
+        return next((pid for pid in self._children(worker) if name(pid) == "kq-seat"), None)
+
     def judges(self, worker: int) -> list[int]:
-        """The children of a worker that judge, or wait for something to judge."""
+        """A worker's judge, if it has one at present."""
+        seat = self.seat(worker)
+        return self._children(seat) if seat else []
+
+    def clerks(self, worker: int) -> list[int]:
+        """The children of a worker that see to a task, or wait for one."""
         return [pid for pid in self._children(worker) if "workers.start" in words(pid) and name(pid)[:3] != "kq-"]
 
     def postgres(self) -> int | None:

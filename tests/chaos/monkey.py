@@ -23,7 +23,9 @@ from tests.chaos.family import Family, below, words
 
 #: How often each act comes in a round.
 ROUND: Final = {
-    "judge killed": 10,
+    "judge killed": 6,
+    "clerk killed": 4,
+    "seat killed": 1,
     "worker killed": 2,
     "worker told to end": 1,
     "worker told to quit": 1,
@@ -127,12 +129,12 @@ class Monkey(threading.Thread):
         if not workers:
             return None
         worker = workers[int(choice * len(workers))]
-        if subject == "judge":
-            judges = self._family.judges(worker)
-            return self._kill(action, judges[0], worker) if judges else None
-        if subject == "fork":
-            forkserver = self._family.forkserver(worker)
-            return self._kill(action, forkserver, worker, waits_for=worker) if forkserver else None
+        if subject in ("judge", "clerk"):
+            found = self._family.judges(worker) if subject == "judge" else self._family.clerks(worker)
+            return self._kill(action, found[0], worker) if found else None
+        if subject in ("fork", "seat"):
+            served = self._family.forkserver(worker) if subject == "fork" else self._family.seat(worker)
+            return self._kill(action, served, worker, waits_for=worker) if served else None
         number = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM, "told to quit": signal.SIGQUIT}[verb]
         return self._kill(action, worker, worker, number, waits_for=worker)
 

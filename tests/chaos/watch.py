@@ -25,9 +25,12 @@ _SETTLED_S: Final = 60.0
 _SEEN: Final = 20
 #: What lives on so long after its parents died is an orphan.
 _ORPHAN_S: Final = 15.0
+_SERVICES: Final = ("Postgres", "Valkey")
 #: Samples at either end of a life; the most of the first count beside the least of the last, as what is being done
 #: at the moment comes on top.
 _SAMPLES: Final = 5
+#: The last ones of a judge: it holds more while it judges, up to 110 MiB on a CPU, and one evaluation takes seconds.
+_OF_A_JUDGE: Final = 15
 #: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
@@ -116,7 +119,9 @@ class Watch(threading.Thread):
         for (role, _, _), samples in self._samples.items():
             if len(samples) < _SEEN:
                 continue
-            first, last = samples[:_SAMPLES], samples[-_SAMPLES:]
+            # A worker that was killed is away for long on a busy host, and its connections to services with it.
+            first = samples[: max(_SEEN, len(samples) // 2) if role in _SERVICES else _SAMPLES]
+            last = samples[-(_OF_A_JUDGE if role == "judge" else _SAMPLES) :]
             found.append(
                 Life(
                     role,
@@ -139,16 +144,7 @@ class Watch(threading.Thread):
 
     def _look(self) -> None:
         family, now = self._family, time.time()
-        parents = {family.up: "kqueue up"}
-        if supervisor := family.supervisor():
-            parents[supervisor] = "supervisor"
-        for worker in family.workers():
-            # Importing takes long on a busy machine; with its first child it is nearly ready.
-            if family.judges(worker):
-                parents[worker] = "worker"
-                if forkserver := family.forkserver(worker):
-                    parents[forkserver] = "fork server"
-        for pid, role in parents.items():
+        for pid, role in self._lasting().items():
             start = born(pid)
             held, sockets = _count(targets := descriptors(pid))
             if start is None or not held:
@@ -158,7 +154,7 @@ class Watch(threading.Thread):
             since = self._at_work.setdefault((pid, start), now)
             if now - since > _GROWN_UP_S:
                 self._samples[role, pid, start].append(Sample(now, held, sockets, own_memory(pid)))
-        for role, pid in (("Postgres", family.postgres()), ("Valkey", family.valkey())):
+        for role, pid in zip(_SERVICES, (family.postgres(), family.valkey()), strict=True):
             if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _SETTLED_S:
                 held, sockets = _count(descriptors(pid))
                 own = sum(own_memory(one) for one in (pid, *below(pid)))
@@ -170,6 +166,20 @@ class Watch(threading.Thread):
             since = self._strangers.setdefault(pid, now)
             if now - since > _ORPHAN_S:
                 self._orphans[pid] = f"{pid} {name(pid)}: {' '.join(words(pid))[:100]}"
+
+    def _lasting(self) -> dict[int, str]:
+        """The processes that serve more than one evaluation, and what they are."""
+        family = self._family
+        found = {family.up: "kqueue up"}
+        if supervisor := family.supervisor():
+            found[supervisor] = "supervisor"
+        for worker in family.workers():
+            # Importing takes long on a busy machine; with its first child it is nearly ready.
+            if family.clerks(worker):
+                served = {family.forkserver(worker): "fork server", family.seat(worker): "seat"}
+                found |= {worker: "worker"} | {pid: role for pid, role in served.items() if pid}
+                found |= dict.fromkeys(family.judges(worker), "judge")
+        return found
 
     def _inherited(self) -> list[int]:
         """Living children that this process did not start; the dead ones are reaped."""

@@ -25,6 +25,7 @@ class Cli:
 
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float = 120
 
     def __call__(self, *arguments: str, stdin: bytes | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end. ``changed`` overrides the environment."""
@@ -35,7 +36,7 @@ class Cli:
             env=environment,
             input=stdin or b"",
             capture_output=True,
-            timeout=120,
+            timeout=self.patience_s,
             check=False,
         )
         decoded = subprocess.CompletedProcess(
@@ -64,7 +65,7 @@ def judge(engine: Engine, worker: UUID, judgement: Judgement) -> int:
         claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
         assert claim is not None
         facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
-        evaluations.set_environment(engine, claim.attempt_id, facts)
+        evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
         outcome = judgement(claim.request.kernel_label or "")
         evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
     return len(queued)

@@ -12,7 +12,7 @@ import pytest
 
 from kqueue import categories, errors, evidence
 from kqueue.cli import STATUSES, exit_status
-from kqueue.cli.render import clean, one_line
+from kqueue.text import clean, one_line
 from tests.cli.command import Cli
 
 ROOT = Path(__file__).parents[2]
@@ -118,5 +118,6 @@ def test_text_is_made_harmless() -> None:
     """Line feeds and tabs stay; every other character that a terminal acts on is written out."""
     assert clean("a\tb\nc") == "a\tb\nc"
     assert clean("\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800") == r"\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800"
+    assert clean("a\ufe0f\U000e0141\U000e0041") == r"a\ufe0f\U000e0141\U000e0041"
     assert clean("é 漢 [red]x[/]") == "é 漢 [red]x[/]"
     assert one_line(" a\n\tb  c ") == "a b c"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Evidence, Facts
-from kqueue.store import evaluations
+from kqueue.store import evaluations, workers
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
-from tests.samples import ended, passed
+from tests.samples import ended, measurement, passed
 
 #: What a candidate may print to fool whoever reads it: colours, a title, a bell, text turned around, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
@@ -232,6 +232,9 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
     assert evaluations.verdict(engine, first) is None
     assert cli("cancel", str(first)[:13], str(finished)).stdout == "cancelled 1, 1 had a verdict already\n"
     assert cli("cancel", "--batch", "b").stdout == "cancelled 2\n"
+    assert cli("cancel", "--batch", "b").returncode == 0
+    unknown = cli("cancel", "--batch", "c")
+    assert (unknown.returncode, "no evaluation has the batch c" in unknown.stderr) == (5, True)
     found = evaluations.verdicts(engine, [finished, first, second, third])
     assert [str(found[identity].category) for identity in (finished, first, second, third)] == [
         "passed",
@@ -247,9 +250,10 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
 def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: UUID) -> None:
     """All of them hold together; a field or value that is none cancels nothing."""
     ids = submit(engine, "a", "b", "t", batch="b")
+    none = "cancelled 0: nothing without a verdict fits\n"
     for condition in ("category=passed", "priority=high", "backend"):
         assert cli("cancel", "--where", condition).returncode == 2
-    assert cli("cancel", "--where", "backend=torch", "--older-than", "1h").stdout == "cancelled 0\n"
+    assert cli("cancel", "--where", "backend=torch", "--older-than", "1h").stdout == none
     assert cli("cancel", "--where", "backend=torch", "--where", "lane=cpu").stdout == "cancelled 2\n"
     assert set(evaluations.verdicts(engine, ids)) == set(ids[:2])
 
@@ -271,6 +275,28 @@ def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UU
     assert "1 comes before it" in cli("show", str(second)).stdout
 
 
+def test_whom_a_slot_waits_for_is_told(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """While it runs an evaluation, by `status`, `show` and `wait`: who has the device, and for how long."""
+    (identity,) = submit(engine, "a")
+    assert evaluations.claim(engine, identity, worker_id=worker, lease_s=60) is not None
+    holder = "process 812 (python -m workers.fleet)"
+    workers.wait_for_device(engine, {worker: holder})
+    [told] = json.loads(cli("status", "--json").stdout)["workers"]
+    assert (told["busy_with"], told["waits_for"], told["waits_since"] is None) == (str(identity), holder, False)
+    for_people = cli("status").stdout
+    assert "waiting for a device" in for_people
+    assert holder in for_people
+    waiting = json.loads(cli("show", str(identity), "--json").stdout)["waiting"]
+    assert (waiting["why"], holder in waiting["message"]) == ("device", True)
+    assert holder in cli("show", str(identity)).stdout
+    assert holder in cli("wait", str(identity), "--timeout", "0").stderr
+    workers.wait_for_device(engine, {worker: None})
+    [told] = json.loads(cli("status", "--json").stdout)["workers"]
+    assert (told["waits_for"], told["waits_since"]) == (None, None)
+    assert "waiting for a device" not in cli("status").stdout
+    assert json.loads(cli("show", str(identity), "--json").stdout)["waiting"] is None
+
+
 def test_waiting_sees_a_failure_of_the_fleet(
     cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]
 ) -> None:
@@ -279,3 +305,65 @@ def test_waiting_sees_a_failure_of_the_fleet(
     done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--set", "max_attempts=1", "--wait")
     assert done.returncode == 1
     assert "judge_error" in done.stdout
+
+
+def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """By batch, problem, lane, day or producer: attempts, seconds of slots and of devices, and waiting."""
+    first, second, third = submit(engine, "a", "b", batch="night") + submit(engine, "c")
+    held = passed(evidence=Evidence(durations_s={"alone_measure": 0.5, "alone_verify": 0.25, "check": 9.0}))
+    lost = ended(Category.WORKER_LOST)
+    for identity, outcome in ((first, held), (second, lost), (second, held), (third, ended(Category.WRONG_VALUES))):
+        claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
+        assert claim is not None
+        evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET started_at = started_at - interval '2 s'"))
+        connection.execute(text("UPDATE evaluations SET submitted_at = submitted_at - interval '10 s'"))
+
+    def cost(*options: str) -> dict[str, dict[str, float]]:
+        done = cli("cost", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        return {row["key"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+    night = cost("--by", "batch")["night"]
+    assert (night["evaluations"], night["passed"], night["attempts"], night["reused"]) == (2, 2, 3, 0)
+    assert night["alone_s"] == pytest.approx(1.5)
+    assert 6 <= night["slot_s"] < 60
+    assert 16 <= night["waited_s"] < 120
+    assert cost("--by", "batch")[""]["evaluations"] == 1
+    assert [row["evaluations"] for row in cost("--by", "problem").values()] == [3]
+    assert set(cost("--by", "problem")) == {"relu"}
+    assert set(cost("--by", "lane")) == {"cpu"}
+    assert len(cost("--by", "day")) == 1
+    assert set(cost()) == {""}
+    assert cost("--since", "2100-01-01") == {}
+    assert "no evaluation" in cli("cost", "--since", "2100-01-01").stdout
+    assert "night" in cli("cost", "--by", "batch").stdout
+    wrong = cli("cost", "--by", "colour")
+    assert (wrong.returncode, "producer, batch" in wrong.stderr) == (2, True)
+
+
+def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """Their verdicts, who is faster and whether that is sure, and the lines that differ; hostile text is escaped."""
+    slow, fast, near, wrong = submit(engine, "slow", f"fast {HOSTILE}", "near", "wrong")
+    times = {slow: 4.0, fast: 2.0, near: 3.95}
+    for identity in (slow, fast, near, wrong):
+        claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
+        assert claim is not None
+        facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
+        evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
+        found = passed(runtime=measurement(times[identity])) if identity in times else hostile("")
+        evaluations.finish(engine, identity, claim.number, found, written_by="judge", retry_delay_s=0)
+    done = cli("diff", str(slow), str(fast))
+    assert done.returncode == 0, done.stderr
+    assert "the second is 2x as fast as the first" in done.stdout
+    assert "-# slow" in done.stdout
+    assert "+# fast" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "their quartiles overlap" in cli("diff", str(slow), str(near)).stdout
+    assert "\x1b" not in cli("diff", str(slow), str(wrong)).stdout
+    record = json.loads(cli("diff", "--json", str(slow), str(fast)).stdout)
+    assert record["first"]["verdict"]["category"] == "passed"
+    assert "+# fast" in record["diff"]
+    assert "the sources are the same" in cli("diff", str(slow), str(slow)).stdout
+    assert cli("diff", str(slow), "ffffffff").returncode == 5

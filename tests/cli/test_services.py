@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
+from kqueue import doctor
+from kqueue.categories import Category
+from kqueue.config import load
+from kqueue.contract import Outcome, Phase
 from kqueue.doctor import redact
-from tests.cli.command import Cli
+from kqueue.store import gpus
+from tests.cli.command import Cli, judge
+from workers.judge.host import uids
 
+#: Kernels that a deep look judges, and which need no compiler on a CPU.
+JUDGED = ("torch", "wrong kernel", "endless kernel", "seed", "operations", "triton kernel")
 COMMANDS = [
     ("submit", "-p", "relu.py", "mine.py", "-b", "torch"),
     ("status",),
@@ -97,8 +107,13 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
     """Services with versions, torch, compilers and every feature of the sandbox have a line; what is broken fails."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
+    # A fleet kills whatever runs under its uid.
+    used = uids.hold(load().candidate_uid)
     done = cli("doctor", "--json", KQUEUE_SCRATCH=str(closed / "scratch"))
+    used.release()
     found = checks(done)
+    if os.geteuid() == 0:
+        assert f" as {used.uid}" not in found["sandbox", "candidate uid"]["detail"]
     services = ("postgres", "schema", "workers", "redis", "redis eviction")
     assert [found["services", name]["state"] for name in services] == ["ok"] * 5
     assert "1 on lane cpu" in found["services", "workers"]["detail"]
@@ -117,6 +132,52 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
     scratch = found["sandbox", "scratch"]
     assert scratch["state"] == ("fail" if os.geteuid() == 0 else "ok"), scratch
     assert done.returncode == any(record["state"] == "fail" for record in records)
+
+
+@pytest.mark.timeout(900)
+def test_a_deep_look_judges_kernels_and_tells_of_faults_but_no_secret(
+    cli: Cli, engine: Engine, worker: UUID, tmp_path: Path
+) -> None:
+    """A broken compiler is found by a kernel, the fleet's own faults are counted, and secrets are hidden."""
+    lost = Outcome(category=Category.WORKER_LOST, message="gone with keepthissecret", phase=Phase.CHECK)
+    cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--lane", "cpu", "--set", "max_attempts=1")
+    assert judge(engine, worker, lambda _: lost) == 1
+    cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--lane", "cpu")
+    gpus.register(engine, host="host", index=0, uuid="GPU-1", name="NVIDIA H200")
+    at = datetime.now(UTC)
+    seen = [{"xid": 79, "at": at.isoformat()}, {"xid": 31, "at": (at - timedelta(days=3)).isoformat()}]
+    gpus.see(engine, {"GPU-1": {"xids": seen}})
+    broken = tmp_path / "bin"
+    for name in ("g++", "c++"):
+        cli.write(f"bin/{name}", "#!/bin/sh\nexit 1\n").chmod(0o755)
+    done = replace(cli, patience_s=800)(
+        "doctor",
+        "--deep",
+        "--json",
+        PATH=f"{broken}{os.pathsep}{os.environ['PATH']}",
+        CXX="c++",
+        KQUEUE_TOKEN="keepthissecret",
+        KQUEUE_SCRATCH=str(tmp_path / "scratch"),
+        KQUEUE_BUILD_STORE_BYTES="0",
+    )
+    found = checks(done)
+    assert "keepthissecret" not in done.stdout + done.stderr
+    faults = found["services", "faults"]
+    assert faults["state"] == "warn"
+    assert "1 worker_lost" in faults["detail"]
+    assert "gone with ***" in faults["detail"]
+    assert "Xid 79" in found["services", "xids"]["detail"]
+    assert "Xid 31" not in found["services", "xids"]["detail"]
+    assert found["services", "queue"]["detail"].startswith("1 on lane cpu; the first has waited for ")
+    assert {("services", "postgres answers"), ("services", "redis answers"), ("services", "clocks")} <= set(found)
+    if ("judge", "cpu") in found:  # there is no GPU
+        kernels = {name: found["judge", f"cpu: {name}"] for name in JUDGED}
+        assert {name: record["state"] for name, record in kernels.items()} == dict.fromkeys(JUDGED, "ok")
+        failed = found["judge", "cpu: c++ kernel"]
+        assert failed["state"] == "fail"
+        assert failed["detail"].startswith("compile_error in ")
+        assert "returned non-zero exit status 1" in failed["fix"]
+        assert done.returncode == 1
 
 
 def without_torch(directory: Path) -> dict[str, str]:
@@ -153,6 +214,26 @@ def test_doctor_says_what_is_broken(cli: Cli, tmp_path: Path) -> None:
     assert "check KQUEUE_REDIS_URL" in done.stdout
     assert "127.0.0.1:1/kqueue" in done.stdout
     assert "secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "secret"),
+    [
+        ("KQUEUE_DATABASE_URL", "postgresql+psycopg://u:p[wordlong@127.0.0.1:1/db", "p[wordlong"),
+        ("KQUEUE_DATABASE_URL", "postgresql://u:wh?at/is@127.0.0.1:1/db", "wh?at/is"),
+        ("KQUEUE_DATABASE_URL", "postgresql://127.0.0.1:1/db?user=u&password=given-there", "given-there"),
+        ("KQUEUE_REDIS_URL", "redis://:p%40sswordlong@127.0.0.1:1/0", "p@sswordlong"),
+        ("KQUEUE_FLOWER_AUTH", "admin:of-the-window", "of-the-window"),
+        ("KQUEUE_TOKEN", "kq_of-somebody", "kq_of-somebody"),
+    ],
+)
+def test_no_secret_is_told_wherever_it_comes_up(variable: str, value: str, secret: str, monkeypatch: Any) -> None:
+    """Whatever form a setting has; short passwords, which may be common words, are hidden in URLs only."""
+    monkeypatch.setenv(variable, value)
+    words = doctor._without_secrets(f"failed with {secret}, and kqueue up", load())  # pyright: ignore[reportPrivateUsage]
+    assert words == "failed with ***, and kqueue up"
+    monkeypatch.setenv("KQUEUE_DATABASE_URL", "postgresql://u:kqueue@127.0.0.1:1/db")
+    assert doctor._without_secrets("run `kqueue up`", load()) == "run `kqueue up`"  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import MAX_SOURCE_BYTES
+from kqueue.states import Writer
+from kqueue.store import evaluations, workers
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement
 from tests.samples import ended, passed
 from tests.waiting import until
@@ -212,6 +214,27 @@ def test_waiting_tells_whether_all_passed(
     assert "\x1b" not in both.stdout
 
 
+def test_a_reused_verdict_says_so(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """In the table, in JSON, in `show` and in `results`; --fresh has the kernel judged."""
+    command = ("submit", "--problem", "relu.py", "--backend", "torch", "mine.py", "--json")
+    [asked] = lines(cli(*command, "--fresh").stdout)
+    claimed = evaluations.claim(engine, UUID(asked["id"]), worker_id=worker, lease_s=30)
+    assert claimed is not None
+    facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
+    evaluations.set_environment(engine, claimed.attempt_id, facts, conditions="known")
+    evaluations.finish(
+        engine, claimed.evaluation_id, claimed.number, passed(), written_by=Writer.JUDGE, retry_delay_s=0
+    )
+    [again] = lines(cli(*command, "--wait", "--timeout", "60").stdout)
+    assert again["verdict"]["reused_from"] == asked["id"]
+    assert [row.reuse for row in stored(engine)] == [False, True]
+    named = f"reused from {asked['id'][:8]}"
+    assert named in " ".join(cli(*command[:-1], "--wait", "--timeout", "60").stdout.split())
+    assert f"from {asked['id']}, judged" in cli("show", again["id"]).stdout
+    assert named in " ".join(cli("results").stdout.split())
+    assert asked["id"] in cli("results", "--json").stdout
+
+
 def test_ctrl_c_tells_how_to_come_back(cli: Cli, worker: UUID, engine: Engine) -> None:
     """Whoever interrupts a wait gets 130, and the command that waits for the same evaluation again."""
     assert worker
@@ -230,7 +253,24 @@ def test_ctrl_c_tells_how_to_come_back(cli: Cli, worker: UUID, engine: Engine) -
         _, said = process.communicate()
     assert process.returncode == 130
     [row] = stored(engine)
-    assert said.splitlines()[0].startswith(f"kqueue: the evaluation continues: `kqueue wait {row.id}` ")
+    assert f"kqueue: the evaluation continues: `kqueue wait {row.id}` " in said
+
+
+def test_a_long_wait_is_explained(cli: Cli, worker: UUID, engine: Engine, judging: Callable[[Judgement], None]) -> None:
+    """While `submit --wait` waits, it says why; the verdict follows."""
+    workers.pause(engine, {worker: "the host is short of memory"})
+    command = [sys.executable, "-m", "kqueue", "submit", "-p", "relu.py", "mine.py", "-b", "torch", "--wait"]
+    with subprocess.Popen(
+        command, cwd=cli.directory, env={**os.environ, **cli.environment}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        [row] = stored(engine)
+        assert said.startswith(f"kqueue: {str(row.id)[:8]} waits: all 1 workers of the lane cpu pause: ")
+        workers.pause(engine, {worker: None})
+        judging(lambda _: passed())
+        process.communicate()
+    assert process.returncode == 0
 
 
 def test_waiting_too_long_leaves_the_evaluation_be(cli: Cli, engine: Engine, worker: UUID) -> None:

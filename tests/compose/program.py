@@ -22,6 +22,7 @@ SECRETS = (
     "REDIS_WORKER_PASSWORD",
     "REDIS_FLOWER_PASSWORD",
     "FLOWER_AUTH",
+    "GRAFANA_PASSWORD",
 )
 
 Compose = Callable[..., "subprocess.CompletedProcess[str]"]

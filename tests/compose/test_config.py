@@ -55,10 +55,10 @@ def test_files_hold_no_secret() -> None:
 
 @BOTH
 def test_only_the_windows_are_published_and_on_loopback(compose: Compose, files: tuple[str, ...]) -> None:
-    """Nothing but Flower and HTTP can be reached from the host, and nothing from elsewhere."""
+    """Nothing but the windows can be reached from the host, and nothing from elsewhere."""
     services = model(compose, files)["services"]
     published = {(name, port["host_ip"]) for name, service in services.items() for port in service.get("ports", [])}
-    assert published == {("flower", "127.0.0.1"), ("http", "127.0.0.1")}
+    assert published == {(name, "127.0.0.1") for name in ("flower", "http", "prometheus", "grafana")}
     assert not any(service.get("network_mode") for service in services.values())
 
 
@@ -69,6 +69,7 @@ def test_services_and_workers_have_no_way_out(compose: Compose, files: tuple[str
     assert merged["networks"]["services"]["internal"] is True
     on = {name: set(service["networks"]) for name, service in merged["services"].items()}
     assert on.pop("flower") == on.pop("http") == {"services", "window"}
+    assert on.pop("prometheus") == on.pop("grafana") == {"window"}
     assert all(networks == {"services"} for networks in on.values())
 
 
@@ -152,6 +153,8 @@ def test_each_service_knows_its_own_secrets_only(
         "flower": {"REDIS_FLOWER_PASSWORD", "FLOWER_AUTH"},
         "http": {"POSTGRES_GATEWAY_PASSWORD", "REDIS_PRODUCER_PASSWORD"},
         "tokens": {"POSTGRES_PASSWORD"},
+        "prometheus": set(),
+        "grafana": {"GRAFANA_PASSWORD"},
     }
     services = model(compose, files)["services"]
     assert set(services) == set(wanted)
@@ -214,6 +217,6 @@ def test_example_names_every_setting() -> None:
     """.env.example shows each variable that the files read, and no other."""
     read: set[str] = set()
     for file in CPU:
-        read |= set(re.findall(r"\$\{(\w+)", (ROOT / file).read_text()))
+        read |= set(re.findall(r"(?:\$\{|\{ environment: )(\w+)", (ROOT / file).read_text()))
     shown = set(re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert shown - {"COMPOSE_FILE"} == read

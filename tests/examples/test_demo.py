@@ -103,7 +103,16 @@ def test_an_unknown_entry_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["first_script", "remote_client", "eval_client", "job_client", "modal_evaluator", "trace_guide", "rewards"],
+    [
+        "first_script",
+        "remote_client",
+        "eval_client",
+        "job_client",
+        "modal_evaluator",
+        "trace_guide",
+        "rewards",
+        "agent",
+    ],
 )
 def test_without_a_fleet_an_example_says_what_to_start(name: str, tmp_path: Path) -> None:
     """An example that needs a fleet ends with one line that tells how to start one."""

@@ -27,7 +27,9 @@ from kqueue.evidence import Facts, WrongPlace
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.judge.host import linux
+from workers.judge.host.blackbox import BlackBox
 from workers.judge.sandbox import cgroups
+from workers.records import StoredRecords
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
 WRONG = Outcome(
@@ -96,9 +98,38 @@ def span(file: Path, seconds: float) -> Outcome:
     return PASSED
 
 
-def run_evaluation(claim, slot, blackbox, forkserver, engine):
+def wait_for(gate: Path) -> Outcome:
+    """Judge until somebody makes the file."""
+    while not gate.exists():
+        time.sleep(0.01)
+    return PASSED
+
+
+def read(file: Path, how: str, *argument: str) -> Outcome:
+    """End as a judge does that has only read sources; say in which process."""
+    with file.open("a") as out:
+        out.write(f"{os.getpid()}\n")
+    if how != "well":
+        end(how, *argument)
+    return Outcome(category=Category.ENTRY_POINT_MISSING, message="as told", phase=Phase.PREPARE)
+
+
+def run_evaluation(claim, slot, judges, engine):
+    blackbox = judges.blackbox
     action, *arguments = claim.request.kernel.split()
+    if action == "read":
+        blackbox.enter(Phase.PREPARE)
+        return read(Path(arguments[0]), *arguments[1:])
+    blackbox.use()
     blackbox.enter(Phase.CHECK)
+    if action == "known":  # what it runs on, before it does the rest
+        facts = {"device": "none", "torch": "none", "python": "none", "host": "here"}
+        StoredRecords(engine, claim.attempt_id, judges.conditions).environment(facts)
+        action, *arguments = arguments
+    return judge(action, arguments, claim, blackbox)
+
+
+def judge(action, arguments, claim, blackbox):
     match action:
         case "ok":
             return PASSED
@@ -106,12 +137,11 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
             return WRONG
         case "problem":
             return Outcome(category=Category(arguments[0]), message="as told", phase=Phase.REFERENCE)
-        case "sleep":
-            time.sleep(float(arguments[0]))
+        case "sleep" | "sleep-once":
+            time.sleep(float(arguments[0]) if action == "sleep" else 600 if claim.number == 1 else 0)
             return PASSED
-        case "sleep-once":
-            time.sleep(600 if claim.number == 1 else 0)
-            return PASSED
+        case "gate":
+            return wait_for(Path(arguments[0]))
         case "unhealthy-once":
             if claim.number == 1:
                 return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
@@ -138,16 +168,22 @@ def run_evaluation(claim, slot, blackbox, forkserver, engine):
 
 
 class StandIn:
-    """In the fork server's place: a child of the worker's parent that must outlive every task."""
+    """In the fork server's and the seat's place: a child of the worker's parent that must outlive every task."""
 
     def __init__(self, slot) -> None:
         self._process = subprocess.Popen(["sleep", "infinity"])
+        self.pid = self._process.pid
+        self.conditions = "told"
+        self.blackbox = BlackBox()
 
     def wait_ready(self, minimum: str) -> None:
         pass
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def work(self) -> bool:
+        return not linux.is_zombie(self.pid)
 
     def stop(self) -> None:
         self._process.kill()
@@ -173,15 +209,12 @@ def claim(engine, evaluation_id, **options):
     return claimed
 
 
-def preload() -> None:
-    if "JUDGES_TORCH" in os.environ:
-        import torch  # noqa: F401
-
+if "JUDGES_TORCH" in os.environ:
+    import torch  # noqa: F401
 
 evaluations.claim = claim
 workers.app.run_evaluation = run_evaluation
-workers.app.start_forkserver = StandIn
-workers.app.preload = preload
+workers.app.start_judges = StandIn
 if "JUDGES_TRUE_LIMITS" not in os.environ:
     # A test's hard limit is shorter than any that is taken from a message.
     workers.messages.SHORTEST_LIMIT_S = 0.0

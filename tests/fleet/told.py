@@ -51,7 +51,7 @@ class Services:
 
     def config(self, **settings: Any) -> Config:
         places = {"home": self.directory / "home", "scratch": self.directory / "scratch"}
-        return load(**self._addresses | places | {"gpus": "none"} | settings)
+        return load(**self._addresses | places | {"gpus": "none", "reuse": False} | settings)
 
     def submit(
         self,
@@ -64,9 +64,8 @@ class Services:
         **more: Any,
     ) -> UUID:
         """Submit an evaluation whose judge does as `kernel` says, with one attempt by default."""
-        request = Request(
-            problem="p", kernel=kernel, backend="torch", lane=lane, settings=Settings(max_attempts=attempts), **more
-        )
+        fields = {"problem": "p", "settings": Settings(max_attempts=attempts)} | more
+        request = Request(kernel=kernel, backend="torch", lane=lane, **fields)
         # Fleets leave the message to its producer.
         [submitted] = evaluations.submit(self.engine, [request], slots={lane: 1000})
         if send:

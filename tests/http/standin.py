@@ -21,7 +21,7 @@ from kqueue.http.app import create_app
 from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import evaluations
 from tests.http.serving import admin_token
-from tests.samples import passed
+from tests.samples import passed, request_fields
 from tests.waiting import until
 
 
@@ -68,13 +68,19 @@ class Served:
             listening.close()
 
 
+def submit(http: httpx.Client, number: int) -> UUID:
+    """Submit one of many different evaluations."""
+    answer = http.post("/v1/evaluations", json=request_fields(number)).raise_for_status()
+    return UUID(answer.json()["evaluation_id"])
+
+
 def end(engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None) -> bool:
     """End an evaluation as a worker would; False if it is not there to be judged."""
     claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
     if claimed is None:
         return False
     facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
-    evaluations.set_environment(engine, claimed.attempt_id, facts)
+    evaluations.set_environment(engine, claimed.attempt_id, facts, conditions=None)
     evaluations.finish(
         engine,
         identity,

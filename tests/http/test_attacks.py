@@ -39,6 +39,8 @@ BODIED = [
     "/eval",
     "/evaluate",
     "/evaluate_sync",
+    "/evaluate/batch",
+    "/workflow/submit",
 ]
 
 

@@ -213,20 +213,23 @@ def test_an_answer_stands_for_a_minute_only(
 
 
 def test_a_key_decides_where_it_is_given(client: SimpleEvalClient, kernel: Callable[[str], str]) -> None:
-    """The same key is the same evaluation, another key another one; for another kernel it is refused."""
+    """The same key is the same evaluation, another key another one; for another kernel or setting it is refused."""
     source = kernel("ok")
 
-    def post(key: str, kernel: str = source) -> httpx.Response:
-        body = {"original_model_src": "p", "custom_model_src": kernel, "backend": "torch"}
+    def post(key: str, **change: Any) -> httpx.Response:
+        body = {"original_model_src": "p", "custom_model_src": source, "backend": "torch"} | change
         return httpx.post(f"{client.url}/eval", json=body, headers={"Idempotency-Key": key}, timeout=60)
 
     key = uuid4().hex
     same = {post(key).json()["metadata"]["evaluation_id"] for _ in range(2)}
     assert len(same) == 1
     assert post(uuid4().hex).json()["metadata"]["evaluation_id"] not in same
-    refused = post(key, kernel("ok"))
-    assert refused.status_code == 422
-    assert refused.json()["code"] == "idempotency_conflict"
+    others = {"custom_model_src": kernel("ok")}, {"seed_num": 43}, {"num_correct_trials": 2}, {"num_perf_trials": 7}
+    for change in others:
+        refused = post(key, **change)
+        assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_conflict"), change
+        assert f"'{key}' was used for another problem, kernel or lane" in refused.json()["detail"]
+    assert {post(key).json()["metadata"]["evaluation_id"]} == same
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,6 +21,12 @@ from tests.http.standin import Served
 
 SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
 JOB = {"problem_id": 1, "sample_id": 0, "ref_arch_src": "class Model: ...", "backend": "torch"}
+TASK = {
+    "task_id": "t",
+    "reference_code": "class Model: ...",
+    "kernel_code": "class ModelNew: ...",
+    "backend": "torch",
+}
 WAIT = {"timeout": 30}
 
 
@@ -49,7 +56,10 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/v1/batches/{batch}/events"): Call("read"),
     ("get", "/v1/categories"): Call("read"),
     ("get", "/v1/leaderboard"): Call("read"),
+    ("get", "/v1/problems"): Call("read"),
+    ("get", "/v1/problems/{problem_hash}"): Call("read"),
     ("get", "/v1/fleet"): Call("read"),
+    ("get", "/metrics"): Call("read"),
     ("post", "/eval"): Call("problems", SOURCES),
     ("get", "/"): Call("read"),
     ("get", "/health"): Call("read"),
@@ -61,6 +71,9 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/job/{job_id}"): Call("read"),
     ("get", "/jobs"): Call("read"),
     ("get", "/status"): Call("read"),
+    ("post", "/evaluate/batch"): Call("problems", {"batch_id": "b", "tasks": [TASK]}),
+    ("post", "/workflow/submit"): Call("problems", {"payload": TASK}),
+    ("get", "/workers/status"): Call("read"),
     # Each token finds its own tasks.
     ("get", "/status/{task_id}"): Call("problems"),
     ("get", "/results/{task_id}"): Call("problems"),
@@ -124,13 +137,8 @@ def test_all_that_is_offered_works(
     first = clients["problems"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
     assert clients["read"].get(f"/v1/evaluations/{first}/wait", params=WAIT).json()["verdict"]["category"] == "passed"
     places = {"evaluation_id": first, "job_id": first, "name": "evidence.json", "batch": "b", "device_id": "0"}
-    task = {
-        "task_id": "t",
-        "reference_code": "class Model: ...",
-        "kernel_code": "class ModelNew: ...",
-        "backend": "torch",
-    }
-    places["task_id"] = clients["problems"].post("/evaluate", json=task).json()["task_id"]
+    places["problem_hash"] = hashlib.sha256(str(fields()["problem"]).encode()).hexdigest()
+    places["task_id"] = clients["problems"].post("/evaluate", json=TASK).json()["task_id"]
 
     def meant(body: Any) -> Any:
         match body:

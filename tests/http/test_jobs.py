@@ -133,6 +133,15 @@ def test_the_same_job_again(http: httpx.Client, engine: Engine) -> None:
     assert len(others - same) == 2
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 3
+    for change in (
+        {"num_correct_trials": 2},
+        {"timeout": 7},
+        {"seed": 1},
+        {"custom_cuda": "class ModelNew: other = 1"},
+    ):
+        problem_of(http.post("/evaluate", json=job_body() | change, headers=key), 409, "idempotency_conflict")
+    # What decides nothing of a verdict is no conflict.
+    assert http.post("/evaluate", json=job_body() | {"sample_id": 7}, headers=key).json()["job_id"] in others
 
 
 @pytest.mark.parametrize(

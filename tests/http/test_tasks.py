@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -12,9 +13,12 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.config import Config
+from kqueue.evidence import Evidence, LibraryKernel, Provenance
+from kqueue.states import Priority
+from kqueue.store import tokens
 from tests.http.serving import problem_of
 from tests.http.standin import Served
-from tests.samples import ended
+from tests.samples import ended, passed
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -105,6 +109,83 @@ def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
     assert (settings["timing"]["enabled"], untimed.settings["timing"]["enabled"]) == (True, False)
 
 
+def test_priorities(http: httpx.Client, serve: Callable[[Config], Served], config: Config, engine: Engine) -> None:
+    """`high` is interactive where the token may ask for that; all else is batch work."""
+    given = (None, "low", "normal", "high")
+    for number, priority in enumerate(given):
+        http.post("/evaluate", json=task_body(number, timeout=0.1, priority=priority)).raise_for_status()
+    _, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
+    with serve(config).client(secret) as lowly:
+        lowly.post("/evaluate", json=task_body(9, timeout=0.1, priority="high")).raise_for_status()
+    assert [row.priority for row in rows(engine, "priority")] == ["batch", "batch", "batch", "interactive", "batch"]
+
+
+def test_a_batch_of_tasks(http: httpx.Client, judging: None, engine: Engine) -> None:
+    """Each task has its result in its place, and is found by its id; a bad one spoils no other."""
+    tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
+    answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
+    assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
+    assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [3, 2, 1]
+    right, wrong, other = answer["results"]
+    assert [result["task_id"] for result in answer["results"]] == [task["task_id"] for task in tasks]
+    assert (right["correctness"], other["correctness"]) == (True, True)
+    assert (wrong["status"], wrong["error_code"], wrong["compiled"]) == ("failed", "VALIDATION_ERROR", None)
+    assert "cuda, triton, torch" in wrong["error_message"]
+    assert answer["submitted_at"] <= answer["completed_at"]
+    assert http.get(f"/results/{right['task_id']}").json() == right
+    assert len(rows(engine)) == 2
+    problem_of(http.post("/evaluate/batch", json={"batch_id": "b", "tasks": []}), 422, "invalid_request")
+
+
+def test_a_batch_that_takes_longer_than_its_client_waits(
+    http: httpx.Client, judge: Callable[..., None], engine: Engine
+) -> None:
+    """Its answer has the results that are there; the same batch again waits for the same evaluations."""
+    body = {"batch_id": "b", "tasks": [task_body(0, timeout=0.2), task_body(1, timeout=0.2)]}
+    assert http.post("/evaluate/batch", json=body).json()["batch_status"] == "processing"
+    for row in rows(engine, "id"):
+        judge(row.id)
+    answer = http.post("/evaluate/batch", json=body).raise_for_status().json()
+    assert (answer["batch_status"], answer["completed_tasks"], len(rows(engine))) == ("completed", 2, 2)
+
+
+def test_a_task_in_an_envelope(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
+    """Judged as by `/evaluate`; the envelope's id, workflow and wish to judge anew are the task's."""
+    body = {"task_id": "mine", "workflow": "kernelbench", "payload": task_body(timeout=0.2, task_id="theirs")}
+    waits = http.post("/workflow/submit", json=body).raise_for_status().json()
+    assert (waits["task_id"], waits["status"], waits["result"]) == ("mine", "pending", None)
+    judge(rows(engine)[0].id)
+    done = http.post("/workflow/submit", json=body).raise_for_status().json()
+    assert (done["status"], done["result"]) == ("completed", http.get("/results/mine").json())
+    assert done["completed_at"] == done["result"]["completed_at"]
+    assert len(rows(engine)) == 1
+    http.post("/workflow/submit", json=body | {"force_refresh": True}).raise_for_status()
+    assert len(rows(engine)) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"workflow": "kernel_simple", "payload": {"task_id": "t", "kernel_code": "k"}}, "kernels are judged against"),
+        ({"task_id": "t"}, "payload"),
+        ({"task_id": "t", "payload": {"kernel_code": "k"}}, "reference_code"),
+        ({"payload": {"reference_code": "r", "kernel_code": "k"}}, "task_id"),
+        ([], "payload"),
+    ],
+)
+def test_an_envelope_without_a_task(http: httpx.Client, engine: Engine, body: Any, says: str) -> None:
+    """It is refused, and the error says what is missing."""
+    assert says in problem_of(http.post("/workflow/submit", json=body), 422, "invalid_request")["detail"]
+    assert rows(engine) == []
+
+
+def test_the_workers(http: httpx.Client, worker_id: UUID) -> None:
+    """By name, with what each does."""
+    [(name, worker)] = http.get("/workers/status").raise_for_status().json().items()
+    assert "@" in name
+    assert (worker["device"], worker["status"], worker["current_task"]) == ("cpu", "online", None)
+
+
 def test_another_entry_point(http: httpx.Client, engine: Engine) -> None:
     """The classes that a task names are those that are judged, on the lines where they are."""
     body = task_body(
@@ -153,6 +234,27 @@ def test_how_a_task_ends(
     assert answer["error_message"] == f"{category}: so it went"
     assert http.get(f"/status/{task_id}").json()["error_message"] == answer["error_message"]
     assert http.get(f"/results/{task_id}").json() == answer
+
+
+def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
+    """Numbers and times of a kernel's own kernels and of all are in the metadata, where they are known."""
+    provenance = Provenance(
+        own_share=0.75,
+        own=("mine",),
+        library=(LibraryKernel(name="cublas", share=0.25),),
+        unclear_share=0.0,
+        unclear=(),
+        copies_share=0.0,
+        decoy=False,
+        why="75.0% kernels of its own source",
+        basis="the candidate's own profile",
+    )
+    http.post("/evaluate", json=task_body(timeout=0.2)).raise_for_status()
+    judge(rows(engine)[0].id, passed(evidence=Evidence(provenance=provenance)))
+    metadata = http.get(f"/results/{task_body()['task_id']}").raise_for_status().json()["metadata"]
+    assert (metadata["num_custom_kernels"], metadata["num_total_kernels"]) == (1, 2)
+    times = [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")]
+    assert times == [375, 500]
 
 
 def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
@@ -207,7 +309,8 @@ def test_two_tokens_with_one_id(
         ({"entry_point": "a b"}, 422, "entry_point"),
         ({"timeout": 0}, 422, "timeout"),
         ({"backend": "tilelang"}, 422, "cuda, triton, torch, cpp, cupy"),
-        ({"workflow": "kernel_simple"}, 422, "workflow"),
+        ({"workflow": "kernel_simple"}, 422, "send reference_code, and 'kernelbench' here"),
+        ({"priority": "urgent"}, 422, "priority"),
         ({"reference_backend": "onnx"}, 422, "reference_backend"),
         ({"device_preference": "gpu0"}, 422, "device_preference"),
         ({"device_preference": "cuda:3"}, 400, "no device 3"),

@@ -42,6 +42,7 @@ NEEDS = [
 NEW = "class Model: new = 1"
 ENTRY = {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}
 JOB = {"problem_id": 1, "sample_id": 0, "custom_cuda": "k", "backend": "torch"}
+TASK = {"task_id": "t", "reference_code": NEW, "kernel_code": "k", "backend": "torch"}
 ORDER = ["read", "submit", "problems", "admin"]
 
 
@@ -161,6 +162,9 @@ class TestProblems:
             ("/eval", {"original_model_src": NEW, "custom_model_src": "k", "backend": "torch"}),
             ("/evaluate", JOB | {"ref_arch_src": NEW}),
             ("/evaluate_sync", JOB | {"ref_arch_src": NEW}),
+            ("/evaluate", TASK),
+            ("/evaluate/batch", {"batch_id": "b", "tasks": [TASK]}),
+            ("/workflow/submit", {"payload": TASK}),
         ],
     )
     def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine, path: str, body: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from sqlalchemy import Engine, text
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
+from kqueue.store import evaluations, workers
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 from tests.samples import ended
@@ -343,6 +346,26 @@ class TestReports:
         assert http.get("/v1/leaderboard", params={"problem": "gelu"}).json() == {"best": []}
         assert len(http.get("/v1/leaderboard", params={"device": "TEST", "precision": "fp32"}).json()["best"]) == 1
 
+    def test_stored_problems(self, http: httpx.Client, three: list[str], fields) -> None:
+        """The latest first, in pages, by label or hash; one with its source."""
+        source = "class Model: another = 1"
+        http.post("/v1/evaluations", json=fields(problem=source, problem_label="another"))
+        name = hashlib.sha256(source.encode()).hexdigest()
+        first = http.get("/v1/problems", params={"limit": 1}).json()
+        [last] = first["problems"]
+        assert (last["problem_hash"], last["problem_label"], last["bytes"]) == (name, "another", len(source))
+        second = http.get("/v1/problems", params={"limit": 1, "cursor": first["cursor"]}).json()
+        assert second["cursor"] is None
+        assert second["problems"][0]["problem_hash"] != name
+        for wanted in ("another", name[:8], name):
+            assert http.get("/v1/problems", params={"problem": wanted}).json() == {"problems": [last], "cursor": None}
+        assert http.get("/v1/problems", params={"problem": "other"}).json()["problems"] == []
+        assert http.get(f"/v1/problems/{name}").json() == last | {"source": source}
+        problem_of(http.get(f"/v1/problems/{'0' * 64}"), 422, "unknown_problem")
+        problem_of(http.get("/v1/problems/another"), 422, "invalid_request")
+        for cursor in ("x", base64.b64encode(b'["2026-11-23T02:00:00+00:00", "\\u0000"]').decode()):
+            problem_of(http.get("/v1/problems", params={"cursor": cursor}), 422, "invalid_request")
+
     def test_the_fleet(self, http: httpx.Client, three: list[str], worker_id: UUID, engine: Engine) -> None:
         """Lanes, workers, and no GPU here; the answer may be a second old."""
         lanes = {"cpu": {"queued": 1, "running": 0, "workers": 1}}
@@ -350,6 +373,19 @@ class TestReports:
         fleet = http.get("/v1/fleet").json()
         assert [worker["id"] for worker in fleet["workers"]] == [str(worker_id)]
         assert fleet["gpus"] == []
+
+    def test_whom_a_slot_waits_for(self, http: httpx.Client, three: list[str], worker_id: UUID, engine: Engine) -> None:
+        """The fleet's worker and its evaluation say who has the device, while it lasts."""
+        assert evaluations.claim(engine, UUID(three[2]), worker_id=worker_id, lease_s=60) is not None
+        holder = "process 812 (python -m workers.fleet)"
+        workers.wait_for_device(engine, {worker_id: holder})
+        [worker] = until(
+            lambda: [w for w in http.get("/v1/fleet").json()["workers"] if w["waits_for"]], what="the present state"
+        )
+        assert (worker["busy_with"], worker["waits_for"]) == (three[2], holder)
+        assert worker["waits_since"] >= worker["busy_since"]
+        waiting = http.get(f"/v1/evaluations/{three[2]}").json()["waiting"]
+        assert (waiting["why"], holder in waiting["message"]) == ("device", True)
 
     def test_categories(self, http: httpx.Client) -> None:
         """The whole table."""

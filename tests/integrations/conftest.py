@@ -6,16 +6,15 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kqueue import Client
-from kqueue.config import Config, load
-from kqueue.errors import LocalFleetError
+from kqueue.config import Config
 from kqueue.local.fleet import LocalFleet
+from tests.fleet.live import live_fleet
 from tests.services import starts_services
 
 #: True if missing packages with adapters must fail the tests.
@@ -35,20 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
     """The fleet."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
-        root = Path(name)
-        root.chmod(0o711)  # pytest's folders are closed to candidates
-        config = load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2)
-        try:
-            running = LocalFleet(config, durable=False).start()
-        except LocalFleetError as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(str(error))
-        try:
-            yield running
-        finally:
-            running.stop()
+    with live_fleet() as running:
+        yield running
 
 
 @pytest.fixture

@@ -199,6 +199,38 @@ def test_a_new_run_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> Non
         (run / "eval_results.json").unlink()
 
 
+def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path, Path]) -> None:
+    """The same folder with other settings: never the first ones' results, but an error that names the difference."""
+    _, run = folders
+    put(run, 1, 0, RIGHT)
+    run = run.rename(run.with_name("settings"))
+    folders = (folders[0], run)
+    assert scores(folders)["evaluated"] == 1
+    before = results(run)
+    other = ("--checks", "2", "--precision", "bf16")
+    refused = judge(folders, *other)
+    assert refused.returncode == 2
+    assert "judged with precision fp32, not bf16; num_correct_trials 1, not 2: use another --out" in refused.stderr
+    assert results(run) == before
+    found = scores(folders, *other, "--out", str(run / "bf16.json"))
+    assert (found["evaluated"], evaluations(kq, "settings")) == (1, 2)
+    [row] = json.loads((run / "bf16.json").read_text())["1"]
+    assert row["metadata"]["evaluation_id"] != before["1"][0]["metadata"]["evaluation_id"]
+    assert (run / "bf16.pass_at_k_results.json").exists()
+    # Each of the two goes on from its own results.
+    assert scores(folders)["evaluated"] == scores(folders, *other, "--out", str(run / "bf16.json"))["evaluated"] == 0
+
+
+def test_a_changed_problem_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> None:
+    """Its samples' results are of the problem as it was."""
+    problems, run = folders
+    put(run, 1, 0, RIGHT)
+    assert scores(folders)["correct"] == 1
+    (problems / "level1" / "1_Scale_and_shift.py").write_text(REFERENCE.replace("+ 1", "+ 2"))
+    found = scores(folders)
+    assert (found["evaluated"], found["samples"], found["correct"]) == (1, 1, 0)
+
+
 def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) -> None:
     """Entries that KernelBench's own scripts wrote, in either of their forms, count and are not judged again."""
     _, run = folders

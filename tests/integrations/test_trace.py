@@ -185,7 +185,7 @@ def test_only_the_model_is_renamed() -> None:
 @pytest.mark.parametrize("source", ["class Model(", "x = 1", "", "class A:\n    class Model: ..."])
 def test_nothing_to_start_from(source: str) -> None:
     """What is neither a kernel nor a reference is refused."""
-    with pytest.raises(InvalidRequest, match="initial_kernel_code"):
+    with pytest.raises(InvalidRequest, match="kernel to start from"):
         KernelAgent(source)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
-from kqueue.evidence import Environment, ErrorFigures, Evidence
+from kqueue.evidence import Environment, ErrorFigures, Evidence, Floor
 from kqueue.feedback import describe, instruction, kernel_in
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import scorer
@@ -258,14 +258,20 @@ def test_gpu_types_that_cannot_be(gpu_type: str) -> None:
         lane_of(gpu_type)
 
 
+POLICIES = ("inverse_runtime", "speedup", "bandwidth", "correctness")
+
+
 def test_scores_of_verdicts() -> None:
     """The named policies: nothing for what is not the kernel's, 0 for its failures."""
     right = verdict(runtime=measurement(2.0), baseline=measurement(3.0))
     assert [scorer(name)(right) for name in ("inverse_runtime", "speedup", "correctness")] == [500.0, 1.5, 1.0]
     for category in (Category.COMPILE_ERROR, Category.WRONG_VALUES, Category.REWARD_HACK):
-        assert {scorer(name)(verdict(category)) for name in ("inverse_runtime", "speedup", "correctness")} == {0.0}
+        assert {scorer(name)(verdict(category)) for name in POLICIES} == {0.0}
     for category in (Category.WORKER_LOST, Category.REFERENCE_ERROR, Category.EXPIRED):
-        assert {scorer(name)(verdict(category)) for name in ("inverse_runtime", "speedup", "correctness")} == {None}
+        assert {scorer(name)(verdict(category)) for name in POLICIES} == {None}
+    floor = Floor(bytes_in=8, bytes_out=8, bandwidth_gbs=1.0, floor_ms=0.5, floor_out_ms=0.25)
+    bounded = verdict(runtime=measurement(2.0), evidence=Evidence(floor=floor))
+    assert (scorer("bandwidth")(bounded), scorer("bandwidth")(right)) == (0.25, None)
     untimed = verdict()
     assert (scorer("speedup")(untimed), scorer("correctness")(untimed)) == (None, 1.0)
     assert scorer(lambda given: given.attempts + 1.0)(right) == 2.0
@@ -295,6 +301,16 @@ def test_the_instruction_has_the_reference() -> None:
     text = instruction("class Model: ...", "triton")
     assert "triton" in text
     assert kernel_in(text) == "class Model: ...\n"
+
+
+def test_a_reused_verdict_is_told() -> None:
+    """In words and in KernelBench's form: nobody takes its time for a new one."""
+    original = uuid4()
+    reused = verdict(attempts=0, reused_from=original, judged_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+    assert f"the equal evaluation {original}, of 2026-01-02 03:04 UTC: nothing was run anew" in describe(reused, KERNEL)
+    assert "equal evaluation" not in describe(verdict(), KERNEL)
+    assert result_of(reused)["metadata"]["reused_from"] == str(original)
+    assert result_of(verdict())["metadata"]["reused_from"] is None
 
 
 def test_words_for_wrong_values() -> None:
@@ -335,6 +351,14 @@ def test_words_for_an_exception() -> None:
     assert "     5 |     def forward(self, x):" in text
     missing = describe(verdict(Category.RUNTIME_ERROR, log=log.replace("line 6", "line 600")), KERNEL)
     assert "At line" not in missing
+
+
+def test_words_for_a_launch_that_lacks_something() -> None:
+    """How much is asked for and there is, and the tiles to begin with."""
+    short = {"resource": "shared memory", "required": 1049600, "limit": 232448, "kernel": "mm", "settings": "BM=128"}
+    facts = {"exception": "triton.runtime.errors.OutOfResources", "shortage": short}
+    text = describe(verdict(Category.LAUNCH_RESOURCES_EXCEEDED, phase=Phase.CHECK, facts=facts), KERNEL)
+    assert "The launch of mm with BM=128 asks for 1049600 of shared memory; this GPU has 232448." in text
 
 
 def test_words_for_a_syntax_error() -> None:

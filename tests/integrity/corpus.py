@@ -217,6 +217,7 @@ class Program:
             problem_label=self.problem.stem,
             kernel_label=self.name,
             batch="integrity",
+            reuse=False,
         )
 
 

@@ -11,7 +11,8 @@ from typing import Self
 
 from kqueue.config import load
 from kqueue.contract import Outcome, Request
-from workers.judge import api
+from workers.judge.api import Judges
+from workers.judge.deaths import JudgeDied
 from workers.judge.host import uids
 from workers.judge.keeper import handle
 from workers.judge.place import Place
@@ -30,7 +31,10 @@ class Rig:
         *,
         keeps: bool = False,
         disk: Path | None = None,
+        stands: bool = False,
+        builds: Path | str = "",
     ) -> None:
+        """With ``stands`` one judge serves all requests; else each has one that is forked as this process is then."""
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-", dir=disk)
         root = Path(self._directory.name)
         root.chmod(0o711)
@@ -44,15 +48,21 @@ class Rig:
             lock=lock or root / "device.lock",
             uid=self._uid.uid if self._uid else None,
             keeps_references=keeps,
+            build_store=str(builds),
+            build_store_bytes=1 << 30,
         )
         self.records = InMemoryRecords()
         self.forkserver = handle.start(self.place)
+        self._judges: Judges | None = None
+        self._stands = stands
 
     def __enter__(self) -> Self:
         self.forkserver.wait_ready()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._judges is not None:
+            self._judges.stop()
         self.forkserver.stop()
         self._directory.cleanup()
         if self._uid:
@@ -60,7 +70,20 @@ class Rig:
 
     def judge(self, request: Request) -> Outcome:
         """The outcome, also of a judge that died."""
-        return api.judge(request, self.place, self.records, self.forkserver)
+        return self.judge_at(self.place, request)
+
+    def judge_at(self, place: Place, request: Request) -> Outcome:
+        """As :meth:`judge`, at another place with the same fork server."""
+        if self._judges is None:
+            self._judges = Judges(self.forkserver)
+        try:
+            return self._judges.judge(request, place, self.records)
+        except JudgeDied as died:
+            return died.outcome
+        finally:
+            if not self._stands:
+                self._judges.leave()
+                self._judges = None
 
 
 def gallery(rig: Rig, lane: str, names: list[str]) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from triton.backends import nvidia
 
+from tests.judge.driver import make_driver
 from workers.judge.keeper import ahead
 
 #: Has Triton load its library, without a compiler to make another. Its argument: the cache.
@@ -27,20 +26,11 @@ print(callable(CudaUtils().load_binary), triton_key.cache_info().currsize, len(o
 """
 
 
-def _make_driver(folder: Path) -> dict[str, str]:
-    """Make a driver that has all functions and does nothing; return the variables by which it is found."""
-    source = Path(nvidia.__file__).with_name("driver.c").read_text()
-    functions = "".join(f"void {name}(void) {{}}\n" for name in sorted(set(re.findall(r"\bcu[A-Z]\w+", source))))
-    command = ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / "libcuda.so.1"), "-x", "c", "-"]
-    subprocess.run(command, input=functions, text=True, check=True)
-    return {"CUDA_VISIBLE_DEVICES": "0", "TRITON_LIBCUDA_PATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
-
-
 def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path) -> None:
     """The library that Triton looks for is there, its own files are hashed, and no thread is left."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")],
-        env=os.environ | _make_driver(tmp_path),
+        env=os.environ | make_driver(tmp_path),
         capture_output=True,
         text=True,
         check=False,
@@ -55,7 +45,7 @@ def test_without_a_gpu_or_a_compiler_there_is_nothing_to_put(tmp_path: Path, mon
     program = "import triton.language; from workers.judge.keeper import ahead; print(ahead.prepare())"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | _make_driver(tmp_path) | {"CC": "/bin/false"},
+        env=os.environ | make_driver(tmp_path) | {"CC": "/bin/false"},
         capture_output=True,
         text=True,
         check=True,

@@ -17,7 +17,6 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Limits, Outcome, Request, Settings, Timing
 from tests.judge.linear import FLOODS
 from tests.judge.rig import Rig
-from workers.judge import api
 from workers.judge.sandbox import seccomp
 
 pytestmark = pytest.mark.slow("fills a disk")
@@ -124,5 +123,5 @@ def test_a_full_disk_is_nothing_to_file_systems_of_their_own(rig: Rig, disk: Pat
     full = replace(rig.place, scratch=place)
     wrong = writes(8).replace("x + 1", "x + 2")
     for kernel, category in ((writes(8), Category.PASSED), (wrong, Category.WRONG_VALUES)):
-        assert api.judge(request(kernel), full, rig.records, rig.forkserver).category is category
+        assert rig.judge_at(full, request(kernel)).category is category
     filler.unlink()

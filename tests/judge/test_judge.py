@@ -17,7 +17,6 @@ from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precisio
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
-from workers.judge import api
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
@@ -177,6 +176,27 @@ for fd in map(int, os.listdir("/proc/self/fd")):
 import gc
 assert not found, found
 """
+
+
+def test_what_a_launch_lacks_is_told(rig: Rig) -> None:
+    """Both numbers of Triton's error are facts; of any other error they are not."""
+    body = "raise OutOfResources(1049600, 232448, 'shared memory')"
+    outcome = judge(rig, right(body, "from triton.runtime.errors import OutOfResources\n"))
+    assert outcome.category is Category.LAUNCH_RESOURCES_EXCEEDED
+    short = outcome.facts.shortage
+    assert short is not None
+    assert (short.resource, short.required, short.limit, short.kernel) == ("shared memory", 1049600, 232448, "")
+    hostile = judge(
+        rig,
+        right(
+            body.replace("'shared memory'", "'x\\0\\x1b[2J\\nCORRECT'"),
+            "from triton.runtime.errors import OutOfResources\n",
+        ),
+    )
+    assert hostile.facts.shortage is not None
+    assert hostile.facts.shortage.resource.isprintable()
+    other = judge(rig, right("error = ValueError(); error.name, error.required, error.limit = 'x', 1, 1; raise error"))
+    assert (other.category, other.facts.shortage) == (Category.RUNTIME_ERROR, None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
@@ -372,14 +392,15 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     assert judge(rig, right()).category is Category.PASSED
 
 
-def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig) -> None:
-    """When a judge is killed, the fork server ends its candidate and forks the next one."""
+@pytest.mark.parametrize("victim", ["judge", "seat"])
+def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) -> None:
+    """When a judge or its seat is killed, the fork server ends its candidate and forks the next one."""
     before = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
         outcome = thread.submit(judge, rig, right(top="import time; time.sleep(600)\n"))
         until(lambda: len(linux.children(rig.forkserver.pid)) == 2)
-        [pid] = set(linux.children(os.getpid())) - before
-        os.kill(pid, signal.SIGKILL)
+        [seat] = set(linux.children(os.getpid())) - before
+        os.kill(linux.children(seat)[0] if victim == "judge" else seat, signal.SIGKILL)
         assert outcome.result(30).category is Category.WORKER_LOST
     until(lambda: linux.children(rig.forkserver.pid) == [])
     assert judge(rig, right()).category is Category.PASSED
@@ -407,7 +428,7 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     # It is private, and not below a directory that may be the candidate's own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
         for _ in range(4):
-            outcome = api.judge(request, replace(rig.place, scratch=Path(closed)), rig.records, rig.forkserver)
+            outcome = rig.judge_at(replace(rig.place, scratch=Path(closed)), request)
             assert outcome.category is Category.JUDGE_ERROR
             assert "could not be sealed: PermissionError" in outcome.message
             # What that judge left is ended by its uid, which the next candidate has too.

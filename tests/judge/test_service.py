@@ -160,10 +160,12 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
 
-def test_a_killed_fork_server_is_replaced(local: LocalJudge) -> None:
-    """The judge outlives its fork server: the next kernel is judged by another."""
-    [forkserver] = linux.children(service())
-    os.kill(forkserver, signal.SIGKILL)
+@pytest.mark.parametrize("name", ["kq-forkserver", "kq-seat"])
+def test_a_killed_server_is_replaced(local: LocalJudge, name: str) -> None:
+    """The service outlives its fork server and its seat: the next kernel is judged by others."""
+    for server in linux.children(service()):
+        if Path(f"/proc/{server}/comm").read_text().strip() == name:
+            os.kill(server, signal.SIGKILL)
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
 

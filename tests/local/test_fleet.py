@@ -300,6 +300,24 @@ def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_usual_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
+    """Where no setting names the port, a second fleet takes a free one, and says which."""
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = Config(
+            home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0, flower_port=port
+        )
+        config.model_fields_set.remove("flower_port")  # as if it were the default
+        fleet = LocalFleet(config, flower=True, durable=False, report=said.append)
+        with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
+            fleet.start()
+    assert fleet.flower_url is not None
+    other = fleet.flower_url.rpartition(":")[2]
+    assert other != str(port)
+    assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
+
+
 def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:
     """A port that somebody listens on is refused with the ways out, before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,9 +19,10 @@ from sqlalchemy.engine import make_url
 from kqueue.client import Client
 from kqueue.errors import ConfigError, DatabaseUnavailable
 from kqueue.local.postgres import Postgres
-from kqueue.store import roles, schema
+from kqueue.store import roles, schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
+from tests.mcp.agents import Here, over_http, over_stdio, text_of, told
 from tests.services import database, start, starts_services
 
 EVERYBODY = set(roles.ROLES)
@@ -89,6 +91,10 @@ STATEMENTS: dict[str, set[str]] = {
     "UPDATE gpus SET state = 'drained'": {roles.GATEWAY, roles.WORKER},
     "DELETE FROM gpus": NOBODY,
     f"SELECT kqueue_cancel({IDENTITY})": SENDERS | {roles.WORKER},
+    f"INSERT INTO search_runs (id, name, plan) VALUES ({IDENTITY}, 'n', '{{}}')": {roles.PRODUCER},
+    "UPDATE search_steps SET summary = 's'": {roles.PRODUCER},
+    "UPDATE search_proposals SET answer = 'a'": {roles.PRODUCER},
+    "DELETE FROM search_runs": NOBODY,
     "UPDATE alembic_version SET version_num = '9999'": NOBODY,
     "TRUNCATE verdicts": NOBODY,
     "DROP TABLE verdicts": NOBODY,
@@ -305,3 +311,32 @@ def test_a_producer_does_all_that_a_client_does(
         assert not first.cancel()
         assert client.cancel(second.evaluation_id)
         assert [v.category for v in client.wait_all([first, second], timeout=20)] == ["cancelled", "cancelled"]
+
+
+def test_an_agent_needs_no_more_than_a_producer_or_the_gateway(
+    logins: dict[str, str], redis_url: str, worker_id: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `kqueue serve` the tools on stdio do with a producer's login, those over HTTP with the gateway's."""
+    given = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch", "timeout_s": 0}
+    settings = {"KQUEUE_REDIS_URL": redis_url, "KQUEUE_LEASE_S": "3600"}
+
+    async def use(client: Any) -> None:
+        identity = told(await client.call_tool("judge", given))["evaluation_id"]
+        assert text_of(await client.call_tool("cancel", {"evaluation_id": identity})) == "It is cancelled."
+        assert told(await client.call_tool("verdict", {"evaluation_id": identity}))["category"] == "cancelled"
+        assert len(told(await client.call_tool("problems", {}))["rows"]) == 1
+        assert told(await client.call_tool("leaderboard", {}))["rows"] == []
+
+    async def on_stdio() -> None:
+        async with over_stdio(settings | {"KQUEUE_DATABASE_URL": logins[roles.PRODUCER]}) as client:
+            await use(client)
+
+    async def on_http(url: str) -> None:
+        async with over_http(url, tokens.create(engine, "an agent", [tokens.Scope.PROBLEMS])[1]) as client:
+            await use(client)
+
+    asyncio.run(on_stdio())
+    for name, value in (settings | {"KQUEUE_DATABASE_URL": logins[roles.GATEWAY]}).items():
+        monkeypatch.setenv(name, value)
+    with Here() as here:
+        asyncio.run(on_http(here.url))

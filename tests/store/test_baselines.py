@@ -11,7 +11,8 @@ from tests.store.steps import ENVIRONMENT, measured
 def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
     """All speedups in an environment share one base."""
     claimed = claim(submit())
-    key = (claimed.request.problem_hash, evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT), "fp32")
+    environment = evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
+    key = (claimed.request.problem_hash, environment, "fp32")
     assert baselines.get(engine, *key) is None
     baselines.put(engine, *key, measured(1.0))
     baselines.put(engine, *key, measured(2.0))

@@ -72,6 +72,14 @@ class TestClaim:
             _ = claimed.request
         assert finish(engine, claimed, LOST) is Recorded.RETRY
 
+    @pytest.mark.parametrize("table", ["kernels", "problems"])
+    def test_sources_are_those_that_their_hashes_stand_for(self, engine: Engine, submit, claim, table: str) -> None:
+        """Any producer may write sources, and verdicts are found again by their hashes."""
+        identity = submit()
+        change(engine, f"UPDATE {table} SET source = source || ' '")
+        with pytest.raises(SchemaMismatch, match="their hashes stand for"):
+            _ = claim(identity).request
+
 
 class TestElsewhere:
     """A retry is done far from where the last try failed, where there is such a place."""
@@ -152,7 +160,7 @@ def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:
     """The hash is of the facts, whatever their order."""
     first, second = claim(submit()), claim(submit())
     hashes = {
-        evaluations.set_environment(engine, first.attempt_id, ENVIRONMENT),
-        evaluations.set_environment(engine, second.attempt_id, dict(reversed(ENVIRONMENT.items()))),
+        evaluations.set_environment(engine, first.attempt_id, ENVIRONMENT, conditions=""),
+        evaluations.set_environment(engine, second.attempt_id, dict(reversed(ENVIRONMENT.items())), conditions=""),
     }
     assert len(hashes) == count(engine, "environments") == 1

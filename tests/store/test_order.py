@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import Engine, text
 from kqueue.contract import Request
 from kqueue.states import Priority
 from kqueue.store import evaluations
+from kqueue.store.evaluations import order
 from tests.store.steps import LOST, PASSED, change, count, finish
 
 
@@ -165,3 +167,21 @@ def test_many_producers_of_one_lane_take_no_place_of_anothers(engine: Engine, en
         enqueue(1, f"p{number:02}", lane="gpu")
     mine = enqueue(40)
     assert nexts(engine, 10) == mine[: evaluations.window(10)]
+
+
+def test_one_producers_long_queue_is_not_read_for_the_next_ones(engine: Engine, fields) -> None:
+    """Each head is found by one step through the queue's own index, which the planner must see."""
+    evaluations.submit(engine, [Request(**fields(0, producer="many"))])
+    change(
+        engine,
+        "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, producer, submitted_at) "
+        "SELECT gen_random_uuid(), problem_hash, kernel_hash, lane, settings, producer, now() - nr * interval '1 s' "
+        "FROM evaluations CROSS JOIN generate_series(1, 20000) AS nr",
+    )
+    change(engine, "ANALYZE evaluations")
+    evaluations.submit(engine, [Request(**fields(1, producer="one"))])
+    with engine.connect() as connection:
+        plan = connection.scalars(text("EXPLAIN " + order._HEADS.text), {"most": 8}).all()
+    used = {index for line in plan for index in re.findall(r"using (\w+)", line)}
+    assert used == {"ix_evaluations_queue"}
+    assert not any("Seq Scan" in line for line in plan)

@@ -33,7 +33,7 @@ def judged(engine: Engine, worker_id: UUID, fields) -> Callable[..., UUID]:
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
         assert claimed is not None
         environment = {"device": "Some CPU", "torch": "2.13", "python": "3.11", "host": "here"}
-        evaluations.set_environment(engine, claimed.attempt_id, environment)
+        evaluations.set_environment(engine, claimed.attempt_id, environment, conditions="")
         outcome = ended(
             category,
             message=str(category),

@@ -36,7 +36,7 @@ def judged(engine: Engine, fields, worker_id: UUID) -> Callable[..., UUID]:
         [submitted] = evaluations.submit(engine, [Request(**fields(number, **changes))])
         claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker_id, lease_s=30)
         assert claimed is not None
-        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT)
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
         evaluations.finish(engine, submitted.evaluation_id, 1, OUTCOME, written_by="judge", retry_delay_s=0)
         with engine.begin() as connection:
             connection.execute(

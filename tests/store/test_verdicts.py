@@ -26,7 +26,7 @@ class TestFinish:
     def test_a_verdict_in_full(self, engine: Engine, submit, claim) -> None:
         """What the judge handed in comes back, with environment, labels and derived facts."""
         claimed = claim(submit(problem_label="p", kernel_label="k"))
-        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT)
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
         outcome = Outcome(
             category=Category.PASSED,
             message="fine",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
@@ -73,6 +74,34 @@ def test_place_and_estimate(engine: Engine, enqueue, why, worker_id: UUID) -> No
     assert "30 come before it" in found.message
 
 
+def test_what_runs_is_waited_for(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
+    """As long as it used to take, less what it has had; a running evaluation itself waits for nobody."""
+    used(engine, "a", 200, 100)
+    running, queued = enqueue(2, producer="a")
+    assert why(queued).starts_in_s == pytest.approx(2)
+    claim(running)
+    found = why(queued)
+    assert (found.why, found.ahead) == (Why.NEXT, 0)
+    assert 0 < found.starts_in_s <= 2
+    assert why(running) is None
+
+
+def test_one_that_is_claimed_meanwhile_waits_no_more(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
+    """Between two looks of the same question the last one that waits may begin."""
+    [queued] = enqueue(1)
+    looks: list[str] = []
+
+    def begin(_connection, _cursor, statement: str, *_: object) -> None:
+        if "WITH RECURSIVE groups" in statement and not looks:
+            looks.append(statement)
+            claim(queued)
+
+    event.listen(engine, "before_cursor_execute", begin)
+    assert why(queued).ahead == 0
+    assert len(looks) == 1
+    assert why(queued) is None
+
+
 def test_what_takes_various_times_is_less_certain(engine: Engine, enqueue, why, worker_id: UUID) -> None:
     """The error grows with their spread."""
     used(engine, "a", 200, 100)
@@ -92,6 +121,28 @@ def test_the_place_agrees_with_the_order(engine: Engine, enqueue, why, worker_id
     order = [one.id for one in evaluations.upcoming(engine, {"cpu": 20})["cpu"]]
     places = [why(identity).ahead for identity in order]
     assert all(abs(place - number) <= 2 for number, place in enumerate(places)), places
+
+
+def test_of_very_many_it_counts_a_part(engine: Engine, enqueue, worker_id: UUID) -> None:
+    """Then the place and the beginning are the least, and it says so; who is not behind them all has an exact place."""
+    why = partial(reports.waiting, engine, within_s=90, counted=60)
+    used(engine, "a", 200, 100)
+    used(engine, "b", 200, 100)
+    ids = enqueue(40, producer="a")
+    enqueue(40, producer="b")
+    used(engine, "c", 500, 100)
+    third = enqueue(1, producer="c")[0]
+    near, far, last = why(ids[5]), why(ids[39]), why(third)
+    assert not near.more
+    assert near.error_s is not None
+    assert abs(near.ahead - 10) <= 1
+    assert (far.more, last.more) == (True, True)
+    assert (far.error_s, last.error_s) == (None, None)
+    assert 20 <= far.ahead <= 79
+    assert last.ahead == 40
+    assert last.starts_in_s == pytest.approx(80)
+    assert "at least 40 come before it" in last.message
+    assert "in 80 s at the earliest" in last.message
 
 
 def test_many_are_cancelled_at_once(engine: Engine, enqueue, claim) -> None:

@@ -12,7 +12,6 @@ The process ends when its input ends, on SIGTERM and SIGINT, and when its parent
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import json
 import os
@@ -24,21 +23,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
-from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import ConfigError, JudgeUnavailable, KqueueError
 from kqueue.evidence import Environment
 from kqueue.judging import Machine, Start
+from workers.judge import api, deaths
 from workers.judge.gpu.devices import choose, devices
 from workers.judge.host import linux, scratch, uids
-from workers.judge.host.alone import NoRoom, room
 from workers.judge.keeper import handle
 from workers.judge.place import Place, set_environment
 from workers.judge.ports import InMemoryRecords
 from workers.judge.sandbox import cgroups
 
 if TYPE_CHECKING:
-    from workers.judge.keeper.handle import ForkServer
+    from workers.judge.api import Judges
 
 #: Seconds that killed processes may take to die, and files to be removed, at the end.
 _CLEANUP_S: Final = 10.0
@@ -78,7 +76,7 @@ class _Service:
         self._stack = ExitStack()
         self._records = InMemoryRecords()
         self._place: Place
-        self._forkserver: ForkServer
+        self._judges: Judges
         self.machine: Machine
 
     def __enter__(self) -> Self:
@@ -95,16 +93,17 @@ class _Service:
             self._place = stack.enter_context(_open_place(self._start))
             stack.callback(_kill_children)
             set_environment(os.environ, self._place, len(os.sched_getaffinity(0)))
-            self._forkserver = handle.start(self._place)
-            stack.callback(lambda: self._forkserver.stop())
+            forkserver = handle.start(self._place)
+            stack.callback(forkserver.stop)
             stack.callback(self._ending.hold)  # the first to be called: nothing interrupts the others
             with self._ending:
                 self._load()
-                self._forkserver.wait_ready(self._start.isolation)
+            self._judges = api.Judges(forkserver)
+            stack.callback(lambda: self._judges.stop())
+            stack.callback(self._ending.hold)
+            with self._ending:
+                self._judges.wait_ready(self._start.isolation)
             self.machine = self._describe()
-            # Garbage would be collected again in each fork.
-            gc.collect()
-            gc.freeze()
             self._stack = stack.pop_all()
         return self
 
@@ -124,16 +123,15 @@ class _Service:
         return {"outcome": outcome.model_dump(mode="json"), "doubts": doubts}
 
     def _attempt(self, request: Request) -> Outcome:
-        from workers.judge import api
-
-        if not self._forkserver.alive():
-            self._forkserver = handle.start(self._place)
-            self._forkserver.wait_ready(self._start.isolation)
+        if not self._judges.alive():
+            self._judges.stop()
+            linux.sweep(set())  # what a seat leaves that is killed becomes this process's child
+            self._judges = api.Judges(handle.start(self._place))
+            self._judges.wait_ready(self._start.isolation)
         try:
-            with room(self._place.lock, alone=False):
-                return api.judge(request, self._place, self._records, self._forkserver)
-        except NoRoom as error:
-            return Outcome(category=Category.JUDGE_ERROR, message=str(error))
+            return self._judges.judge(request, self._place, self._records)
+        except deaths.JudgeDied as died:
+            return died.outcome
 
     def _load(self) -> None:
         """Import the judge, and torch with it, before anything is forked.
@@ -143,9 +141,9 @@ class _Service:
         """
         import torch
 
-        from workers.judge import api
+        from workers.judge import seat
 
-        assert api
+        assert seat
         if self._place.on_gpu and torch.version.cuda is None:
             raise ConfigError(
                 f"this torch ({torch.__version__}) is built without CUDA, so it cannot judge on {self._place.device}:"
@@ -157,7 +155,7 @@ class _Service:
 
         return Machine(
             device=self._place.device,
-            isolation=self._forkserver.isolation["level"],
+            isolation=self._judges.forkserver.isolation["level"],
             environment=Environment.model_validate(environment.facts(self._place)),
         )
 
@@ -185,6 +183,8 @@ def _open_place(start: Start) -> Generator[Place]:
             lock=scratch.device_lock(root, device),
             uid=None if uid is None else uid.uid,
             gpu_shared=start.gpu_shared,
+            build_store=start.build_store,
+            build_store_bytes=start.build_store_bytes,
         )
     finally:
         _empty(directory)

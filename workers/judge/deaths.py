@@ -19,6 +19,18 @@ _FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGH
 _TRACEBACK_CHARACTERS: Final = 8000
 
 
+class JudgeDied(Exception):
+    """The judge died before it could tell.
+
+    Attributes:
+        outcome: what becomes of the evaluation.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
 def describe(exitcode: int) -> str:
     """Return ``exited with status 3`` or ``was killed by SIGSEGV``.
 
@@ -55,9 +67,15 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
 
 
 def outcome_of(run: Callable[[], Outcome]) -> Outcome:
-    """Run a judge; make what it raises an outcome. Faults of candidates and problems are outcomes: this one is ours."""
+    """Run a judge; make what it raises an outcome. Faults of candidates and problems are outcomes: this one is ours.
+
+    Raises:
+        JudgeDied: it died.
+    """
     try:
         return run()
+    except JudgeDied:
+        raise
     except Exception as error:  # noqa: BLE001
         return Outcome(
             category=Category.JUDGE_ERROR,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 #: What is done about processes of others that compute on the GPU while a kernel is to be timed: wait for them to stop,
 #: refuse to time it, or time it and say so.
@@ -23,11 +23,13 @@ class Place:
         device: a GPU's UUID, or ``cpu``.
         siblings: places on the same device, this one included.
         scratch: a directory of this place's own; others may traverse its parent.
-        lock: held while the device is used alone, for checks and timing; the device's places share it.
+        lock: held while the device is used, alone for checks and timing; the device's places share it.
         uid: the candidates' uid where the judge runs as root, else None. A reference's and a builder's follow from it
             (:mod:`workers.judge.host.uids`).
         gpu_shared: what is done about strangers at work on the GPU.
         keeps_references: True to keep the reference of an evaluation for the next one of the same problem.
+        build_store: where builds are kept, a path or a URL (:mod:`workers.judge.host.artifacts`); empty for nowhere.
+        build_store_bytes: the most that they may take there together.
         alone: True while nothing else uses the device, as earlier tries of the evaluation took their workers with them.
     """
 
@@ -40,6 +42,8 @@ class Place:
     uid: int | None
     gpu_shared: Sharing = "wait"
     keeps_references: bool = True
+    build_store: str = ""
+    build_store_bytes: int = 0
     alone: bool = False
 
     @property
@@ -52,6 +56,19 @@ class Place:
         """The folder in which the memory of the place's GPU is booked (:mod:`workers.judge.gpu.booking`)."""
         return self.lock.with_suffix(".memory")
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` takes; of more than a place, what makes it one."""
+        known = asdict(self)
+        return {field.name: known[field.name] for field in fields(Place)} | {
+            name: str(known[name]) for name in ("scratch", "lock")
+        }
+
+    @classmethod
+    def from_json(cls, known: dict[str, Any]) -> Self:
+        """Return a place from the JSON form of its fields."""
+        paths: dict[str, Any] = {name: Path(known[name]) for name in ("scratch", "lock")}
+        return cls(**known | paths)
+
 
 def set_environment(environment: MutableMapping[str, str], place: Place, cores: int) -> None:
     """Set the variables that torch, Triton and CUDA read in a judge. They must be set before torch is imported.
@@ -59,7 +76,7 @@ def set_environment(environment: MutableMapping[str, str], place: Place, cores: 
     Args:
         environment: the variables to change.
         place: where the judge judges.
-        cores: the host's cores, which the places of the CPU share.
+        cores: the host's cores, which the places of a device share.
     """
     # torch then asks NVML and not CUDA for GPUs. A process that touched CUDA cannot fork.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -69,7 +86,9 @@ def set_environment(environment: MutableMapping[str, str], place: Place, cores: 
         # cost is its queues (docs/timing.md#what-contexts-cost).
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_COPY_CONNECTIONS"] = "1"
         environment.pop("TRITON_INTERPRET", None)
+        # Threads that wait for the next piece of work would spin, and take the cores from compilers.
+        environment["OMP_WAIT_POLICY"] = "passive"
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["TRITON_INTERPRET"] = "1"
-        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(max(1, cores // place.siblings))
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(max(1, cores // place.siblings))

@@ -1,12 +1,14 @@
 """What the judge asks of others: where numbers are kept that outlast an evaluation.
 
-The Celery worker answers from Postgres (:mod:`workers.records`), ``kqueue judge`` and the tests from memory.
+The Celery worker answers from Postgres (:mod:`workers.records`), ``kqueue judge`` and the tests from memory. The judge
+asks in a process of its own (:class:`AskedRecords`), which holds neither.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from kqueue.contract import Measurement
@@ -72,3 +74,52 @@ class InMemoryRecords:
     def doubt(self, device: str, reason: str) -> None:
         """As :meth:`Records.doubt`."""
         self.doubts.append((device, reason))
+
+
+class AskedRecords:
+    """The records of a judge that asks another process for them; :func:`answer` is that one's side."""
+
+    def __init__(self, ask: Callable[[list[Any]], Any]) -> None:
+        """Ask by a function that takes a question and returns its answer, both of which have a JSON form."""
+        self._ask = ask
+
+    def environment(self, facts: dict[str, Any]) -> str:
+        """As :meth:`Records.environment`."""
+        return self._ask(["environment", facts])
+
+    def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
+        """As :meth:`Records.baseline`."""
+        known = self._ask(["baseline", problem_hash, environment_hash, settings_key])
+        return None if known is None else Measurement.model_validate(known)
+
+    def keep_baseline(
+        self, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement, *, replace: bool
+    ) -> None:
+        """As :meth:`Records.keep_baseline`."""
+        key = (problem_hash, environment_hash, settings_key)
+        self._ask(["keep_baseline", *key, measurement.model_dump(mode="json"), replace])
+
+    def doubt(self, device: str, reason: str) -> None:
+        """As :meth:`Records.doubt`."""
+        self._ask(["doubt", device, reason])
+
+
+def answer(records: Records, question: list[Any]) -> Any:
+    """Answer a question of :class:`AskedRecords` from records.
+
+    Raises:
+        ValueError: there is no such question.
+    """
+    match question:
+        case ["environment", facts]:
+            return records.environment(facts)
+        case ["baseline", *key]:
+            known = records.baseline(*key)
+            return None if known is None else known.model_dump(mode="json")
+        case ["keep_baseline", problem, environment, settings, measurement, replace]:
+            kept = Measurement.model_validate(measurement)
+            return records.keep_baseline(problem, environment, settings, kept, replace=replace)
+        case ["doubt", device, reason]:
+            return records.doubt(device, reason)
+        case _:
+            raise ValueError(f"no record is asked for so: {question[:1]}")

@@ -11,6 +11,7 @@ is half written then.
 
 ==============================================  ==========================================================
 :mod:`~kqueue.store.evaluations.submission`     writes evaluations
+:mod:`~kqueue.store.evaluations.reuse`          ends evaluations whose equals were judged
 :mod:`~kqueue.store.evaluations.order`          decides whose turn it is
 :mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
 :mod:`~kqueue.store.evaluations.claims`         begins attempts
@@ -21,12 +22,12 @@ is half written then.
 ==============================================  ==========================================================
 """
 
-from kqueue.store.evaluations.claims import Claim, claim, set_environment
+from kqueue.store.evaluations.claims import Claim, claim, rehearse, set_environment
 from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN, QUEUED
 from kqueue.store.evaluations.order import Next, tally, upcoming, window
 from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
-from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, submit
+from kqueue.store.evaluations.submission import SUBMISSIONS_CHANNEL, Submitted, asks_for, submit
 from kqueue.store.evaluations.verdicts import (
     VERDICTS_CHANNEL,
     Recorded,
@@ -51,6 +52,7 @@ __all__ = [
     "Next",
     "Recorded",
     "Submitted",
+    "asks_for",
     "cancel",
     "cancel_all",
     "claim",
@@ -62,6 +64,7 @@ __all__ = [
     "lose_worker",
     "publish",
     "published",
+    "rehearse",
     "set_environment",
     "submit",
     "tally",

@@ -19,11 +19,11 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Double, Engine, cast, func, insert, literal, select, text
+from sqlalchemy import CTE, Connection, Double, Engine, cast, func, insert, literal, select, text
 
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Evaluation, Share
+from kqueue.store.models import Evaluation, Share
 
 #: After so many seconds what a producer has used counts half. A producer that had all devices for long waits for about
 #: as long when another one comes that has used none.
@@ -47,7 +47,9 @@ _FADE: Final = func.power(
 )
 #: The next evaluations of each lane, priority and producer. The groups are found by one step through an index for each,
 #: however many evaluations a group has. With many groups, few of each are looked at. Those that were never tried are
-#: looked for once more behind those that were.
+#: looked for once more behind those that were. The inner statement reads from the beginning of a group on, in the order
+#: of its index, and the outer one drops what lies behind the group. With equality instead, the planner takes the index
+#: by time of submission where one producer has most of the evaluations, and reads all of them for another one's head.
 _HEADS: Final = text("""
     WITH RECURSIVE groups AS (
         (
@@ -64,12 +66,20 @@ _HEADS: Final = text("""
     )
     SELECT DISTINCT groups.lane, groups.priority, groups.producer, head.*
     FROM groups CROSS JOIN (VALUES (false), (true)) AS kind(untried) CROSS JOIN LATERAL (
-        SELECT e.id, e.submitted_at, e.attempts, e.published_at IS NOT NULL AS published
-        FROM evaluations AS e
-        WHERE e.state = 'queued' AND e.lane = groups.lane AND e.priority = groups.priority
-          AND e.producer = groups.producer AND e.available_at <= now() AND NOT (kind.untried AND e.attempts > 0)
-          AND (e.attempts > 0 OR e.expires_at IS NULL OR e.expires_at > now())
-        ORDER BY e.submitted_at, e.id
+        SELECT first.id, first.submitted_at, first.attempts, first.published
+        FROM (
+            SELECT e.lane, e.priority, e.producer, e.id, e.submitted_at, e.attempts,
+                   e.published_at IS NOT NULL AS published
+            FROM evaluations AS e
+            WHERE e.state = 'queued'
+              AND (e.lane, e.priority, e.producer) >= (groups.lane, groups.priority, groups.producer)
+              AND e.available_at <= now() AND NOT (kind.untried AND e.attempts > 0)
+              AND (e.attempts > 0 OR e.expires_at IS NULL OR e.expires_at > now())
+            ORDER BY e.lane, e.priority, e.producer, e.submitted_at, e.id
+            LIMIT :most
+        ) AS first
+        WHERE first.lane = groups.lane AND first.priority = groups.priority AND first.producer = groups.producer
+        ORDER BY first.submitted_at, first.id
         LIMIT (SELECT least(:most, 2 + 4 * :most / count(*)) FROM groups AS g WHERE g.lane = groups.lane)
     ) AS head
     ORDER BY groups.lane, groups.priority, groups.producer, head.submitted_at, head.id
@@ -221,20 +231,22 @@ def tally(engine: Engine) -> None:
         connection.execute(_TALLY, {"half_life": HALF_LIFE_S, "forgotten": _FORGOTTEN * HALF_LIFE_S})
 
 
-def charge(connection: Connection, attempt_id: int) -> None:
-    """Count an ended attempt's seconds as used by its producer, within the caller's transaction.
+def charge(closed: CTE) -> CTE:
+    """Return the part of a statement that counts an attempt's seconds as used by its producer.
 
     What nobody could end, as Postgres was away, counts until its lease ran out.
+
+    Args:
+        closed: the part that ends the attempt, with what it returns of it.
     """
-    until = func.least(Attempt.ended_at, Attempt.lease_until)
-    seconds = cast(func.greatest(0.0, func.extract("epoch", until - Attempt.started_at)), Double)
+    until = func.least(closed.c.ended_at, closed.c.lease_until)
+    seconds = cast(func.greatest(0.0, func.extract("epoch", until - closed.c.started_at)), Double)
     used = (
         select(Evaluation.producer, func.split_part(Evaluation.lane, ".", 1), Evaluation.priority, seconds)
         .add_columns(seconds * seconds, literal(1.0), func.now())
-        .join(Evaluation, Evaluation.id == Attempt.evaluation_id)
-        .where(Attempt.id == attempt_id)
+        .join(closed, closed.c.evaluation_id == Evaluation.id)
     )
-    connection.execute(insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used))
+    return insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used).cte("charged")
 
 
 def _resource(lane: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, RowMapping, select
+from sqlalchemy import Engine, RowMapping, func, select
 
 from kqueue import contract
 from kqueue.errors import UnknownEvaluation
@@ -35,11 +35,13 @@ VERDICTS: Final = (
         Verdict.evidence,
         Verdict.written_by,
         Verdict.finished_at,
+        Verdict.reused_from,
+        Verdict.judged_at,
     )
     .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
     .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
-    .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+    .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
 )
 
 

@@ -22,6 +22,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
+from kqueue.store.evaluations.reuse import answer
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_text, any_uuid
 
@@ -38,11 +39,13 @@ class Submitted:
     Attributes:
         message: the message that has a worker execute it.
         created: False if an earlier submission under the same idempotency key made it.
+        reused: True if it has its verdict already, that of an equal evaluation.
         next: True if it is among the next of its lane: the caller sends its message.
     """
 
     message: Message
     created: bool
+    reused: bool = False
     next: bool = False
 
     @property
@@ -64,11 +67,13 @@ def submit(
     *,
     slots: Mapping[str, int] | None = None,
     any_lane: Collection[str] = (),
+    reuse_s: float | None = None,
 ) -> list[Submitted]:
     """Write evaluations, all or none, and return them in the order of ``requests``.
 
     A request whose idempotency key is known, from before or from earlier in ``requests``, comes back as the
-    evaluation that has the key, with ``created`` False.
+    evaluation that has the key, with ``created`` False. One whose equal was judged before ends with that verdict, in
+    the same transaction (:mod:`kqueue.store.evaluations.reuse`).
 
     Args:
         engine: the database.
@@ -76,26 +81,32 @@ def submit(
         slots: the number of live workers of each lane, if the caller sends messages. While a lane has less waiting than
             its window holds, it is told to send them, and they count as sent. None leaves all messages to the fleet.
         any_lane: the idempotency keys of requests that asked for no certain lane.
+        reuse_s: seconds for which a silent worker counts as one that serves; None to reuse no verdict.
 
     Raises:
-        IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings.
+        IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings, or
+            for a verdict that may be reused and now for one that may not.
         UnknownProblem: a request names a problem that is not stored.
     """
     if not requests:
         return []
     for _ in range(_TRIES - 1):
         try:
-            return _submit(engine, requests, slots, any_lane)
+            return _submit(engine, requests, slots, any_lane, reuse_s)
         except _Removed:
             continue
         except IntegrityError as error:
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
-    return _submit(engine, requests, slots, any_lane)
+    return _submit(engine, requests, slots, any_lane, reuse_s)
 
 
 def _submit(
-    engine: Engine, requests: Sequence[Request], slots: Mapping[str, int] | None, any_lane: Collection[str]
+    engine: Engine,
+    requests: Sequence[Request],
+    slots: Mapping[str, int] | None,
+    any_lane: Collection[str],
+    reuse_s: float | None,
 ) -> list[Submitted]:
     first: dict[str, int] = {}
     for i, request in enumerate(requests):
@@ -115,7 +126,7 @@ def _submit(
             [_row(ids[i], requests[i], now, published=i in nexts) for i in ordered],
         )
         rows = connection.execute(
-            MESSAGES.add_columns(Evaluation.idempotency_key).where(
+            MESSAGES.add_columns(Evaluation.idempotency_key, Evaluation.reuse).where(
                 or_(Evaluation.id == any_uuid(ids.values()), Evaluation.idempotency_key == any_text(first))
             )
         ).all()
@@ -125,27 +136,41 @@ def _submit(
             raise _Removed
         found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
         conflicts = {
-            row.idempotency_key for row, r in zip(found, requests, strict=True) if not _asks_for(r, row, any_lane)
+            row.idempotency_key
+            for row, r in zip(found, requests, strict=True)
+            if not asks_for(r, row, any_lane=r.idempotency_key in any_lane)
         }
         if conflicts:
             raise IdempotencyConflict(conflicts)
+        may = [identity for i, identity in ids.items() if found[i].id == identity and requests[i].reuse]
+        reused = answer(connection, may, live_s=reuse_s) if reuse_s is not None else set[UUID]()
     created = [ids.get(i) == row.id for i, row in enumerate(found)]
     if crowd and any(created):
         # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk. The
         # next sweep does without it.
         with suppress(DatabaseUnavailable), transaction(engine) as connection:
             connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
-    return [Submitted(to_message(row), created[i], created[i] and i in nexts) for i, row in enumerate(found)]
+    return [
+        Submitted(to_message(row), created[i], row.id in reused, created[i] and i in nexts and row.id not in reused)
+        for i, row in enumerate(found)
+    ]
 
 
-def _asks_for(request: Request, row: Row[*tuple[Any, ...]], any_lane: Collection[str]) -> bool:
+def asks_for(request: Request, row: Row[*tuple[Any, ...]], *, any_lane: bool) -> bool:
     """Return True if a request may have the verdict of an evaluation that is stored under its key, or was just written.
 
     Labels, batch, priority, producer and patience decide nothing of a verdict.
+
+    Args:
+        request: what is asked for.
+        row: the evaluation's ``problem_hash``, ``kernel_hash``, ``lane``, ``settings`` and ``reuse``.
+        any_lane: the request asks for no certain lane.
     """
     if (row.problem_hash, row.kernel_hash) != (request.problem_hash, request.kernel_hash):
         return False
-    if row.lane != request.lane and request.idempotency_key not in any_lane:
+    if row.reuse and not request.reuse:  # who takes a reused verdict takes a fresh one too
+        return False
+    if row.lane != request.lane and not any_lane:
         return False
     if row.settings == request.settings.model_dump(mode="json"):
         return True
@@ -213,4 +238,5 @@ def _row(identity: UUID, request: Request, now: datetime, *, published: bool) ->
         "published_at": now if published else None,
         "priority": request.priority,
         "producer": request.producer or "",
+        "reuse": request.reuse,
     }

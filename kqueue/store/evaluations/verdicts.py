@@ -6,10 +6,23 @@ import logging
 from collections.abc import Collection
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    and_,
+    bindparam,
+    func,
+    literal,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 from kqueue.categories import Blame, Category
@@ -22,6 +35,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import EXPIRED_INDEXED, OVERDUE
 from kqueue.store.evaluations.history import History, is_death, is_suspected
+from kqueue.store.evaluations.reuse import reusable
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 from kqueue.store.sql import any_uuid
 
@@ -42,6 +56,10 @@ class Recorded(Enum):
     """The fleet failed; the evaluation is queued again."""
     LATE = "late"
     """The attempt or the evaluation had ended before: nothing changed but that the attempt is closed."""
+
+
+#: One function of the database writes verdicts, those of cancelled and of equal evaluations too.
+_CONCLUDE: Final = text("SELECT kqueue_conclude(:verdict)").bindparams(bindparam("verdict", type_=JSONB))
 
 
 def finish(
@@ -84,6 +102,15 @@ def finish(
         if recorded is None or recorded is Recorded.LATE:
             _log_late(connection, evaluation_id, number, outcome, written_by)
     return recorded or Recorded.LATE
+
+
+def rehearse_finish(engine: Engine) -> None:
+    """Do for no attempt what ending one takes, so that a process has it at hand when it needs it."""
+    nobody = UUID(int=0)
+    outcome = Outcome(category=Category.WORKER_LOST, message="nobody's")
+    with transaction(engine) as connection:
+        _end(connection, nobody, 1, outcome, written_by=Writer.JUDGE, retry_delay_s=0)
+        _close_attempt(connection, nobody, 1, outcome, written_by=Writer.JUDGE, handed_back=False)
 
 
 def cancel(engine: Engine, evaluation_id: UUID) -> bool:
@@ -228,27 +255,22 @@ def _end(
     only_overdue: bool = False,
 ) -> Recorded | None:
     """End attempt ``number``. None: unknown, or with ``only_overdue`` locked by another or alive again."""
-    evaluation = connection.execute(
-        select(Evaluation.state, Evaluation.settings["max_attempts"].as_integer().label("max_attempts"))
-        .where(Evaluation.id == evaluation_id)
-        .with_for_update(skip_locked=only_overdue)
-    ).one_or_none()
+    evaluation = connection.execute(_locking(wait=not only_overdue), {"evaluation": evaluation_id}).one_or_none()
     if evaluation is None:
         return None
-    attempt_id = connection.scalar(
-        select(Attempt.id)
-        .where(
-            Attempt.evaluation_id == evaluation_id,
-            Attempt.number == number,
-            OVERDUE if only_overdue else Attempt.ended_at.is_(None),
-        )
-        .with_for_update()
+    fleet = outcome.category.blame is Blame.FLEET
+    earlier = History.read(connection, evaluation_id) if fleet or number > 1 else History()
+    attempt_id = _close_attempt(
+        connection,
+        evaluation_id,
+        number,
+        outcome,
+        written_by=written_by,
+        handed_back=handed_back,
+        only_overdue=only_overdue,
     )
     if attempt_id is None:
         return None if only_overdue else Recorded.LATE
-    fleet = outcome.category.blame is Blame.FLEET
-    earlier = History.read(connection, evaluation_id) if fleet or number > 1 else History()
-    _close_attempt(connection, attempt_id, outcome, written_by=written_by, handed_back=handed_back)
     if evaluation.state == EvaluationState.DONE:
         return Recorded.LATE
     if fleet:
@@ -312,26 +334,61 @@ def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome:
 
 
 def _close_attempt(
-    connection: Connection, attempt_id: int, outcome: Outcome, *, written_by: Writer, handed_back: bool
-) -> None:
-    connection.execute(
-        update(Attempt)
-        .where(Attempt.id == attempt_id)
-        .values(
-            ended_at=func.now(),
-            category=outcome.category.value,
-            message=clean.text(outcome.message),
-            outcome=clean.json(outcome.model_dump()),
-            written_by=written_by,
-            handed_back=handed_back,
-        )
-    )
-    if outcome.category is Category.GPU_UNHEALTHY:
+    connection: Connection,
+    evaluation_id: UUID,
+    number: int,
+    outcome: Outcome,
+    *,
+    written_by: Writer,
+    handed_back: bool,
+    only_overdue: bool = False,
+) -> int | None:
+    """End an open attempt, and count its seconds as used by its producer; return its id, or None if there is none."""
+    values = {
+        "of": evaluation_id,
+        "nth": number,
+        "category": outcome.category.value,
+        "message": clean.text(outcome.message),
+        "outcome": clean.json(outcome.model_dump()),
+        "written_by": written_by,
+        "handed_back": handed_back,
+    }
+    attempt_id: int | None = connection.scalar(_closing(only_overdue=only_overdue), values)
+    if attempt_id is not None and outcome.category is Category.GPU_UNHEALTHY:
         device = connection.scalars(
             select(Worker.device).join(Attempt, Attempt.worker_id == Worker.id).where(Attempt.id == attempt_id)
         ).one()
         gpus.suspect(connection, device, reason=outcome.message, failed=True)
-    order.charge(connection, attempt_id)
+    return attempt_id
+
+
+# Statements of each evaluation's end are made once: making one takes longer than having it executed.
+
+
+@cache
+def _locking(*, wait: bool) -> Executable:
+    """Lock an evaluation's row, or not if another has it and ``wait`` is False."""
+    most = Evaluation.settings["max_attempts"].as_integer().label("max_attempts")
+    evaluation = select(Evaluation.state, most).where(Evaluation.id == bindparam("evaluation"))
+    return evaluation.with_for_update(skip_locked=not wait)
+
+
+@cache
+def _closing(*, only_overdue: bool) -> Executable:
+    """End an open attempt, charge its producer, and return its id."""
+    told = ("category", "message", "outcome", "written_by", "handed_back")
+    closed = (
+        update(Attempt)
+        .where(
+            Attempt.evaluation_id == bindparam("of"),
+            Attempt.number == bindparam("nth"),
+            OVERDUE if only_overdue else Attempt.ended_at.is_(None),
+        )
+        .values(ended_at=func.now(), **{name: bindparam(name) for name in told})
+        .returning(Attempt.id, Attempt.evaluation_id, Attempt.started_at, Attempt.ended_at, Attempt.lease_until)
+        .cte("closed")
+    )
+    return select(closed.c.id).add_cte(order.charge(closed))
 
 
 def _conclude(
@@ -356,6 +413,6 @@ def _conclude(
         "evidence": outcome.evidence.model_dump(),
         "log": outcome.log,
         "written_by": written_by,
+        "reusable": reusable(outcome),
     }
-    # One function of the database writes verdicts, that of a cancelled evaluation too: see `cancel`.
-    connection.execute(select(func.kqueue_conclude(literal(clean.json(verdict), JSONB))))
+    connection.execute(_CONCLUDE, {"verdict": clean.json(verdict)})

@@ -7,22 +7,30 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.progress`     how far an evaluation is
 :mod:`~kqueue.store.reports.waiting`      why an evaluation waits, and for how long
 :mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
+:mod:`~kqueue.store.reports.problems`     stored problems
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
+:mod:`~kqueue.store.reports.ended`        what ended since a moment
+:mod:`~kqueue.store.reports.cost`         what evaluations cost
 ========================================  =====================================================
 """
 
+from kqueue.store.reports.cost import By, Cost, cost
 from kqueue.store.reports.counts import (
     BatchState,
     Crowd,
+    Fault,
     attempts_by_device,
     backlog,
     batch_state,
     crowds,
+    faults,
     outcomes,
     states,
 )
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
+from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
+from kqueue.store.reports.problems import StoredProblem, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
@@ -30,23 +38,35 @@ __all__ = [
     "AttemptDetail",
     "BatchState",
     "Best",
+    "By",
+    "Cost",
     "Crowd",
     "Detail",
     "Earlier",
+    "Ended",
+    "Fault",
     "Listed",
     "Progress",
+    "StoredProblem",
     "Waiting",
     "Why",
     "attempts_by_device",
     "backlog",
     "batch_state",
     "best",
+    "cost",
     "crowds",
     "earlier",
+    "ended",
+    "faults",
+    "finished",
     "finished_in",
     "listing",
+    "now",
     "outcomes",
     "placed",
+    "problem",
+    "problems",
     "progress",
     "progress_of_batch",
     "resolve_id",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Engine, func, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from kqueue.categories import Blame, Category
 from kqueue.states import EvaluationState, Priority
@@ -101,6 +102,48 @@ def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Cat
         ):
             counted.setdefault(device, {})[Category(category)] = number
     return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Attempts that failed by the fleet's own fault, in one way.
+
+    Attributes:
+        category: how.
+        number: how many there were.
+        last_at: when the last of them began, UTC.
+        message: what was said of that one.
+    """
+
+    category: Category
+    number: int
+    last_at: datetime
+    message: str
+
+
+def faults(engine: Engine, *, since: datetime) -> list[Fault]:
+    """Return how the fleet failed in attempts that began since a moment, the most frequent first.
+
+    Attempts that were broken off because their worker was told to stop are no failures.
+    """
+    newest = func.array_agg(aggregate_order_by(func.coalesce(Attempt.message, ""), Attempt.started_at.desc()))
+    query = (
+        select(
+            Attempt.category,
+            func.count().label("number"),
+            func.max(Attempt.started_at).label("last_at"),
+            newest[1].label("message"),
+        )
+        .where(
+            Attempt.started_at >= since,
+            Attempt.category.in_([category for category in Category if category.blame is Blame.FLEET]),
+            Attempt.handed_back.is_(False),
+        )
+        .group_by(Attempt.category)
+        .order_by(func.count().desc(), Attempt.category)
+    )
+    with transaction(engine) as connection:
+        return read(Fault, connection.execute(query))
 
 
 @dataclass(frozen=True, slots=True)

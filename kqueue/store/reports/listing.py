@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, Select, column, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Engine, Select, column, func, literal, or_, select, table, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
@@ -49,6 +49,8 @@ class Listed:
     speedup: float | None
     device: str | None
     finished_at: datetime | None
+    reused_from: UUID | None
+    """The evaluation whose verdict this is; None for one that was judged itself."""
 
 
 class Filters(TypedDict, total=False):
@@ -109,11 +111,12 @@ _LISTED: Final = (
         Verdict.speedup,
         Environment.device,
         Verdict.finished_at,
+        Verdict.reused_from,
     )
     .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
-    .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+    .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
 )
 #: A column of text.
 _Text = ColumnElement[Any] | InstrumentedAttribute[Any]

@@ -15,7 +15,7 @@ from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, asks_for
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 from kqueue.store.sql import any_uuid, read
 
@@ -118,13 +118,15 @@ class Earlier:
         evaluation_id: its id.
         stands: True if it is given to whoever asks again: it is under way, or was answered a moment ago with
             something other than a failure of the fleet.
+        same: False if it was asked for with other settings, or on another lane.
     """
 
     evaluation_id: UUID
     stands: bool
+    same: bool
 
 
-def earlier(engine: Engine, request: Request, *, family: str, within_s: float | None) -> Earlier | None:
+def earlier(engine: Engine, request: Request, *, family: str, within_s: float | None, any_lane: bool) -> Earlier | None:
     """Return the last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
 
     Args:
@@ -132,6 +134,7 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
         request: names problem and kernel.
         family: what the keys begin with.
         within_s: seconds for which an answer stands; None for no limit.
+        any_lane: the request asks for no certain lane.
     """
     answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
     if within_s is not None:
@@ -140,6 +143,11 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
         row = connection.execute(
             select(
                 Evaluation.id,
+                Evaluation.problem_hash,
+                Evaluation.kernel_hash,
+                Evaluation.lane,
+                Evaluation.settings,
+                Evaluation.reuse,
                 or_(OPEN, func.coalesce(answered, false())).label("stands"),
             )
             .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
@@ -151,4 +159,4 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
             .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
             .limit(1)
         ).one_or_none()
-    return None if row is None else Earlier(row.id, row.stands)
+    return None if row is None else Earlier(row.id, row.stands, asks_for(request, row, any_lane=any_lane))

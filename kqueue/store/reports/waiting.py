@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row, any_, func, select, tuple_
+from sqlalchemy import Connection, Double, Engine, Row, any_, cast, func, select, text, tuple_
 
 from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
@@ -18,6 +18,9 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares
 from kqueue.store.models import Attempt, Evaluation, Worker
+
+#: The most evaluations that are counted to tell a place; each priority and producer gets its part of that.
+_COUNTED: Final = 100_000
 
 
 class Why(StrEnum):
@@ -33,6 +36,8 @@ class Why(StrEnum):
     """It is others' turn."""
     NEXT = "next"
     """Its turn has come: the next worker that is free takes it."""
+    DEVICE = "device"
+    """It runs, and its worker waits for a device that a process outside of the fleet has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class Waiting:
         message: the same for people, in one line.
         ahead: the number of evaluations whose turn comes before; None where nothing is taken at present.
         starts_in_s: seconds until it begins; None where nothing is known of how long evaluations take.
-        error_s: the standard deviation of that, in seconds.
+        error_s: the standard deviation of that, in seconds; None where ``more`` is True.
+        more: True if so many wait that not all were counted: ``ahead`` and ``starts_in_s`` are the least.
     """
 
     why: Why
@@ -52,15 +58,20 @@ class Waiting:
     ahead: int | None = None
     starts_in_s: float | None = None
     error_s: float | None = None
+    more: bool = False
 
 
 @dataclass(slots=True)
 class _Work:
-    """Some evaluations: their number, the seconds that they take, and the variance of these."""
+    """Some evaluations: their number, the seconds that they take, and the variance of these.
+
+    ``more`` is True if there are more that were not counted.
+    """
 
     number: float = 0.0
     seconds: float = 0.0
     variance: float = 0.0
+    more: bool = False
 
     def add(self, number: float, used: Used) -> None:
         """Add as many evaluations of a producer. What its mean is wrong by counts for all of them."""
@@ -75,16 +86,18 @@ class _Work:
             self.number + share * other.number,
             self.seconds + share * other.seconds,
             self.variance + share**2 * other.variance,
+            self.more or (other.more and share == 1),
         )
 
 
-def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float) -> Waiting | None:
+def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: int = _COUNTED) -> Waiting | None:
     """Return why an evaluation waits; None if it does not.
 
     Args:
         engine: the database.
         evaluation_id: the evaluation.
         within_s: seconds without a heartbeat for which a worker counts as alive.
+        counted: how many of its lane are counted at most, all priorities and producers together.
 
     Raises:
         UnknownEvaluation: there is no such evaluation.
@@ -104,7 +117,7 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float) -> Waiting 
         if mine is None:
             raise UnknownEvaluation(evaluation_id)
         if mine.state != EvaluationState.QUEUED:
-            return None
+            return _kept_waiting(connection, evaluation_id)
         pauses = connection.scalars(
             select(Worker.paused).where(
                 Worker.stopped_at.is_(None),
@@ -119,41 +132,95 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float) -> Waiting 
             return Waiting(Why.PAUSED, f"all {len(pauses)} workers of the lane {mine.lane} pause: {pauses[0]}")
         if mine.due_in_s > 0:
             return Waiting(Why.RETRY, f"the fleet failed; it is tried again in {mine.due_in_s:.1f} s")
-        own, waiting = _crowd(connection, mine)
+        own, waiting, most = _crowd(connection, mine, counted)
         shares = read_shares(connection)[mine.lane.partition(".")[0]]
         running = connection.execute(
             select(Evaluation.priority, Evaluation.producer, _AGE.label("seconds"))
             .join(Attempt, Attempt.evaluation_id == Evaluation.id)
             .where(Attempt.ended_at.is_(None), Evaluation.lane == mine.lane)
         ).all()
-    before = _before(shares, Priority(mine.priority), mine.producer, own, waiting)
+    before = _before(shares, Priority(mine.priority), mine.producer, own, waiting, most)
     return _told(mine.lane, before, _left(shares, running), len(running), slots, known=_is_known(shares))
 
 
-_AGE = func.extract("epoch", func.now() - Attempt.started_at)
+def _kept_waiting(connection: Connection, evaluation_id: UUID) -> Waiting | None:
+    """Return whom the worker of a running evaluation waits for; None if it waits for nobody."""
+    waited_s = func.extract("epoch", func.now() - func.greatest(Worker.waits_since, Attempt.started_at))
+    row = connection.execute(
+        select(Worker.name, Worker.waits_for, waited_s.label("seconds"))
+        .join(Attempt, Attempt.worker_id == Worker.id)
+        .where(Attempt.evaluation_id == evaluation_id, Attempt.ended_at.is_(None), Worker.waits_for.is_not(None))
+    ).one_or_none()
+    if row is None:
+        return None
+    return Waiting(
+        Why.DEVICE, f"{row.name} runs it, and has waited for its device for {row.seconds:.0f} s: {row.waits_for} has it"
+    )
 
 
-def _crowd(connection: Connection, mine: Row[*tuple[Any, ...]]) -> tuple[int, dict[tuple[Priority, str], int]]:
-    """Return how many of the same producer and priority come first, and how many of each wait on the lane."""
-    on_lane = (QUEUED, Evaluation.lane == mine.lane)
-    own = connection.scalars(
-        select(func.count()).where(
-            *on_lane,
+_AGE = cast(func.extract("epoch", func.now() - Attempt.started_at), Double)
+
+
+#: The number of each priority's and producer's evaluations on a lane, none higher than its share of ``counted``, and
+#: that share. The groups are found by one step through an index for each.
+_CROWD: Final = text("""
+    WITH RECURSIVE groups AS (
+        (
+            SELECT priority, producer FROM evaluations WHERE state = 'queued' AND lane = :lane
+            ORDER BY priority, producer LIMIT 1
+        )
+        UNION ALL
+        SELECT later.* FROM groups CROSS JOIN LATERAL (
+            SELECT e.priority, e.producer FROM evaluations AS e
+            WHERE e.state = 'queued' AND e.lane = :lane
+              AND (e.priority, e.producer) > (groups.priority, groups.producer)
+            ORDER BY e.priority, e.producer LIMIT 1
+        ) AS later
+    ), share AS (SELECT greatest(10, :counted / greatest(1, count(*))) AS most FROM groups)
+    SELECT groups.priority, groups.producer, share.most, counted.number
+    FROM groups CROSS JOIN share CROSS JOIN LATERAL (
+        SELECT count(*) AS number FROM (
+            SELECT FROM evaluations AS e
+            WHERE e.state = 'queued' AND e.lane = :lane AND e.priority = groups.priority
+              AND e.producer = groups.producer
+            LIMIT share.most
+        ) AS few
+    ) AS counted
+""")
+
+
+def _crowd(
+    connection: Connection, mine: Row[*tuple[Any, ...]], counted: int
+) -> tuple[int, dict[tuple[Priority, str], int], int]:
+    """Return how many of the same producer and priority come first, how many of each wait on the lane, and the most.
+
+    A number that is the most stands for any higher one too.
+    """
+    rows = connection.execute(_CROWD, {"lane": mine.lane, "counted": counted}).all()
+    most = min((row.most for row in rows), default=counted)
+    first = (
+        select(Evaluation.id)
+        .where(
+            QUEUED,
+            Evaluation.lane == mine.lane,
             Evaluation.priority == mine.priority,
             Evaluation.producer == mine.producer,
             tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(mine.submitted_at, mine.id),
         )
-    ).one()
-    rows = connection.execute(
-        select(Evaluation.priority, Evaluation.producer, func.count().label("number"))
-        .where(*on_lane)
-        .group_by(Evaluation.priority, Evaluation.producer)
+        .limit(most)
+        .subquery()
     )
-    return own, {(Priority(row.priority), row.producer): row.number for row in rows}
+    own = connection.scalars(select(func.count()).select_from(first)).one()
+    return own, {(Priority(row.priority), row.producer): row.number for row in rows}, most
 
 
 def _before(
-    shares: Shares, priority: Priority, producer: str, own: int, waiting: Mapping[tuple[Priority, str], int]
+    shares: Shares,
+    priority: Priority,
+    producer: str,
+    own: int,
+    waiting: Mapping[tuple[Priority, str], int],
+    most: int,
 ) -> _Work:
     """Return the work whose turn comes before that of an evaluation.
 
@@ -163,12 +230,14 @@ def _before(
         producer: whose it is.
         own: the number of evaluations of the same producer and priority that come first.
         waiting: the number of evaluations that wait, by priority and producer.
+        most: what stands for any higher number too.
     """
     mine = shares.of(priority, producer)
     same, other = _Work(), _Work()
     for (of, name), number in waiting.items():
         if of is not priority:
             other.add(number, shares.of(of, name))
+            other.more = other.more or number >= most
 
     def burden(name: str) -> float:
         """Return a producer's burden at that time, when its interactive ones have ended."""
@@ -180,12 +249,15 @@ def _before(
 
     until = burden(producer) + own * mine.mean_s / shares.weights.get(producer, 1.0)
     same.add(own, mine)
+    same.more = own >= most
     for (of, name), number in waiting.items():
         if of is priority and name != producer:
             used = shares.of(of, name)
             # It goes first until it has used as much as this producer will have.
             seconds = (until - burden(name)) * shares.weights.get(name, 1.0)
-            same.add(min(number, max(0, math.ceil(seconds / max(used.mean_s, 1e-3)))), used)
+            turns = max(0, math.ceil(seconds / max(used.mean_s, 1e-3)))
+            same.add(min(number, turns), used)
+            same.more = same.more or turns > number >= most
     used_s = {p: sum(used.seconds for (of, _), used in shares.used.items() if of is p) for p in Priority}
     interactive, batch = used_s[Priority.INTERACTIVE], used_s[Priority.BATCH]
     if priority is Priority.BATCH:
@@ -212,17 +284,20 @@ def _is_known(shares: Shares) -> bool:
 
 
 def _told(lane: str, before: _Work, left: _Work, running: int, slots: int, *, known: bool) -> Waiting:
-    ahead = round(before.number)
+    ahead, more = round(before.number), before.more
     starts_in_s = error_s = None
     when = ""
     if known:
         busy = running >= slots
         starts_in_s = (before.seconds + (left.seconds if busy or ahead else 0.0)) / slots
-        error_s = math.sqrt(before.variance + (left.variance if busy or ahead else 0.0)) / slots
-        when = f"; it begins in about {starts_in_s:.0f} s, give or take {error_s:.0f} s"
+        if more:
+            when = f"; it begins in {starts_in_s:.0f} s at the earliest"
+        else:
+            error_s = math.sqrt(before.variance + (left.variance if busy or ahead else 0.0)) / slots
+            when = f"; it begins in about {starts_in_s:.0f} s, give or take {error_s:.0f} s"
     of = f"the lane {lane}, which has {slots} slot{'' if slots == 1 else 's'}"
     if ahead:
-        return Waiting(
-            Why.TURN, f"{ahead} come{'s' if ahead == 1 else ''} before it on {of}{when}", ahead, starts_in_s, error_s
-        )
+        number = f"at least {ahead}" if more else str(ahead)
+        message = f"{number} come{'s' if ahead == 1 else ''} before it on {of}{when}"
+        return Waiting(Why.TURN, message, ahead, starts_in_s, error_s, more)
     return Waiting(Why.NEXT, f"it is the next on {of}{when}", ahead, starts_in_s, error_s)

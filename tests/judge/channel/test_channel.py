@@ -9,6 +9,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from workers.judge.channel.protocol import (
     Place,
     ProtocolError,
     Reply,
+    Shortage,
     Tag,
     TensorSpec,
     Where,
@@ -57,6 +59,7 @@ def test_a_reply_survives_the_way() -> None:
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
     places = tuple(Place(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
     reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places, True, 2**50)
+    reply = replace(reply, shortage=Shortage("shared memory", 2**50, 232448, "matmul", "BM=128, ö=1"))
     assert Reply.unpack(reply.pack()) == reply
 
 

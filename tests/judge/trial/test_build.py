@@ -10,79 +10,15 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
+from kqueue.contract import Deadlines, Phase
+from tests.judge.extension import OTHER, QUICK, TELL, judge, kernel, told
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.candidate import libraries
 from workers.judge.sandbox import shelf
-from workers.judge.trial import build, processes
+from workers.judge.trial import build
 
 pytestmark = pytest.mark.slow("compiles C++")
-
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return []
-"""
-#: Compiles a library that knows a number, in a second: without torch's headers.
-KERNEL = '''
-import os, sys, time
-from pathlib import Path
-import torch
-from torch.utils import cpp_extension
-
-WHO = Path("/proc/self/comm").read_text().strip().removeprefix("kq-")
-SOURCE = """
-#include <Python.h>
-static PyObject* number(PyObject*, PyObject*) {{ return PyLong_FromLong({number}); }}
-static PyMethodDef methods[] = {{{{"number", number, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
-static PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "numbers", "", -1, methods}};
-extern "C" PyObject* PyInit_numbers() {{ return PyModule_Create(&definition); }}
-"""
-def build(source=SOURCE, name="numbers"):
-    path = Path("library.cpp")
-    path.write_text(source)
-    return cpp_extension.load(name, [str(path)], extra_cflags=["-O0"])
-def made():
-    [place] = Path("made").iterdir()
-    return place
-{top}
-numbers = build()
-{after}
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return x * numbers.number()
-'''
-QUICK = Settings(checks=1, timing=Timing(enabled=False))
-
-
-def kernel(top: str = "", after: str = "", number: int = 2) -> str:
-    """A kernel that compiles when it is imported, with statements before and after."""
-    return KERNEL.format(top=top, after=after, number=number)
-
-
-def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
-    """The outcome of a kernel that the judge survives."""
-    request = Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
-    outcome = rig.judge(request)
-    assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
-    return outcome
-
-
-def told(outcome: Outcome, who: str) -> list[str]:
-    """What a process of a kernel that prints ``WHO`` first has printed."""
-    return [line.removeprefix(who + ": ") for line in outcome.log.splitlines() if line.startswith(who + ": ")]
-
-
-TELL = """
-objects = list(Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.o"))
-print(f"{WHO}: {len(objects)} compiled, uid {os.getuid()}, GPU {os.environ.get('CUDA_VISIBLE_DEVICES')!r}", flush=True)
-"""
 
 
 def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
@@ -180,7 +116,7 @@ class _BuildBesideGpu(build.Build):
 def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge takes its candidate for one with a GPU."""
     monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
-    monkeypatch.setattr(processes, "Build", _BuildBesideGpu)
+    monkeypatch.setattr(build, "Build", _BuildBesideGpu)
 
 
 @pytest.mark.usefixtures("beside_a_gpu")
@@ -193,6 +129,27 @@ def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig) -> None:
     refused = judge(rig, kernel(top="print(WHO, flush=True); build(SOURCE + 'no c++ at all;')"))
     assert (refused.category, refused.phase) == (Category.COMPILE_ERROR, Phase.LOAD)
     assert "candidate" in refused.log.splitlines()
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
+def test_beside_a_gpu_what_the_builder_s_compiler_refused_is_compiled_once(rig: Rig) -> None:
+    """The candidate hears the builder's compiler when it asks for the very same, and may do something else then."""
+    top = """
+os.environ["CXX"] = str(Path("compiler").absolute())
+Path("compiler").write_text('''#!/bin/sh
+case "$*" in *" -c "*) echo ran >> $HOME/ran;; esac
+exec c++ "$@"
+''')
+Path("compiler").chmod(0o700)
+try:
+    build(SOURCE + "no c++ at all;", "other")
+except Exception as error:
+    ran = Path(os.environ["HOME"], "ran")
+    print(f"{WHO}: {ran.exists()} {'does not name a type' in str(error)}", flush=True)
+"""
+    outcome = judge(rig, kernel(top=top))
+    assert outcome.category is Category.PASSED, outcome
+    assert (told(outcome, "builder"), told(outcome, "candidate")) == (["True True"], ["False True"])
 
 
 def test_other_variables_for_the_compilers_make_another_library(rig: Rig) -> None:
@@ -289,16 +246,6 @@ def test_what_a_builder_plants_is_left_behind(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome
     assert outcome.evidence.build.libraries == 1
     assert told(outcome, "candidate") == ["1 found"]
-
-
-OTHER = """
-def other_library(number):
-    import subprocess, sysconfig
-    Path("other.cpp").write_text(SOURCE.replace("(2)", f"({number})"))
-    include = "-I" + sysconfig.get_path("include")
-    subprocess.run(["c++", "-shared", "-fPIC", include, "other.cpp", "-o", "other.so"], check=True)
-    return Path("other.so")
-"""
 
 
 def test_another_library_under_a_key_is_that_kernel_s_own_loss(rig: Rig) -> None:

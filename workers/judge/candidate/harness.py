@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import socket
@@ -22,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import libraries, profile
+from workers.judge.candidate import libraries, profile, shortage
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
@@ -39,6 +40,7 @@ from workers.judge.channel.protocol import (
     Order,
     Place,
     Reply,
+    Shortage,
     Tag,
     TensorSpec,
     Where,
@@ -50,6 +52,8 @@ from workers.judge.channel.semaphores import Semaphores
 
 #: The name under which the kernel's module is imported.
 MODULE: Final = "kernel"
+#: The file in which a candidate notes the types of arguments of the Triton kernels that it launches: a list of lists.
+LAUNCHED: Final = "launched"
 
 #: Exception types that say what happened, by qualified name: their packages may not be installed.
 _TAGS: Final = {
@@ -358,7 +362,8 @@ class Harness:
     def _rehearse(self, command: Command) -> Reply:
         """Call forward once with Triton's launches turned into compilation; only its compilers' word counts."""
         self._flags[flags.COMPILING] = 1
-        compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing()
+        launched: list[list[Any]] = []
+        compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing(launched)
         try:
             with compiling, torch.no_grad():
                 positional, keywords = self.own.arguments()
@@ -370,6 +375,8 @@ class Harness:
                 return self._raised(command, error)
         finally:
             self._flags[flags.COMPILING] = 0
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            self._path.with_name(LAUNCHED).write_text(json.dumps(launched))
         return self.done(command)
 
     def _run(self, command: Command) -> Reply:
@@ -516,6 +523,7 @@ class Harness:
             code=code,
             exception=_qualified(type(shown)),
             message=str(shown),
+            shortage=(shortage.of(error) if tag is Tag.RESOURCES else None) or Shortage(),
         )
 
     @contextlib.contextmanager
@@ -545,7 +553,8 @@ class Harness:
 
         builder._jit_compile = watched
         try:
-            yield
+            with libraries.quick_compilers():
+                yield
         finally:
             builder._jit_compile = original
 
@@ -612,8 +621,8 @@ def _have_cupy_use_torch(cupy: Any) -> None:
 
 
 @contextlib.contextmanager
-def _triton_launches_nothing() -> Generator[None]:
-    """Turn every launch of a Triton kernel into its compilation."""
+def _triton_launches_nothing(launched: list[list[Any]]) -> Generator[None]:
+    """Turn every launch of a Triton kernel into its compilation; note the types of its arguments in ``launched``."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
@@ -626,6 +635,7 @@ def _triton_launches_nothing() -> Generator[None]:
         load = getattr(kernel, "_init_handles", None)
         if load is not None:
             load()  # onto the device, which the first launch would do else
+        launched.append(list(getattr(getattr(kernel, "src", None), "signature", {}).values()))
         return kernel
 
     def compile_all(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001

@@ -15,15 +15,19 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 
-from workers.judge.sandbox.shelf import MADE
+from workers.judge.candidate import headers
+from workers.judge.sandbox.shelf import MADE, REFUSED
 
 #: Arguments of torch's builder that do not change the library. Sources count by their content.
 _INCIDENTAL: Final = frozenset({"build_directory", "verbose", "keep_intermediates", "sources"})
@@ -35,6 +39,28 @@ _HEEDED: Final = (
     *(_ARCHITECTURES, *_NVCC_FLAGS, "NVCC_CCBIN", "CC", "CXX"),
     *("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
 )
+
+
+#: A compiler's complaint of a line of a source, as gcc and nvcc write it.
+_DIAGNOSTIC: Final = re.compile(r"^\S+(?::\d+:\d+: (?:fatal )?error: |\(\d+\): error: )", re.MULTILINE)
+#: Signs that the host had a part in it: of want of memory, processes, files or room, and of compilers that were killed
+#: or fell over.
+_TROUBLE: Final = re.compile(
+    r"memory|\bkilled\b|signal|terminated|internal (?:compiler )?error|segmentation|no space left|too many open files"
+    r"|resource temporarily|cannot (?:allocate|fork)|vfork|posix_spawn|input/output error|stale file|timed? ?out"
+    r"|disk quota|read-only file system",
+    re.IGNORECASE,
+)
+#: The most that is kept of what a compiler has said, from its end.
+_REFUSAL_CHARACTERS: Final = 64 << 10
+
+
+def is_lasting(told: str) -> bool:
+    """Return whether a compiler that has refused a source would do so again, as far as its words show.
+
+    The words of foreign code's compilers decide only whether that code is compiled once more.
+    """
+    return _DIAGNOSTIC.search(told) is not None and _TROUBLE.search(told) is None
 
 
 class LeftToCandidateError(BaseException):
@@ -82,15 +108,39 @@ def prebuilt(
 
     Returns:
         arguments for torch's ``_import_module_from_library``; None if there is no such library.
+
+    Raises:
+        RuntimeError: the builder's compiler has refused the very same request.
     """
     if not shelf:
         return None
     asked = inspect.signature(original).bind(*args, **kwargs).arguments
     place = Path(shelf, key(original, args, kwargs, scratch))
+    if (refusal := place / REFUSED).exists():
+        raise RuntimeError(refusal.read_text(errors="replace"))
     library = next(place.glob("*.so"), None)
     if library is None or asked["is_standalone"]:
         return None
     return library.stem, str(place), asked["is_python_module"]
+
+
+@contextlib.contextmanager
+def quick_compilers() -> Generator[None]:
+    """Inside the ``with`` block, torch's builder compiles with fewer headers where they suffice, in all threads.
+
+    It precompiles none: the folder that it would keep them in is read-only here, and an extension has no need of them.
+    """
+    torch_builder = builder()
+    run = partial(headers.try_fewer, torch_builder._run_ninja_build)
+    with (
+        _replaced(torch_builder, "_run_ninja_build", run),
+        _replaced(torch_builder, "_check_and_build_extension_h_precompiler_headers", _precompile_nothing),
+    ):
+        yield
+
+
+def _precompile_nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 class Keeper:
@@ -122,7 +172,12 @@ class Keeper:
             raise LeftToCandidateError("nvcc would detect the GPU")
         with self._lock:  # no other thread sets the architectures meanwhile
             self._building.key = key(original, args, kwargs, self._scratch)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, subprocess.CalledProcessError) and is_lasting(str(error)):
+                self._place().joinpath(REFUSED).write_text(str(error)[-_REFUSAL_CHARACTERS:], errors="replace")
+            raise
 
     @contextlib.contextmanager
     def installed(self) -> Generator[None]:
@@ -140,14 +195,19 @@ class Keeper:
 
     def _keep_and_import(self, name: str, path: str, is_python_module: bool) -> Any:
         library = Path(path, f"{name}{self._torch.LIB_EXT}")
-        place = self._scratch / MADE / self._building.key
-        place.mkdir(parents=True, exist_ok=True)
+        place = self._place()
         shutil.copyfile(library, place / library.name)
         self._not_compiling()
         try:
             return self._import(name, path, is_python_module)
         except Exception as error:
             raise LeftToCandidateError(f"the library cannot be imported here: {error}") from error
+
+    def _place(self) -> Path:
+        """Return the directory for what comes of this thread's build."""
+        place = self._scratch / MADE / self._building.key
+        place.mkdir(parents=True, exist_ok=True)
+        return place
 
     def _flags_for_architectures(self, *args: Any, **kwargs: Any) -> Any:
         # Set the variable only here: a kernel may set it itself if it is unset.

@@ -223,6 +223,7 @@ class Imports:
         """
         if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
             self.close()
+        gpu_memory.hold(self)
         handles = self._handles.setdefault(export.run, [])
         sizes = self._sizes.setdefault(export.run, [])
         try:
@@ -249,6 +250,7 @@ class Imports:
 
     def close(self) -> None:
         """Let go of all; what is still being read from it is waited for. Views that were taken are gone then."""
+        gpu_memory.let_go(self)
         if self._mapped:
             torch.cuda.synchronize()
         for mapping, _ in self._mapped.values():

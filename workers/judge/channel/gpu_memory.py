@@ -14,7 +14,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 _PINNED: Final = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
 _ON_DEVICE: Final = 1  # CU_MEM_LOCATION_TYPE_DEVICE
@@ -24,6 +24,33 @@ _READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _BUFFER_ID: Final = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 #: Allocations are multiples of this many bytes.
 _GRANULARITY: Final = 2 << 20
+
+
+class Held(Protocol):
+    """What this process holds and torch does not know of."""
+
+    def close(self) -> None:
+        """Give it back, if it was not given back yet."""
+        ...
+
+
+_held: set[Held] = set()
+
+
+def hold(held: Held) -> None:
+    """Have :func:`close_all` close this, unless :func:`let_go` comes first."""
+    _held.add(held)
+
+
+def let_go(held: Held) -> None:
+    """Forget what was closed."""
+    _held.discard(held)
+
+
+def close_all() -> None:
+    """Give back all that this process has mapped, imported or registered. Nothing may use it any more."""
+    for held in list(_held):
+        held.close()
 
 
 class CudaCallError(RuntimeError):
@@ -113,6 +140,7 @@ class Mapping:
         self._sizes: list[int] = []
         reserved = ctypes.c_uint64()
         total = sum(sizes)
+        hold(self)
         try:
             driver(
                 "cuMemAddressReserve",
@@ -144,6 +172,7 @@ class Mapping:
 
     def close(self) -> None:
         """Give the range back. Nothing may use it any more."""
+        let_go(self)
         at, sizes, self._sizes = self.pointer, self._sizes, []
         for size in sizes:
             driver("cuMemUnmap", ctypes.c_uint64(at), ctypes.c_size_t(size))

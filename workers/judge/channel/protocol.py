@@ -35,7 +35,9 @@ MAX_STRUCTURE_BYTES: Final = 1024
 _MAGIC: Final = 0x6B71_0001
 _EXPORT_MAGIC: Final = 0x6B71_0002
 _COMMAND = struct.Struct("=IIQq??")
-_REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048sI")
+#: What is short, how much of it was asked for and there is, the kernel's name, its constants and options.
+_SHORTAGE = struct.Struct("=32sQQ64s256s")
+_REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, its allocations in all and in this record; their sizes follow.
@@ -201,6 +203,36 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """A launch that asked a GPU for more than it has.
+
+    Attributes:
+        resource: what is short, such as ``shared memory``; empty for no shortage.
+        required: how much the launch asks for.
+        limit: how much there is.
+        kernel: the kernel's name; empty if unknown.
+        settings: its constants and options, such as ``BLOCK=128, num_warps=8``.
+    """
+
+    resource: str = ""
+    required: int = 0
+    limit: int = 0
+    kernel: str = ""
+    settings: str = ""
+
+    def pack(self) -> bytes:
+        """The part of a record."""
+        words = _fit(self.resource, 32), _fit(self.kernel, 64), _fit(self.settings, 256)
+        return _SHORTAGE.pack(words[0], self.required, self.limit, *words[1:])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Shortage:
+        """Read it. Whatever stands there can be read."""
+        resource, required, limit, kernel, settings = _SHORTAGE.unpack(data)
+        return cls(_text(resource), required, limit, _text(kernel), _text(settings))
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to an order.
 
@@ -217,6 +249,7 @@ class Reply:
         drew: whether the call drew random numbers; only a reference says so.
         mutated: whether the call changes its inputs; only a reference says so.
         written_bytes: bytes of the outputs that are neither inputs nor weights; only a reference says so.
+        shortage: what a launch lacked, for the tag ``RESOURCES`` where it is known.
     """
 
     answer: Answer
@@ -231,6 +264,7 @@ class Reply:
     drew: bool = False
     written_bytes: int = 0
     mutated: bool = False
+    shortage: Shortage = Shortage()
 
     def pack(self) -> bytes:
         """The record as it travels."""
@@ -246,6 +280,7 @@ class Reply:
             _fit(self.structure, MAX_STRUCTURE_BYTES),
             _fit(self.exception, 128),
             _fit(self.message, 2048),
+            self.shortage.pack(),
             len(self.tensors),
         )
         places = self.places or (Place(),) * len(self.tensors)
@@ -261,7 +296,7 @@ class Reply:
         """
         if len(data) != _REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {_REPLY_BYTES}")
-        magic, answer, sequence, tag, code, written, drew, mutated, structure, exception, message, count = (
+        magic, answer, sequence, tag, code, written, drew, mutated, structure, exception, message, shortage, count = (
             _REPLY_HEAD.unpack_from(data)
         )
         if magic != _MAGIC or count > MAX_TENSORS or drew > 1 or mutated > 1:
@@ -281,6 +316,7 @@ class Reply:
                 bool(drew),
                 written,
                 bool(mutated),
+                Shortage.unpack(shortage),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 from typing import Any
 
-from workers.judge.channel.gpu_memory import call, driver
+from workers.judge.channel.gpu_memory import call, driver, hold, let_go
 
 _MAPPED = 2  # cudaHostRegisterMapped
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
@@ -29,13 +29,18 @@ class Semaphores:
         memory: Any = page.obj
         self._host = host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         call("cudaHostRegister", host, ctypes.c_size_t(mmap.PAGESIZE), _MAPPED)
+        self._is_open = True
+        hold(self)
         pointer = ctypes.c_void_p()
         call("cudaHostGetDevicePointer", ctypes.byref(pointer), host, 0)
         self._address = pointer.value or 0
 
     def close(self) -> None:
         """Unregister the page. No stream may use it any more."""
-        call("cudaHostUnregister", self._host)
+        let_go(self)
+        if self._is_open:
+            self._is_open = False
+            call("cudaHostUnregister", self._host)
 
     def wait(self, stream: int, flag: int, number: int) -> None:
         """Have a stream wait until ``flag`` shows ``number`` or more."""

@@ -1,12 +1,14 @@
 """The flight recorder: what a judge was doing when it died.
 
 It is one page of anonymous shared memory, which the worker's parent creates before it forks. The judge writes its
-position; the parent reads it after the judge's death. A worker has one judge at a time.
+position; the parent reads it after the judge's death. A worker has one judge at a time. The page also says which clerk
+was used up by judging, and must not see to another evaluation.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from kqueue.contract import Phase
 _PHASES = list(Phase)
 #: evaluation id, attempt number, phase's index, monotonic deadline of the phase in seconds (0: none)
 _LAYOUT = struct.Struct("=16sIid")
+#: the process that was used up last; behind the record, which is cleared
+_USED = struct.Struct("=i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,26 @@ class BlackBox:
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._used = False
+
+    @property
+    def used(self) -> bool:
+        """True if this process is used up."""
+        return self._used
+
+    def begin(self) -> None:
+        """Record that this process is new: what an earlier one with its number did says nothing of it."""
+        if self.used_up(os.getpid()):
+            _USED.pack_into(self._page, _LAYOUT.size, 0)
+
+    def use(self) -> None:
+        """Record that this process is used up: its evaluation goes beyond reading."""
+        self._used = True
+        _USED.pack_into(self._page, _LAYOUT.size, os.getpid())
+
+    def used_up(self, pid: int) -> bool:
+        """Return True if a process was used up, and no other one since."""
+        return _USED.unpack_from(self._page, _LAYOUT.size) == (pid,)
 
     def open(self, evaluation_id: UUID, number: int) -> None:
         """Record that the judge has claimed this attempt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ class Holder:
 
     Attributes:
         words: which process it is and who started it.
-        kept_us_waiting: True if processes of this fleet wait for the lock.
+        keeps_waiting: the processes of this fleet that wait for the lock.
     """
 
     words: str
-    kept_us_waiting: bool
+    keeps_waiting: frozenset[int]
 
 
 def stranger(lock: Path) -> Holder | None:
@@ -38,17 +39,24 @@ def stranger(lock: Path) -> Holder | None:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    place, behind = _place(found), ""
+    with contextlib.suppress(OSError):
+        behind = _place(lock.with_suffix(".queue").stat())
     # As in "1: FLOCK ADVISORY WRITE 812 fe:00:4711 0 EOF"; who waits has "->" before its kind.
-    fields = [words for words in (line.split() for line in lines) if place in words]
-    holder = next((int(words[4]) for words in fields if words[1] != "->"), 0)
+    fields = [words for words in (line.split() for line in lines) if place in words or behind in words]
+    holder = next((int(words[4]) for words in fields if words[1] != "->" and place in words), 0)
     ours = _root(os.getpid())
     if holder <= 0 or (root := _root(holder)) == ours:
         return None
-    waiting = any(_root(int(words[5])) == ours for words in fields if words[1] == "->")
+    waiting = (int(words[5]) for words in fields if words[1] == "->")
     starter = linux.parent(root)
     by = f", started by process {starter} ({_command(starter)})" if starter else ""
-    return Holder(f"process {root} ({_command(root)}){by}", waiting)
+    return Holder(f"process {root} ({_command(root)}){by}", frozenset(pid for pid in waiting if _root(pid) == ours))
+
+
+def _place(found: os.stat_result) -> str:
+    """Return a file's name among the locks of Linux."""
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
 
 
 def _root(pid: int) -> int:

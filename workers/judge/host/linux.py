@@ -109,7 +109,7 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """Give memory back that :func:`keep_freed_memory` kept."""
+    """Give back to the host what this process has freed and glibc has kept."""
     _libc.malloc_trim(0)
 
 
@@ -303,3 +303,14 @@ def memory_bytes(pid: int) -> int:
     except (OSError, ValueError, IndexError):
         return 0
     return total
+
+
+def out_of_memory_kills() -> int:
+    """Return how often the host's out-of-memory killer has struck; 0 where the host does not tell."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -35,7 +35,7 @@ def prepare() -> dict[str, bytes]:
     """
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return {}
-    with tempfile.TemporaryDirectory() as cache, _cached_in(cache), warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as cache, cached_in(cache), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with contextlib.suppress(Exception):
             _compile_first_kernel()
@@ -52,7 +52,8 @@ def put(files: dict[str, bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _cached_in(cache: str) -> Generator[None]:
+def cached_in(cache: str) -> Generator[None]:
+    """Have Triton use another cache during the block."""
     before = os.environ.get(_CACHE)
     os.environ[_CACHE] = cache
     try:

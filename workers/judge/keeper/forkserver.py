@@ -38,6 +38,7 @@ from workers.judge.host import linux, pauses, uids
 from workers.judge.keeper import ahead, control
 from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
 from workers.judge.keeper.files import Files
+from workers.judge.keeper.launchers import Launchers
 from workers.judge.sandbox import ground, seal, shelf
 from workers.judge.sandbox.cgroups import Group, Lack
 from workers.judge.sandbox.seal import Role
@@ -212,7 +213,7 @@ class ForkServer:
     def __init__(self, requests: socket.socket, base: ground.Ground, triton_files: dict[str, bytes]) -> None:
         self._requests = requests
         self._ground = base
-        self._triton_files = triton_files
+        self._launchers = Launchers(triton_files)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Sealed] = {}
         #: References that wait for their next judge, the longest waiting first.
@@ -340,6 +341,7 @@ class ForkServer:
 
     def _on_wake(self) -> None:
         self._wake.recv(4096)
+        self._launchers.look()
         self._removals = [removal for removal in self._removals if removal.poll() is None]
         for process in list(self._running.values()):
             if _has_ended(process.pid):
@@ -403,7 +405,7 @@ class ForkServer:
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            triton_files = self._triton_files if profile.role is Role.CANDIDATE else {}
+            triton_files = self._launchers.files if profile.role is Role.CANDIDATE else {}
             means, mount = self._ground.means, files.mount
             _become_sealed(profile, means, group, parent, channel, page, writer, sealing, mount, triton_files)
         view: Any = flags.attach(page)
@@ -484,6 +486,9 @@ class ForkServer:
         if profile.role is Role.BUILDER and profile.built is not None and status is not None:
             owner = os.geteuid() if profile.uid is None else profile.uid
             shelf.take(process.files.root, Path(profile.built), owner, profile.file_bytes)
+        elif profile.role is Role.CANDIDATE:
+            owner = os.geteuid() if profile.uid is None else profile.uid
+            self._launchers.learn(process.files.root / harness.LAUNCHED, owner)
         report = Report(
             reason=End.UNSEALED if process.unsealed else reason,
             phase=process.phase,
@@ -510,8 +515,12 @@ class ForkServer:
 
     def _orphans(self) -> list[int]:
         """Return living children that are neither sealed processes nor ours: sealed processes have left them behind."""
-        own = {*self._running, *(removal.pid for removal in self._removals)}
+        own = self._own()
         return [pid for pid in linux.children(os.getpid()) if pid not in own and not linux.is_zombie(pid)]
+
+    def _own(self) -> set[int]:
+        """Return the children that are sealed processes or work for this one."""
+        return {*self._running, *(removal.pid for removal in self._removals), *self._launchers.pids}
 
     def _kill_all_of(self, process: _Sealed) -> None:
         """Kill whatever is a process's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
@@ -529,7 +538,7 @@ class ForkServer:
         """Kill and reap all orphans, and theirs, within a bounded time; all of the process's uid with them."""
         deadline = time.monotonic() + _SWEEP
         while time.monotonic() < deadline:
-            own = {*self._running, *(removal.pid for removal in self._removals)}
+            own = self._own()
             for pid in [pid for pid in linux.children(os.getpid()) if pid not in own and linux.is_zombie(pid)]:
                 os.waitpid(pid, os.WNOHANG)
             # Not those of others that still run: they are leftovers when these end.

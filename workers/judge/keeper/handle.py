@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
-from workers.judge.keeper import control
+from workers.judge.host.artifacts import Store
+from workers.judge.keeper import builds, control
 from workers.judge.keeper.control import Keep, Spawn, Take
 from workers.judge.place import Place
 from workers.judge.sandbox import level
@@ -37,6 +38,7 @@ _PASSED: Final = (
     "MKL_NUM_THREADS",
     "NVIDIA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
     "PATH",
     "PYTHONPATH",
     "TMPDIR",
@@ -80,6 +82,7 @@ class ForkServer:
         self.place = place
         self.pid = pid
         self.isolation: dict[str, Any] = {}
+        self.builds: Store | None = None
         self._requests = requests
         self._ended = False
 
@@ -110,6 +113,7 @@ class ForkServer:
                 f"KQUEUE_ISOLATION={minimum} cannot be had here, only {self.isolation['level']}. Missing: "
                 + ". ".join(f"{name} ({why})" for name, why in lacking.items())
             )
+        self.builds = builds.open_store(self.place, self.isolation, clean_environment(os.environ))
 
     def alive(self) -> bool:
         """Return True if it runs. Only its parent may ask."""
@@ -200,10 +204,6 @@ def start(place: Place) -> ForkServer:
         )
     process.returncode = 0  # the handle reaps it
     return ForkServer(place, process.pid, ours)
-
-
-#: The fork server that this process started, if it is a slot's worker.
-started: ForkServer | None = None
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import select
@@ -14,6 +15,7 @@ from typing import Any, Final, Self
 
 from kqueue.categories import Category
 from kqueue.contract import Phase
+from kqueue.text import one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
 from workers.judge.channel.protocol import (
@@ -268,6 +270,11 @@ class SealedProcess:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""
         return bool(_readable(seconds, self._channel, self._control))
 
+    def begin_stop(self) -> None:
+        """Have the process ended if it lives, and do not wait for it: :meth:`stop` does."""
+        if self.ended is None:
+            self._tell(Stop())
+
     def stop(self) -> Report:
         """End the process if it lives, and return the fork server's report.
 
@@ -275,7 +282,7 @@ class SealedProcess:
             ForkServerError: no report came.
         """
         if self.ended is None:
-            self._tell(Stop())
+            self.begin_stop()
             self._await_report()
         assert self.ended is not None
         return self.ended
@@ -306,6 +313,9 @@ class SealedProcess:
         facts: dict[str, Any] = {"exception": reply.exception, "cuda_code": reply.code or None}
         if reply.tag is Tag.FILES:
             facts["reason"] = End.SCRATCH
+        if reply.tag is Tag.RESOURCES and reply.shortage.resource:
+            told = dataclasses.asdict(reply.shortage)
+            facts["shortage"] = {name: one_line(v) if isinstance(v, str) else v for name, v in told.items()}
         message = f"{reply.exception}: {reply.message}"
         return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 

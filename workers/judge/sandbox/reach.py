@@ -96,6 +96,13 @@ def find(visible: str | None) -> tuple[Reach, bool | str]:
     return Reach(readable, _NODES, (*_GPU_NODES, *gpus) if gpus else ()), only
 
 
+def is_readable(path: Path) -> bool:
+    """Return True if sealed processes may read below a path, as far as Landlock keeps them from others."""
+    found = path.resolve()
+    readable = [Path(name).resolve() for name in (*_SYSTEM, *_named())]
+    return any(name == found or name in found.parents for name in readable)
+
+
 def _named() -> Iterator[Path]:
     """Yield the directories of the interpreter, its packages, PATH and LD_LIBRARY_PATH."""
     checkout = Path(__file__).parents[3]

@@ -1,6 +1,7 @@
 """Copies compiled libraries from a builder to its candidate.
 
-The builder writes them as ``made/<key>/<module>.so`` in its own directory. When all of its processes have ended, they
+The builder writes them as ``made/<key>/<module>.so`` in its own directory, or ``made/<key>/refused``, what a compiler
+has said against a request. When all of its processes have ended, they
 are copied to a directory of the fleet's, which the candidate can read but not write.
 """
 
@@ -21,15 +22,39 @@ MADE: Final = "made"
 _MOST: Final = 64
 _BYTES: Final = 256 << 20
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
-_LIBRARY: Final = re.compile(r"[^.].*\.so")
+#: The file that says why there is no library.
+REFUSED: Final = "refused"
+_NAME: Final = re.compile(rf"[^./][^/]*\.so|{REFUSED}")
 #: Do not follow links or wait for pipes.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make(shelf: Path) -> None:
-    """Create the directory, readable by all and writable by the caller."""
-    shelf.mkdir()
+    """Create the directory, readable by all and writable by the caller. The judge may have done so before."""
+    shelf.mkdir(exist_ok=True)
     shelf.chmod(0o755)
+
+
+def put(shelf: Path, key: str, name: str, content: bytes) -> None:
+    """Put a library there that a builder has made before.
+
+    Raises:
+        OSError: the host has no room for it.
+        ValueError: key or name are no library's.
+    """
+    if not (_KEY.fullmatch(key) and _NAME.fullmatch(name)):
+        raise ValueError(f"{key}/{name} is no library")
+    place = shelf / key
+    place.mkdir()
+    place.chmod(0o755)
+    with (place / name).open("xb") as stream:
+        os.fchmod(stream.fileno(), 0o644)
+        stream.write(content)
+
+
+def files(shelf: Path) -> list[Path]:
+    """Return what is there, libraries and refusals, each as ``<key>/<name>`` below it."""
+    return sorted(shelf.glob("*/*"))
 
 
 def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
@@ -52,7 +77,7 @@ def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
             with contextlib.suppress(OSError), _directory(place.name, made) as directory:
                 with os.scandir(directory) as entries:
                     name = next((entry.name for entry in islice(entries, 1)), "")
-                if _LIBRARY.fullmatch(name):
+                if _NAME.fullmatch(name):
                     left -= _copy(name, directory, shelf / place.name, owner, left)
 
 

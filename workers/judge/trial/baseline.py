@@ -207,7 +207,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
         exchange.bind_inputs(case.inputs)
         process.enter(Phase.COMPILE, deadlines.compile_s)
         process.order(Order.REHEARSE)
-    with steps.alone("reference"), steps.backstop(Phase.CHECK), blamed():
+    with steps.untimed("reference"), steps.backstop(Phase.CHECK), blamed():
         process.enter(Phase.CHECK, deadlines.check_s)
         exchange.bind_outputs(reference.output_specs)
         exchange.outputs(process.order(Order.RUN, seed=case.seed))

@@ -68,13 +68,13 @@ class Memory:
         return None
 
 
-def held_bytes(uuid: str, family: int) -> int | None:
-    """Return what a process and all below it hold of a GPU's memory, in bytes; None if NVML does not tell.
+def held_bytes(uuid: str) -> int | None:
+    """Return what this judge's place holds of a GPU's memory, all its processes, in bytes; None if NVML does not tell.
 
     Args:
         uuid: the GPU.
-        family: the process.
     """
+    family = _family()
     with _asking(), opened(uuid) as handle:
         found = facts.processes(handle)
         if found is None or not facts.sees_all():
@@ -101,7 +101,7 @@ class Sharing:
         Args:
             uuid: the GPU; None on a CPU slot.
             policy: what to do about strangers at work; see ``Config.gpu_shared``.
-            fleet: the supervisor's process; None for this judge's grandparent.
+            fleet: the supervisor's process; None for the parent of whoever has this judge's seat.
             wait_s: how long to wait for strangers to leave the GPU.
             look_s: the time between two looks.
         """
@@ -111,7 +111,7 @@ class Sharing:
         self._seen: dict[int, dict[str, Any]] = {}
         self._known = True
         self._looked_at = time.time() - _SAMPLES_S
-        self._fleet = linux.parent(os.getppid()) if fleet is None else fleet
+        self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
 
     @property
     def strangers(self) -> list[dict[str, Any]] | None:
@@ -179,6 +179,11 @@ class Sharing:
         except _nvml.NVMLError as error:
             return set() if error.value == _nvml.NVML_ERROR_NOT_FOUND else None
         return {int(sample.pid) for sample in samples if sample.smUtil > 0}
+
+
+def _family() -> int | None:
+    """Return the process that has this judge's seat and the fork server beside it."""
+    return linux.parent(os.getppid())
 
 
 @contextlib.contextmanager

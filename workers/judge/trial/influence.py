@@ -119,6 +119,7 @@ def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
 
 
 def _needed_bytes(reference: Reference, case: Case) -> int:
+    enough_s = reference.left_s / 2
     given = reference.again(case.drawn, case.seed, on_device=case.on_device)
     reference.present(given)
     sums = _sums(reference.outputs(given, wide=True))
@@ -126,7 +127,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
     if base is None or _sums(base) != sums:
         return 0
     most, fewest = _POKES
-    counted, tried, enough_s = 0, 0, reference.left_s / 2
+    counted, tried = 0, 0
     claimed = [0.0] * len(given.inputs)
     while tried < most and reference.left_s > enough_s:
         if len(reference.process.imports) > _MANY_RUNS:

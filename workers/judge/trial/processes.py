@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from workers.judge.keeper.process import SealedProcess
 from workers.judge.place import Place
 from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.trial import build, static, warm
-from workers.judge.trial.build import Build
+from workers.judge.trial.build import Build, Reuse
 from workers.judge.trial.cases import DTYPES
 from workers.judge.trial.exchange import Candidate, Exchange, await_opening
 from workers.judge.trial.reference import Reference
@@ -38,14 +39,15 @@ class Processes:
     Attributes:
         reference: the evaluation's; None before :meth:`begin_reference`.
         candidate: the evaluation's; None before :meth:`begin_candidate`.
-        builder: compiles what the candidate is going to import; None where nothing is compiled so.
+        builder: compiles what the candidate is going to import, or has done so for an earlier evaluation; None where
+            nothing is compiled so.
     """
 
     def __init__(self, request: Request, place: Place, forkserver: ForkServer) -> None:
         """Fork nothing yet."""
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
-        self.builder: Build | None = None
+        self.builder: Build | Reuse | None = None
         self._request = request
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
@@ -61,7 +63,11 @@ class Processes:
         self._others: list[SealedProcess] = []
 
     def begin_reference(self) -> Reference:
-        """Take over the reference that is kept for this problem, or have a new one forked."""
+        """Take over the reference that is kept for this problem, or have a new one forked.
+
+        Beside one that is kept the candidate is forked at once. Another one opens the device first, as the driver opens
+        it for one process after the other.
+        """
         if self._key is not None and (kept := self._forkserver.take(self._key)) is not None:
             word, descriptors = kept
             process = SealedProcess.taken(
@@ -71,6 +77,7 @@ class Processes:
             reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
             self._memo = warm.Memo.model_validate(word.memo)
             self._uses = self._memo.uses + 1
+            self.begin_candidate()
             return reference
         return self._fork_reference()
 
@@ -102,6 +109,7 @@ class Processes:
             except EvaluationEnded as ended:
                 told["replaced"] = ended.outcome.message
             reference.process.stop()
+            reference.process.imports.close()
             reference = self._fork_reference()
         reference.load()
         reference.allow(allowed_bytes)
@@ -109,19 +117,27 @@ class Processes:
         return reference
 
     def begin_candidate(self) -> Candidate:
-        """Fork the candidate, and where its source is compiled when it is imported, the process that does that."""
+        """Fork the candidate, if it was not yet, and the process that compiles what its source does when imported."""
+        if self.candidate is not None:
+            return self.candidate
         kernel = self._request.kernel
         builds = self._request.backend in build.BACKENDS
         built = str(self._place.scratch / uuid4().hex) if builds else None
         assert self.reference is not None
+        begin_build = self._look_for_build(built) if built is not None else None
         process = self._fork(self._profile(Role.CANDIDATE, built=built))
         self.candidate = Candidate(process, self.reference.form, self._settings, self._device)
         self.candidate.begin(self._job(kernel, static.ENTRY, built=built or ""))
-        if builds:
-            profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
-            self.builder = Build(self._forkserver, profile, self._deadlines, kernel, on_gpu=self._place.on_gpu)
-            self._others.append(self.builder.process)
+        if begin_build is not None:
+            self.builder = begin_build()
+            if isinstance(self.builder, Build):
+                self._others.append(self.builder.process)
         return self.candidate
+
+    def _look_for_build(self, built: str) -> Callable[[], Build | Reuse]:
+        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
+        kernel, on_gpu = self._request.kernel, self._place.on_gpu
+        return build.begin(self._forkserver, profile, self._deadlines, kernel, on_gpu=on_gpu)
 
     def begin_compiled(self) -> Exchange:
         """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
@@ -155,6 +171,9 @@ class Processes:
         why = ""
         for process in self._others:
             why = self._end(process, outcome, reports) or why
+        if self.builder is not None:
+            own = self.candidate and reports.get(self.candidate.process)
+            self.builder.keep_refusal(outcome, [own] if own else [])
         if self.reference is not None and not self._keep(outcome):
             why = self._end(self.reference.process, outcome, reports) or why
         return why

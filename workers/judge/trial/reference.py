@@ -94,6 +94,8 @@ _HOST_SHARE: Final = 1 / 8
 _UNHURRIED: Final = 16
 #: How long a process may take to give memory back before it is kept, in seconds.
 _REST_S: Final = 5.0
+#: What a process is given to answer in where no time is left, in seconds: an alarm needs some.
+_LEAST_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Bounds:
 
 
 BOUNDS: Final = {
-    "cuda": Bounds(quick_s=0.003, exact_s=0.1, host_bytes=0, varied_bytes=256 << 20),
+    "cuda": Bounds(quick_s=0.003, exact_s=0.2, host_bytes=0, varied_bytes=256 << 20),
     "cpu": Bounds(quick_s=0.05, exact_s=1.0, host_bytes=512 << 20, varied_bytes=8 << 20),
 }
 
@@ -353,6 +355,11 @@ class Reference:
     def is_large(self) -> bool:
         """True if drawing inputs is work for a GPU."""
         return self.input_bytes > _QUICK_BYTES
+
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Form of the tensors among the inputs of one call; empty before the first are drawn."""
+        return self._specs
 
     @property
     def input_bytes(self) -> int:
@@ -807,13 +814,13 @@ class Reference:
     def _order(self, order: Order, *, what: str, optional: bool = False, **arguments: Any) -> Reply:
         """Give an order within the reference's deadline."""
         if self.process.phase is not Phase.REFERENCE:
-            self.process.enter(Phase.REFERENCE, self.left_s)
+            self.process.enter(Phase.REFERENCE, max(self.left_s, _LEAST_S))
         waited_s = self.process.waited_s
         try:
             with self._blaming(what, optional=optional):
                 return self.process.order(order, **arguments)
         finally:
-            self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.001)
+            self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
 
     def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
         return blaming(what, self.process, self.allowed_bytes, optional=optional)

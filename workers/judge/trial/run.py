@@ -3,8 +3,8 @@
 Order: what can be settled without a device; the reference and the judge open the device, then the candidate; the
 reference imports the problem, draws inputs and answers them; only then does any of the kernel's code run, so that it
 cannot disturb the reference: import, construction, compilation, checks and timing. The device is used alone (the
-place's lock) for the reference, the checks and the timing; everything else overlaps with the work of the device's
-other places.
+place's lock) for the checks and the timing. What the reference answers and verifies overlaps with the same of other
+places, and with nobody's timing; everything else overlaps with all that other places do.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ class _Evaluation:
     def run(self) -> Outcome:
         """See :func:`evaluate`."""
         try:
+            self._blackbox.enter(Phase.PREPARE)
+            self._read_source()
             with self._watch:
                 outcome = self._judge()
         except EvaluationEnded as ended:
@@ -220,8 +222,6 @@ class _Evaluation:
         )
 
     def _judge(self) -> Outcome:
-        self._blackbox.enter(Phase.PREPARE)
-        self._read_source()
         tools.require(self._request.backend)
         self._environment_hash = self._records.environment(environment.facts(self._place))
         if self._place.on_gpu:
@@ -267,11 +267,15 @@ class _Evaluation:
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, first)
-        self._stop(candidate)
-        if stopwatch is not None:
-            with self._steps.alone("verify"):
+        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile.
+        candidate.process.begin_stop()
+        if stopwatch is None:
+            self._stop(candidate)
+        else:
+            with self._steps.untimed("verify"):
                 with self._steps.backstop(Phase.REFERENCE):
                     self._evidence["verified_calls"] = stopwatch.verify()
+                self._stop(candidate)
                 self._test_device()
                 self._tested = True
         if self._activities is not None:
@@ -312,12 +316,13 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def _rehearsing(self) -> Generator[None]:
-        """Open the device while the reference does, and load the judge's own kernels while it draws and answers."""
+        """See that the device is open, and load the judge's own kernels while the reference draws and answers."""
         if not self._place.on_gpu:
             yield
             return
         with self._steps.backstop(Phase.PREPARE):
             torch.cuda.synchronize()
+            torch.cuda.set_per_process_memory_fraction(1.0)  # until this evaluation's plan is known
         with ThreadPoolExecutor(1) as pool:
             rehearsal = pool.submit(answers.rehearse, self._settings)
             yield
@@ -345,15 +350,14 @@ class _Evaluation:
         if builder is None:
             return
         with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
-            found = self._evidence["build"] = builder.run()
+            found = builder.run(self._evidence)
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
 
     def _begin(self) -> tuple[Reference, Candidate, Case]:
         """Have the problem imported and its first case answered, within memory that is booked.
 
-        The candidate is forked meanwhile, but not before the reference has opened the device: the driver opens it for
-        one process after the other.
+        The candidate is forked meanwhile, but not before the reference has opened the device.
 
         Returns:
             the reference; the candidate, which runs nothing yet; and the case.
@@ -366,8 +370,11 @@ class _Evaluation:
             reference = self._processes.make_reference_ready(told, self._plan.reference)
             weights = reference.taken().weights
             first = reference.first_case()
+        self._evidence["inputs"] = [
+            {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
+        ]
         self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
-        with self._alone_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+        with self._untimed_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
             reference.widen()
             reference.answer_first(first)
@@ -380,10 +387,10 @@ class _Evaluation:
         self._see_memory()
         return reference, candidate, first
 
-    def _alone_if_large(self, reference: Reference) -> contextlib.AbstractContextManager[None]:
-        """Use the device alone for what loads kernels, if it would also disturb what others time meanwhile."""
+    def _untimed_if_large(self, reference: Reference) -> contextlib.AbstractContextManager[None]:
+        """Let nobody time meanwhile, for what loads kernels, if it would also disturb."""
         large = self._place.on_gpu and reference.is_large
-        return self._steps.alone("reference") if large else contextlib.nullcontext()
+        return self._steps.untimed("reference") if large else contextlib.nullcontext()
 
     @cached_property
     def _whole(self) -> dict[str, int]:
@@ -439,7 +446,7 @@ class _Evaluation:
         told = self._evidence.get("gpu_memory")
         if told is None or self._plan.inputs + (self._plan.outputs or 0) < _MUCH_BYTES:
             return
-        held = health.held_bytes(self._place.device, os.getppid())
+        held = health.held_bytes(self._place.device)
         if held is not None:
             told["used_bytes"] = max(held, told.get("used_bytes", 0))
 
@@ -453,7 +460,7 @@ class _Evaluation:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
         reference = self._reference
-        lock = self._alone_if_large(reference) if reference.is_roomy else contextlib.nullcontext()
+        lock = self._untimed_if_large(reference) if reference.is_roomy else contextlib.nullcontext()
         with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             cases = reference.more_cases(first)
             last: list[Case] = []
@@ -461,7 +468,7 @@ class _Evaluation:
                 last = [reference.another()] if self._settings.timing.enabled else []
                 # The first variant's answers in float64 load kernels: while others may use the device.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
-        with self._steps.alone("reference"), self._steps.backstop(Phase.REFERENCE):
+        with self._steps.untimed("reference"), self._steps.backstop(Phase.REFERENCE):
             if (region := influence.learn(reference, first)) is not None:
                 cases.append(region)
             answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
@@ -625,7 +632,7 @@ class _Evaluation:
         physics.enforce(known, runtime)
         cached = physics.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
         if physics.is_beyond(known, runtime, cached):
-            with self._steps.alone("influence"), self._steps.backstop(Phase.REFERENCE):
+            with self._steps.untimed("influence"), self._steps.backstop(Phase.REFERENCE):
                 needed = influence.needed_bytes(self._reference, first, self._room_for_questions())
             self._evidence["floor"] = physics.needing(known, needed, cached)
             physics.enforce(self._evidence["floor"], runtime)
@@ -729,7 +736,7 @@ class _Evaluation:
         return outcome
 
     def _test_device(self) -> None:
-        """Have the GPU tested by what it can compute: it counts when the candidate is gone and the device had alone.
+        """Have the GPU tested by what it can compute: it counts when the candidate is gone and nobody times.
 
         On a CPU there is nothing to test. Done before, too, it loads its kernels while others may use the device.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from kqueue.contract import Deadlines, Phase
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.host import holders
 from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.turns import opened, turn
 from workers.judge.place import Place
 
 #: Seconds beyond all deadlines of an evaluation after which the judge itself is ended.
@@ -55,28 +55,26 @@ class Steps:
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Generator[None]:
-        """Use the device alone among its places."""
-        self._blackbox.enter(Phase.PREPARE)
-        with self._lock() as lock:
-            with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    with self._watched():
-                        fcntl.flock(lock, fcntl.LOCK_EX)
-            with self.timed(f"alone_{what}"):
-                yield
+        """Use the device alone among its places, to time on it."""
+        with self._device(fcntl.LOCK_EX), self.timed(f"alone_{what}"):
+            yield
+
+    @contextlib.contextmanager
+    def untimed(self, what: str) -> Generator[None]:
+        """Use the device for work that would disturb whoever times on it; others do the same meanwhile."""
+        with self._device(fcntl.LOCK_SH), self.timed(f"untimed_{what}"):
+            yield
 
     @contextlib.contextmanager
     def device_soon(self) -> Generator[bool]:
-        """Use the device alone if it becomes free soon; yield True if it did."""
-        with self._lock() as lock:
+        """Use the device if nobody times on it soon; yield True if so."""
+        with opened(self._place.lock) as lock:
             deadline = time.monotonic() + _TEST_WAIT_S
             had = False
             with self.timed("wait_for_device"):
                 while not had and time.monotonic() < deadline:
                     try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                         had = True
                     except BlockingIOError:
                         time.sleep(0.005)
@@ -109,12 +107,13 @@ class Steps:
             watcher.join()
 
     @contextlib.contextmanager
-    def _lock(self) -> Generator[int]:
-        lock = os.open(self._place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield lock
-        finally:
-            os.close(lock)
+    def _device(self, how: int) -> Generator[None]:
+        """Hold the device's lock, in the order of coming: who waits lets nobody pass."""
+        self._blackbox.enter(Phase.PREPARE)
+        with contextlib.ExitStack() as held:
+            with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
+                held.enter_context(turn(self._place.lock, how, self._watched))
+            yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,81 @@
+"""Autopsies of the gallery's wrong kernels: `python benchmarks/autopsy.py [--lane cpu|gpu] [--only NAME...]`.
+
+Each kernel of the gallery that fails by its own fault after it was imported is shrunk by a local judge, and the
+`repro.py` that comes of it is run (the gallery's sources are ours). The table tells the elements of the inputs before
+and after, the evaluations and seconds that it took, and whether `repro.py` fails as it should. The exit status is 0 if
+at least 80 % of them shrink to 64 elements or fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from gallery import entries
+
+from kqueue.autopsy import run
+from kqueue.autopsy.shrink import SHRUNK, Autopsy
+from kqueue.cli.render import print_table
+from kqueue.judging import LocalJudge
+
+#: What the table counts as small, and the share that must be.
+SMALL, SHARE = 64, 0.8
+
+
+def main() -> int:
+    """Shrink all, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="entries by name, such as bad/nan")
+    options = parser.parse_args()
+    chosen = [
+        entry
+        for entry in entries(options.lane)
+        if (entry.name in options.only if options.only else entry.expected in SHRUNK)
+    ]
+    rows: list[tuple[object, ...]] = []
+    shrunk = small = 0
+    with LocalJudge("cpu" if options.lane == "cpu" else None) as local:
+        for entry in chosen:
+            began = time.monotonic()
+            report = run.by_judge(Autopsy(entry.request(options.lane)), local, options.budget, lambda _: None)
+            seconds = time.monotonic() - began
+            if report.refusal is not None:
+                print(f"{entry.name}: {report.refusal}", flush=True)
+                continue
+            shrunk += 1
+            after = report.elements_after
+            small += after is not None and after <= SMALL
+            shown = "no repro.py" if report.repro is None else _repro(report.repro)
+            rows.append(
+                (entry.name, report.category, report.elements_before, after, report.fill, report.evaluations,
+                 f"{seconds:.1f}", report.ended, shown)
+            )  # fmt: skip
+            print(*rows[-1], flush=True)
+    columns = ("kernel", "category", "before", "after", "values", "evaluations", "took s", "ended", "repro.py")
+    print_table(columns, rows)
+    print(f"{small} of {shrunk} ({small / max(shrunk, 1):.0%}) shrink to {SMALL} elements or fewer")
+    return 0 if shrunk and small >= SHARE * shrunk else 1
+
+
+def _repro(source: str) -> str:
+    """Run repro.py, and return its status and last line."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "repro.py")
+        file.write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(file)], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        )
+        lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""]
+        return f"{done.returncode}: {lines[-1][:70]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

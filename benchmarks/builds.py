@@ -1,0 +1,234 @@
+"""Measure what compiling costs: `python benchmarks/builds.py --backend cpp|cuda [--count N] [--slots N] [--out FILE]`.
+
+The kernels are KernelBench's form of `load_inline`, with default headers, and all differ. It measures
+
+- plain torch: a fresh `python` that compiles a kernel and calls it once, one after the other;
+- a kernel through a fleet that is idle: compiled for the first time, and the same again;
+- a batch of kernels through that fleet: all for the first time, and the same again.
+
+All verdicts must be `passed`; the exit status says whether they were. The result is JSON, on stdout or in FILE. Latency
+is from submission to verdict, and includes everything that an evaluation has: checks, timing, the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from kqueue import Category, Client, Request, Verdict
+from kqueue.config import load
+from kqueue.contract import Backend
+from kqueue.local.fleet import LocalFleet
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+class Model(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(x)
+def get_inputs():
+    return [torch.randn(256, 1024)]
+def get_init_inputs():
+    return []
+"""
+TOP = """
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+"""
+CUDA = """
+cuda_source = '''
+#include <torch/extension.h>
+#include <cuda_runtime.h>
+
+__global__ void swish_{i}_kernel(const float* x, float* out, int size) {{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) {{
+        out[i] = x[i] / (1.0f + expf(-x[i]));
+    }}
+}}
+
+torch::Tensor swish_{i}(torch::Tensor x) {{
+    auto size = x.numel();
+    auto out = torch::empty_like(x);
+    const int block_size = {block};
+    swish_{i}_kernel<<<(size + block_size - 1) / block_size, block_size>>>(
+        x.data_ptr<float>(), out.data_ptr<float>(), size);
+    return out;
+}}
+'''
+extension = load_inline(
+    name="swish_{i}",
+    cpp_sources="torch::Tensor swish_{i}(torch::Tensor x);",
+    cuda_sources=cuda_source,
+    functions=["swish_{i}"],
+)
+"""
+CPP = """
+cpp_source = '''
+#include <cmath>
+torch::Tensor swish_{i}(torch::Tensor x) {{
+    auto out = torch::empty_like(x);
+    const float* from = x.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    const int64_t block_size = {block};
+    for (int64_t i = 0; i < x.numel(); i += block_size) {{
+        for (int64_t j = i; j < std::min(i + block_size, x.numel()); j++) {{
+            to[j] = from[j] / (1.0f + std::exp(-from[j]));
+        }}
+    }}
+    return out;
+}}
+'''
+extension = load_inline(name="swish_{i}", cpp_sources=cpp_source, functions=["swish_{i}"])
+"""
+BOTTOM = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return extension.swish_{i}(x)
+"""
+#: What the plain way runs after the kernel's source.
+CALL = """
+device = "{device}"
+ModelNew().to(device)(torch.randn(256, 1024, device=device)).sum().item()
+"""
+
+
+def kernels(backend: Backend, first: int, count: int) -> list[str]:
+    """Return so many different sources. Those from another ``first`` differ from them."""
+    middle = CUDA if backend is Backend.CUDA else CPP
+    numbers = range(first, first + count)
+    return [(TOP + middle + BOTTOM).format(i=i, block=(64, 128, 256, 512)[i % 4]) for i in numbers]
+
+
+def plain(sources: list[str], backend: Backend) -> list[float]:
+    """Compile and call each kernel in a fresh process. Return the seconds that each took."""
+    device = "cuda" if backend is Backend.CUDA else "cpu"
+    seconds: list[float] = []
+    for source in sources:
+        with tempfile.TemporaryDirectory() as place:
+            script = Path(place, "kernel.py")
+            script.write_text(source + CALL.format(device=device))
+            # Programs beside the interpreter, such as ninja, are found in a fleet too.
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+            begun = time.monotonic()
+            subprocess.run(
+                [sys.executable, str(script)],
+                env=os.environ | {"TORCH_EXTENSIONS_DIR": place, "PATH": path},
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            seconds.append(time.monotonic() - begun)
+    return seconds
+
+
+def requests(sources: list[str], backend: Backend) -> list[Request]:
+    """Return a request for each kernel."""
+    return [Request(problem=PROBLEM, kernel=source, backend=backend) for source in sources]
+
+
+def one_by_one(client: Client, wanted: list[Request]) -> tuple[list[float], list[Verdict]]:
+    """Judge kernels one after the other. Return the seconds of each, and the verdicts."""
+    seconds: list[float] = []
+    verdicts: list[Verdict] = []
+    for request in wanted:
+        begun = time.monotonic()
+        verdicts.append(client.evaluate(request, timeout=600))
+        seconds.append(time.monotonic() - begun)
+    return seconds, verdicts
+
+
+def batch(client: Client, wanted: list[Request]) -> tuple[float, list[Verdict]]:
+    """Judge kernels together. Return the seconds until the last verdict, and the verdicts."""
+    begun = time.monotonic()
+    verdicts = client.wait_all(client.submit_batch(wanted), timeout=3600)
+    return time.monotonic() - begun, verdicts
+
+
+def told(verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return where builds came from, and what was not as expected."""
+    found = [verdict.evidence.build for verdict in verdicts]
+    wrong = [f"{v.category}: {v.message[:200]}" for v in verdicts if v.category is not Category.PASSED]
+    return {
+        "from": {place: sum(b is not None and b.where == place for b in found) for place in ("builder", "store")},
+        "build_s": round(statistics.median([b.seconds for b in found if b is not None] or [0]), 3),
+        "not_passed": wrong,
+    }
+
+
+def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[str, Any]:
+    """Return all figures: seconds, and kernels a minute."""
+    # The first evaluation of a problem finds its reference's time, too.
+    one_by_one(client, requests(kernels(backend, 0, 1), backend))
+    few = kernels(backend, 100, plainly)
+    result: dict[str, Any] = {"plain_s": [round(s, 2) for s in plain(few, backend)]}
+    for name in ("cold", "seen"):
+        seconds, verdicts = one_by_one(client, requests(few, backend))
+        result[f"{name}_s"] = [round(s, 2) for s in seconds]
+        result[f"{name}_verdicts"] = told(verdicts)
+    ratio = statistics.median(result["cold_s"]) / statistics.median(result["plain_s"])
+    result["cold_over_plain"] = round(ratio, 3)
+    many = requests(kernels(backend, 1000, count), backend)
+    for name in ("cold", "seen"):
+        # The same again several times, as one round of it is short.
+        wanted = many if name == "cold" else many * 4
+        seconds, verdicts = batch(client, wanted)
+        result[f"batch_{name}"] = {
+            "kernels": len(wanted),
+            "seconds": round(seconds, 2),
+            "per_minute": round(60 * len(wanted) / seconds, 1),
+        } | told(verdicts)
+    return result
+
+
+def main() -> int:
+    """Run the benchmark, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("cpp", "cuda"), default=None, help="by default cuda on a host with GPUs")
+    parser.add_argument("--count", type=int, default=16, help="kernels of a batch")
+    parser.add_argument("--plain", type=int, default=3, help="kernels for the plain way and an idle fleet")
+    parser.add_argument("--slots", type=int, default=None, help="slots of the GPU, or of the CPU")
+    parser.add_argument("--out", type=Path, default=None, help="file for the result")
+    options = parser.parse_args()
+    has_gpu = Path("/dev/nvidiactl").exists()
+    backend = Backend(options.backend or ("cuda" if has_gpu else "cpp"))
+    on_gpu = backend is Backend.CUDA
+    slots = options.slots or (8 if on_gpu else os.cpu_count() or 1)
+    chosen: dict[str, Any] = (
+        {"slots_per_gpu": slots, "cpu_slots": 0} if on_gpu else {"gpus": "none", "cpu_slots": slots}
+    )
+    with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as place:
+        root = Path(place)
+        root.chmod(0o711)
+        config = load(home=root / "home", scratch=root / "scratch", reuse=False, **chosen)
+        with LocalFleet(config, durable=False) as fleet, fleet.client() as client:
+            result = measure(client, backend, options.count, options.plain)
+    spec = importlib.util.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py").read_text() if spec is not None and spec.origin else ""
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "backend": str(backend),
+        "slots": slots,
+        "cores": os.cpu_count(),
+        "torch": next((line.split("'")[1] for line in version.splitlines() if line.startswith("__version__")), None),
+    } | result
+    text = json.dumps(result, indent=2)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
+    print(text)
+    every = [result[name]["not_passed"] for name in ("cold_verdicts", "seen_verdicts", "batch_cold", "batch_seen")]
+    return 1 if any(every) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

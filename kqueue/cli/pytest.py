@@ -1,0 +1,45 @@
+"""`kqueue pytest`: a repository's tests, a fresh process for each module."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(context_settings=settings)(pytest)
+
+
+def pytest(
+    context: typer.Context,
+    isolate: Annotated[str, typer.Option(help="What has a process of its own: module, class or test.")] = "module",
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most processes at once.", show_default="one a GPU, else half of the CPUs"),
+    ] = None,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Run what failed once more under compute-sanitizer.")
+    ] = False,
+) -> None:
+    """Run a repository's tests with pytest, each module in a fresh process and CUDA context.
+
+    PATHs and all options of pytest may be given too: see `pytest --help`. Exits as pytest does.
+    """
+    from kqueue.errors import ConfigError
+
+    if importlib.util.find_spec("pytest") is None:
+        raise ConfigError("running tests needs pytest: `pip install 'kqueue[pytest]'`")
+    options = [f"--kqueue-isolate={isolate}"]
+    if slots is not None:
+        options.append(f"--kqueue-slots={slots}")
+    if sanitize:
+        options.append("--kqueue-sanitize")
+    # By -P the folder that one stands in is not searched for modules, as with the command `pytest`.
+    program = [sys.executable, "-P", "-m", "pytest", "-p", "kqueue", "--kqueue", *options, *context.args]
+    os.execv(sys.executable, program)  # noqa: S606 -- pytest's exit status and signals are this command's

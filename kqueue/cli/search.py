@@ -1,0 +1,619 @@
+"""`kqueue search`: search for a fast kernel; go on with a search, show, list and compare searches."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.cli import options, runs, tune
+from kqueue.cli.kernelbench import problems_of
+from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
+from kqueue.cli.results import database
+from kqueue.cli.sources import read_source
+from kqueue.errors import ConfigError, InvalidRequest, KqueueError
+from kqueue.text import clean
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kqueue.search.plan import Plan, TunePlan
+    from kqueue.store.searches import Proposal, Run, Step
+
+#: Seconds between two looks at a run that is watched.
+_LOOK_S: Final = 1.0
+#: Stands for the state of a search whose record cannot be read.
+_UNREADABLE: Final = "unreadable"
+
+_RunName = Annotated[str, typer.Argument(metavar="RUN", help="The search's name, or the start of its id.")]
+_ModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A model of LiteLLM writes kernels.", show_default=False)
+]
+_Command = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COMMAND", help="A command writes them: JSON on stdin, a kernel on stdout.", show_default=False
+    ),
+]
+_Folder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="They are this folder's *.py, by name.", show_default=False)
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder for the best kernel and the curve.", show_default="search-NAME"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    group = typer.Typer()
+    settings = {"token_normalize_func": _dashed}
+    group.callback(invoke_without_command=True, context_settings=settings)(search)
+    group.command()(resume)
+    group.command()(show)
+    group.command("list")(list_runs)
+    group.command()(compare)
+    app.add_typer(group, name="search", cls=app.info.cls)
+
+
+def search(
+    context: typer.Context,
+    problem: Annotated[Path | None, typer.Option(metavar="FILE", help="The reference.", show_default=False)] = None,
+    task_idx: Annotated[
+        int | None,
+        typer.Option(min=0, help="Instead of --problem: the problem's place in the level, from 0.", show_default=False),
+    ] = None,
+    level: Annotated[int, typer.Option(help="KernelBench's level, for --task-idx.")] = 1,
+    kernelbench: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A checkout of KernelBench, for --task-idx.", show_default=False)
+    ] = None,
+    kernel: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The kernel to start from.", show_default="the reference, in plain torch"),
+    ] = None,
+    model: _ModelName = None,
+    proposer: _Command = None,
+    recorded: _Folder = None,
+    answer_s: Annotated[float, typer.Option(help="Longest time for one answer, in seconds.")] = 600.0,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
+    gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
+    url: runs.Url = None,
+    algorithm: Annotated[str, typer.Option(help="PS, PS_Summarizer, PS_epsNet or PS_epsNet_Summarizer.")] = "PS",
+    num_steps: Annotated[int, typer.Option(help="Steps.")] = 50,
+    num_candidates: Annotated[int, typer.Option(help="Kernels that a step makes proposals from.")] = 1,
+    num_proposals: Annotated[int, typer.Option(help="Proposals from each of them.")] = 1,
+    num_threads: Annotated[int, typer.Option(help="Proposals asked for and judged at once.")] = 20,
+    epsilon: Annotated[
+        float, typer.Option(help="For epsNet: the share of lines in which similar kernels differ.")
+    ] = 0.1,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="inverse_runtime, speedup, bandwidth, correctness or module:function; repeat it for a Pareto front.",
+            show_default="inverse_runtime",
+        ),
+    ] = None,
+    precision: options.Precision = None,
+    checks: options.Checks = None,
+    calls: options.Calls = None,
+    no_timing: options.NoTiming = False,
+    settings: options.SettingsTree = None,
+    assignments: options.Assignments = None,
+    log_frequency: Annotated[int, typer.Option(help="Steps from one report to the next.")] = 1,
+    test_frequency: Annotated[
+        int, typer.Option(help="Steps from one test to the next: the best kernel is judged once more. 0: none.")
+    ] = 0,
+    use_wandb: Annotated[bool, typer.Option("--use-wandb", help="Report to Weights & Biases.")] = False,
+    project_name: Annotated[str, typer.Option(help="The project there.")] = "kqueue",
+    run_name: Annotated[str | None, typer.Option(help="The search's name.", show_default="from the problem's")] = None,
+    out: _Out = None,
+    verbose: runs.Verbose = False,
+    as_json: runs.Json = False,
+) -> None:
+    """Search for a fast kernel: proposals are judged, and the best are what the next are made from.
+
+    Options may be written with _ for -. Exits with 1 if no right kernel was found.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from kqueue.integrations.lanes import lane_of
+    from kqueue.integrations.starting import starting_kernel
+    from kqueue.search.plan import make_plan
+    from kqueue.store import searches
+
+    name = None if run_name is None else runs.checked(run_name)
+    file = _problem(problem, task_idx, level, kernelbench)
+    reference = read_source(file)
+    who, given = _proposer(model, proposer, recorded)
+    plan = make_plan(
+        {
+            "problem": reference,
+            "problem_label": file.stem,
+            "kernel": starting_kernel(reference if kernel is None else read_source(kernel)),
+            "backend": backend,
+            "lane": lane_of(gpu),
+            "settings": options.settings_of(
+                settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
+            ),
+            "algorithm": algorithm,
+            "num_steps": num_steps,
+            "num_candidates": num_candidates,
+            "num_proposals": num_proposals,
+            "num_threads": num_threads,
+            "epsilon": epsilon,
+            "metrics": metric or ["inverse_runtime"],
+            "proposer": who,
+            "given": given,
+            "answer_s": answer_s,
+            "log_frequency": log_frequency,
+            "test_frequency": test_frequency,
+            "use_wandb": use_wandb,
+            "project_name": project_name,
+            "url": url,
+        }
+    )
+    with database("search") as engine, ExitStack() as stack:
+        ready = _Ready(plan, stack)
+        run = searches.create(engine, name or runs.named(file.stem, plan.algorithm), plan.model_dump(mode="json"))
+        _carry_out(engine, run, ready, out=out, verbose=verbose, as_json=as_json)
+
+
+def resume(
+    which: _RunName,
+    model: _ModelName = None,
+    proposer: _Command = None,
+    recorded: _Folder = None,
+    url: runs.Url = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="The search's module:function; repeat it.", show_default=False)
+    ] = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Another number of steps, all of the search's.", show_default=False)
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Another number of proposals at once.", show_default=False)
+    ] = None,
+    out: _Out = None,
+    verbose: runs.Verbose = False,
+    as_json: runs.Json = False,
+) -> None:
+    """Go on with a search that was interrupted, or with more steps; nothing that is recorded is done twice.
+
+    Give who proposes, --url and functions of --metric again as they were: others may change the search's record.
+    """
+    from kqueue.search.plan import TunePlan, make_plan
+    from kqueue.store import searches
+
+    with database("search") as engine, ExitStack() as stack:
+        run = searches.find(engine, which)
+        changed = {"num_steps": num_steps, "num_threads": num_threads}
+        known = _found(engine, run).plan
+        _check_same(known, _proposers(model, proposer, recorded), url, metric or ())
+        if isinstance(known, TunePlan):
+            if any(value is not None for value in changed.values()):
+                raise InvalidRequest("--num-steps, --num-threads: a tuning run has neither")
+            tune.resume(engine, run, known, out=out, verbose=verbose, as_json=as_json)
+            return
+        plan = make_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
+        ready = _Ready(plan, stack)
+        _carry_out(engine, run, ready, out=out, verbose=verbose, as_json=as_json)
+
+
+def show(
+    which: _RunName,
+    proposal: Annotated[
+        int | None, typer.Option(help="Show one proposal: prompt, kernel and feedback.", show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print proposals as they are judged, until it ends.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the best kernel and the curve.", show_default=False)
+    ] = None,
+    as_json: runs.Json = False,
+) -> None:
+    """Show a search: its steps, its best kernels, or one proposal."""
+    from kqueue.store import searches
+
+    with database("search") as engine:
+        run = searches.find(engine, which)
+        if watch:
+            _watch(engine, run)
+        found = _found(engine, searches.find(engine, str(run.id)))
+    if proposal is not None:
+        _show_proposal(found.run, found.proposals, proposal, as_json=as_json)
+    elif as_json:
+        steps, proposals = [*map(_plain, found.steps)], [*map(_plain, found.proposals)]
+        write_json({**_plain(found.run), "state": found.state, "steps": steps, "proposals": proposals})
+    else:
+        _show_run(found)
+    if out is not None:
+        for file in _files_found(out, found):
+            typer.echo(clean(file), err=as_json)
+
+
+def list_runs(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The most to list.")] = 20, as_json: runs.Json = False
+) -> None:
+    """List searches, the latest first."""
+    from kqueue.store import searches
+
+    with database("search") as engine:
+        rows = _all_found(engine, searches.listing(engine, limit))
+    if not as_json:
+        _print_runs(rows)
+        return
+    for one in rows:
+        if isinstance(one, _Found):
+            plan = one.plan.model_dump(mode="json", exclude={"problem", "kernel"})
+            write_json(_plain(one.run) | {"state": one.state, "plan": plan} | _summary(one))
+        else:
+            write_json(_plain(one) | {"state": _UNREADABLE, "plan": None})
+
+
+def compare(
+    which: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or ids of searches.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw their curves into one picture.", show_default=False)
+    ] = None,
+    as_json: runs.Json = False,
+) -> None:
+    """Compare searches: what each found, and after how many proposals."""
+    from kqueue.search.results import draw
+    from kqueue.store import searches
+
+    with database("search") as engine:
+        chosen = {run.id: run for run in (searches.find(engine, one) for one in which)}
+        rows = _all_found(engine, chosen.values())
+    found = [one for one in rows if isinstance(one, _Found)]
+    if not as_json:
+        _print_runs(rows)
+    else:
+        for one in rows:
+            run, state, summary = (
+                (one.run, one.state, _summary(one)) if isinstance(one, _Found) else (one, _UNREADABLE, {})
+            )
+            write_json({"name": run.name, "id": run.id, "state": state, **summary})
+    if out is not None:
+        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in found}):
+            typer.echo(clean(file), err=as_json)
+
+
+def _dashed(name: str) -> str:
+    """Return an option's name with dashes: Trace's scripts write ``--num_steps``."""
+    return name.replace("_", "-")
+
+
+# Arguments ---------------------------------------------------------------------------------------------
+
+
+def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench: Path | None) -> Path:
+    if problem is not None:
+        if task_idx is not None or kernelbench is not None:
+            raise InvalidRequest("--problem: give it, or --task-idx and --kernelbench, not both")
+        return problem
+    if task_idx is None or kernelbench is None:
+        raise InvalidRequest("--problem: give a file, or --task-idx with --level and --kernelbench")
+    # A checkout has its levels in a folder of its own name.
+    inner = kernelbench / "KernelBench"
+    known = problems_of(inner if inner.is_dir() else kernelbench, level)
+    files = [known[number][0] for number in sorted(known)]
+    if task_idx >= len(files):
+        raise InvalidRequest(f"--task-idx {task_idx}: level {level} in {kernelbench} has {len(files)} problems, from 0")
+    return files[task_idx]
+
+
+def _proposer(model: str | None, proposer: str | None, recorded: Path | None) -> tuple[str, str]:
+    chosen = _proposers(model, proposer, recorded)
+    if len(chosen) != 1:
+        raise InvalidRequest("--model, --proposer, --recorded: give one of them, which says who writes kernels")
+    return chosen[0]
+
+
+def _proposers(model: str | None, proposer: str | None, recorded: Path | None) -> list[tuple[str, str]]:
+    given = {"model": model, "command": proposer, "recorded": None if recorded is None else str(recorded.resolve())}
+    return [(name, value) for name, value in given.items() if value is not None]
+
+
+def _check_same(
+    plan: Plan | TunePlan, proposers: Sequence[tuple[str, str]], url: str | None, metrics: Sequence[str]
+) -> None:
+    from kqueue.search.plan import Plan
+
+    functions = {name for name in plan.metrics if ":" in name}
+    if (
+        list(proposers) != ([(plan.proposer, plan.given)] if isinstance(plan, Plan) else [])
+        or url != plan.url
+        or not functions <= set(metrics) <= set(plan.metrics)
+    ):
+        raise InvalidRequest(
+            "give again what the search was begun with, as others may have changed its record, which says "
+            f"{shlex.join(runs.to_repeat(plan))}"
+        )
+
+
+# Running -----------------------------------------------------------------------------------------------
+
+
+class _Ready:
+    """All that a plan needs, looked for before anything is recorded."""
+
+    def __init__(self, plan: Plan, stack: ExitStack) -> None:
+        from kqueue.search.metrics import metrics_of
+        from kqueue.search.proposers import make_proposer
+
+        self.plan = plan
+        self.metrics = metrics_of(plan.metrics, timed=plan.settings.timing.enabled)
+        self.proposer = make_proposer(plan)
+        stack.callback(self.proposer.close)
+        self.client = runs.client_of(plan.url)
+        stack.callback(self.client.close)
+        if plan.use_wandb:
+            from kqueue.search.results import load_wandb
+
+            load_wandb()
+
+
+def _carry_out(engine: Engine, run: Run, ready: _Ready, *, out: Path | None, verbose: bool, as_json: bool) -> None:
+    from kqueue.search.run import best_of
+    from kqueue.search.run import search as to_the_end
+    from kqueue.store import searches
+
+    with ExitStack() as stack:
+        plan = ready.plan
+        shown = runs.Progress(run, runs.line, steps=plan.num_steps, every=plan.log_frequency, verbose=verbose)
+        watchers: list[Any] = [stack.enter_context(shown)]
+        if plan.use_wandb:
+            from kqueue.search.results import WandbWatcher
+
+            watchers.append(WandbWatcher(run, ready.plan))
+            stack.callback(watchers[-1].finish)
+        try:
+            proposals = to_the_end(engine, ready.client, run, ready.plan, ready.proposer, ready.metrics, watchers)
+        except (KqueueError, KeyboardInterrupt):
+            runs.say_how_to_go_on(run, runs.to_repeat(plan))
+            raise
+    steps = searches.steps(engine, run.id)
+    best = best_of(proposals)
+    files = _files(out or Path(f"search-{run.name}"), run, ready.plan, steps, proposals)
+    if as_json:
+        record = {"name": run.name, "id": run.id, **_counts(proposals, best), "files": [str(file) for file in files]}
+        write_json(record)
+    else:
+        _print_proposals(best)
+        for file in files:
+            typer.echo(clean(file))
+    if not any(one.category == "passed" for one in best):
+        raise typer.Exit(1)
+
+
+def _files(folder: Path, run: Run, plan: Plan, steps: Sequence[Step], proposals: Sequence[Proposal]) -> list[Path]:
+    from kqueue.search.results import draw, write_best
+    from kqueue.search.run import best_of
+
+    files = write_best(folder, best_of(proposals))
+    try:
+        files += draw(folder, {run.name: (plan, proposals, steps)})
+    except ConfigError as error:
+        # The search is over and its kernel written. What lacks is the picture.
+        say(error)
+    return files
+
+
+def _files_found(folder: Path, found: _Found) -> list[Path]:
+    from kqueue.search.plan import TunePlan
+
+    run, plan, steps, proposals = found.run, found.plan, found.steps, found.proposals
+    if isinstance(plan, TunePlan):
+        return tune.files_of(folder, run, plan, steps, proposals, done=found.done)
+    return _files(folder, run, plan, steps, proposals)
+
+
+def _watch(engine: Engine, run: Run) -> None:
+    """Print proposals as they end, until nobody searches."""
+    from kqueue.states import SearchState
+    from kqueue.store import searches
+
+    line = _line_of(run)
+    seen = set[int]()
+    while True:
+        last = searches.find(engine, str(run.id)).state is not SearchState.RUNNING or not searches.held(engine, run.id)
+        for one in searches.proposals(engine, run.id):
+            if one.ended_at is not None and one.number not in seen:
+                seen.add(one.number)
+                typer.echo(clean(line(one)))
+        if last:
+            return
+        time.sleep(_LOOK_S)
+
+
+# Output ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A recorded search."""
+
+    run: Run
+    state: str
+    plan: Plan | TunePlan
+    steps: Sequence[Step]
+    proposals: Sequence[Proposal]
+    best: Sequence[Proposal]
+
+    @property
+    def done(self) -> bool:
+        """True if it came to its end."""
+        return self.state == "done"
+
+
+def _found(engine: Engine, run: Run) -> _Found:
+    """Read a run's record; raise :class:`InvalidRequest` if it cannot be read."""
+    from kqueue.search import tuning
+    from kqueue.search.plan import TunePlan, read_plan
+    from kqueue.search.run import best_of
+    from kqueue.store import searches
+
+    try:
+        steps, proposals = searches.steps(engine, run.id), searches.proposals(engine, run.id)
+        state, plan = _state(engine, run), read_plan(run.plan)
+        if isinstance(plan, TunePlan):
+            won = tuning.found(plan, proposals, done=state == "done").best
+            known = {step.best for step in steps[-1:]} if won is None else {won.number}
+            best = [one for one in proposals if one.number in known]
+        else:
+            best = best_of(proposals)
+        return _Found(run, state, plan, steps, proposals, best)
+    except (InvalidRequest, ValueError) as error:
+        raise InvalidRequest(f"the record of the search {run.name} cannot be read: {error}") from None
+
+
+def _all_found(engine: Engine, runs: Iterable[Run]) -> list[_Found | Run]:
+    """Return the records of runs; of one whose record cannot be read the run alone."""
+
+    def readable(run: Run) -> _Found | Run:
+        try:
+            return _found(engine, run)
+        except InvalidRequest as error:
+            say(error)
+            return run
+
+    return [readable(run) for run in runs]
+
+
+def _line_of(run: Run) -> Callable[[Proposal], str]:
+    """Return what says a proposal of a run in one line."""
+    return tune.line if run.plan.get("algorithm") == "tune" else runs.line
+
+
+def _state(engine: Engine, run: Run) -> str:
+    """Return a run's state; ``interrupted`` if the process that ran it is gone."""
+    from kqueue.states import SearchState
+    from kqueue.store import searches
+
+    gone = run.state is SearchState.RUNNING and not searches.held(engine, run.id)
+    return "interrupted" if gone else str(run.state)
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(row)
+
+
+def _summary(found: _Found) -> dict[str, Any]:
+    return _counts(found.proposals, found.best)
+
+
+def _counts(proposals: Sequence[Proposal], best: Sequence[Proposal]) -> dict[str, Any]:
+    names = ("number", "step", "parent", "category", "runtime_ms", "speedup", "scores", "evaluation_id")
+    return {
+        "proposals": max(0, len(proposals) - 1),
+        "judged": sum(one.category is not None for one in proposals),
+        "passed": sum(one.category == "passed" for one in proposals),
+        "unknown": sum(one.ended_at is not None and one.scores is None for one in proposals),
+        "best": [{name: getattr(one, name) for name in names} for one in best],
+    }
+
+
+def _print_proposals(proposals: Sequence[Proposal]) -> None:
+    metrics = list(dict.fromkeys(name for one in proposals for name in one.scores or ()))
+    rows = (
+        (
+            one.number,
+            one.step,
+            one.parent,
+            one.category,
+            milliseconds(one.runtime_ms),
+            ratio(one.speedup),
+            *(f"{(one.scores or {})[name]:.4g}" for name in metrics),
+            one.evaluation_id,
+        )
+        for one in proposals
+    )
+    print_table(("best", "step", "from", "category", "runtime ms", "speedup", *metrics, "evaluation"), rows)
+
+
+def _print_runs(rows: Sequence[_Found | Run]) -> None:
+    def cells(row: _Found | Run) -> tuple[object, ...]:
+        if not isinstance(row, _Found):
+            return (row.name, _UNREADABLE, *[None] * (len(head) - 2), moment(row.created_at))
+        run, plan, found = row.run, row.plan, _summary(row)
+        best = found["best"][0] if found["best"] else None
+        return (
+            run.name,
+            row.state,
+            plan.problem_label,
+            plan.algorithm,
+            "Optuna" if plan.algorithm == "tune" else plan.given if plan.proposer == "model" else plan.proposer,
+            found["proposals"],
+            f"{found['passed']}/{found['judged']}",
+            None if best is None else best["number"],
+            "" if best is None else runs.scored(best["scores"]).removeprefix(", "),
+            "" if best is None else milliseconds(best["runtime_ms"]),
+            "" if best is None else ratio(best["speedup"]),
+            moment(run.created_at),
+        )
+
+    head = (
+        "name",
+        "state",
+        "problem",
+        "algorithm",
+        "proposer",
+        "n",
+        "passed",
+        "best",
+        "score",
+        "runtime ms",
+        "speedup",
+    )
+    print_table((*head, "created"), (cells(row) for row in rows))
+
+
+def _show_run(found: _Found) -> None:
+    from kqueue.search.plan import TunePlan
+
+    _print_runs([found])
+    by_step: dict[int, list[Proposal]] = {}
+    for one in found.proposals:
+        by_step.setdefault(one.step, []).append(one)
+    known = {one.number: one for one in found.proposals}
+    rows = (
+        (
+            step.number,
+            " ".join(map(str, dict.fromkeys(one.parent for one in mine if one.parent is not None))),
+            f"{sum(one.ended_at is not None for one in mine)}/{len(mine)}",
+            sum(one.category == "passed" for one in mine),
+            step.best,
+            "" if step.best is None else runs.scored(known[step.best].scores).removeprefix(", "),
+            runs.scored(step.test["scores"]).removeprefix(", ") if step.test else "",
+        )
+        for step in found.steps
+        if (mine := by_step.get(step.number, []))
+    )
+    print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
+    if isinstance(found.plan, TunePlan):
+        tune.show(found.plan, found.proposals, done=found.done)
+    else:
+        _print_proposals(found.best)
+    if found.state in {"interrupted", "stopped"}:
+        # What to give again is for its user to know: here it would be what the record says.
+        typer.echo(f"go on with it: kqueue search resume {clean(found.run.name)}, with what it was begun with")
+
+
+def _show_proposal(run: Run, proposals: Sequence[Proposal], number: int, *, as_json: bool) -> None:
+    found = next((one for one in proposals if one.number == number), None)
+    if found is None:
+        raise InvalidRequest(f"--proposal {number}: the search has {len(proposals)} proposals, from 0")
+    if as_json:
+        write_json(_plain(found))
+        return
+    typer.echo(clean(_line_of(run)(found)))
+    for title, content in (("prompt", found.prompt), ("kernel", found.kernel), ("feedback", found.feedback)):
+        if content:
+            typer.echo(f"\n--- {title} ---\n{clean(content.rstrip())}")

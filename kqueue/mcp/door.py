@@ -1,0 +1,135 @@
+"""The way to the fleet, in the name of whoever calls.
+
+Behind it is the HTTP API: of a `kqueue serve` where a URL is known, else one in this process, on the fleet's own
+Postgres and Redis. Both decide alike who may do what.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+from mcp.server.mcpserver import Context
+
+from kqueue.client.server import Server
+from kqueue.config import Config, load
+from kqueue.errors import AccessRefused, KqueueError
+
+#: Seconds for which a fleet that cannot answer is asked again, before an agent hears of it.
+_RETRY_S: Final = 10.0
+#: Connections to the fleet that are kept open.
+_CONNECTIONS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever calls a tool; what is asked is asked with the caller's token."""
+
+    _server: Server
+    _headers: Mapping[str, str]
+
+    async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """As :meth:`~kqueue.client.server.Server.ask`."""
+        return await self._server.ask(method, path, body=body, query=query, headers=self._headers)
+
+    async def read(self, path: str) -> str:
+        """As :meth:`~kqueue.client.server.Server.read`."""
+        return await self._server.read(path, headers=self._headers)
+
+
+class Door:
+    """The way to a fleet.
+
+    Args:
+        relays: True if every caller shows a token of its own, and nothing is done without one; False if all calls are
+            this process's own, with the token or the credentials that it has.
+
+    Raises:
+        ConfigError: no fleet is known, or a setting is wrong.
+    """
+
+    def __init__(self, *, relays: bool) -> None:
+        self._relays = relays
+        self._config = load()
+        if not _has_server(self._config):
+            self._config.require_database()
+            self._config.require_redis()
+        self._server: Server | None = None
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body of a request, in bytes."""
+        return self._config.http_max_body_bytes
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Door]:
+        """Connect, and release everything in the end.
+
+        Raises:
+            DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used. A server is asked only by calls.
+        """
+        config = self._config
+        if _has_server(config):
+            assert config.url is not None
+            # The token of this process is not for others' calls.
+            token = None if self._relays else config.token
+            async with self._to(Server(config.url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)):
+                yield self
+            return
+        from kqueue.http.app import create_app
+        from kqueue.http.server import from_peer
+
+        app = create_app(config)
+        async with app.router.lifespan_context(app):
+            # Who has the database's credentials is the fleet's owner. Who is relayed shows a token.
+            own = app if self._relays else from_peer(app, os.geteuid())
+            transport = httpx.ASGITransport(own, raise_app_exceptions=False)
+            here = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
+            async with self._to(here):
+                yield self
+
+    @asynccontextmanager
+    async def _to(self, server: Server) -> AsyncGenerator[None]:
+        self._server = server
+        try:
+            yield
+        finally:
+            self._server = None
+            await server.close()
+
+    def caller(self, headers: Mapping[str, str] | None) -> Caller:
+        """Return the caller of a message that came with these headers; None on stdio.
+
+        Raises:
+            AccessRefused: the message shows no token, and needs one.
+        """
+        if self._server is None:
+            raise KqueueError("the server is closed")
+        if not self._relays:
+            return Caller(self._server, {})
+        credential = (headers or {}).get("authorization")
+        if not credential:
+            # Without this a fleet that trusts this process would let in whoever can reach it.
+            raise AccessRefused("give a token of the fleet: Authorization: Bearer kq_...")
+        if not credential.isascii() or not credential.isprintable():
+            raise AccessRefused("the token is not one that `kqueue token create` printed; it begins with kq_")
+        return Caller(self._server, {"Authorization": credential})
+
+
+#: What the tools and resources get from the SDK.
+Call = Context[Door, Any]
+
+
+def caller_of(call: Call) -> Caller:
+    """Return the caller of a tool."""
+    return call.request_context.lifespan_context.caller(call.headers)
+
+
+def _has_server(config: Config) -> bool:
+    """Return True if a URL is given, or if no database is given either and this machine's fleet serves HTTP."""
+    named = Config()
+    return named.url is not None or (named.database_url is None and config.url is not None)

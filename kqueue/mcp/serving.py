@@ -1,0 +1,157 @@
+"""The server of the tools, on stdio and on streamable HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kqueue.errors import AccessRefused, ConfigError, KqueueError, ServiceError
+from kqueue.http import failures, is_loopback
+from kqueue.http.server import Server, listen, outlive_signals
+from kqueue.mcp import files, tools
+from kqueue.mcp.door import Door
+from kqueue.mcp.words import INSTRUCTIONS
+
+#: Where the tools are, below the server's address.
+PATH: Final = "/mcp"
+#: Sessions that may be open at once. One ends half an hour after its last request.
+_SESSIONS: Final = 1000
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+def make_server(door: Door) -> MCPServer[Door]:
+    """Return a server of the tools that asks the fleet through ``door``. Nothing is connected before it runs."""
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[Door]) -> AsyncGenerator[Door]:
+        async with door.opened():
+            yield door
+
+    server = MCPServer[Door](
+        "kqueue",
+        title="kqueue: a judge of GPU kernels",
+        instructions=INSTRUCTIONS,
+        version=version("kqueue"),
+        lifespan=lifespan,
+        # Nothing changes by itself that a client could subscribe to.
+        subscriptions=False,
+    )
+    tools.register(server)
+    files.register(server)
+    return server
+
+
+def serve_stdio() -> None:
+    """Serve the one client on stdin and stdout until it closes them. Calls are made with this process's own rights.
+
+    Raises:
+        ConfigError: no fleet is known.
+        DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used.
+    """
+    server = make_server(Door(relays=False))
+    # The thread that reads stdin cannot be interrupted, and a graceful end would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    anyio.run(server.run_stdio_async)
+
+
+def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]) -> None:
+    """Serve streamable HTTP until SIGTERM or SIGINT. Every request needs a token of the fleet, and acts with it.
+
+    Args:
+        address: ``host:port``; port 0 is any that is free.
+        hosts: names under which clients reach this server, besides those of the address.
+        report: is given a line with the address.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or no fleet is known.
+    """
+    host, port = _split(address)
+    door = Door(relays=True)
+    app = create_app(door, [*(_LOOPBACK if is_loopback(host) else (address.rpartition(":")[0],)), *hosts])
+    with listen(host, port) as listening:
+        outlive_signals()
+        shown = f"[{host}]" if ":" in host else host
+        report(f"kqueue mcp serves http://{shown}:{listening.getsockname()[1]}{PATH}")
+        Server(app).run([listening])
+
+
+def create_app(door: Door, hosts: Sequence[str]) -> Starlette:
+    """Return the application for streamable HTTP.
+
+    Args:
+        door: the way to the fleet; it relays.
+        hosts: the names in the header `Host` that are served. Any other may be that of a page in a browser whose name
+            was bound to this address (DNS rebinding).
+    """
+    named = [form for host in hosts for form in (host, f"{host}:*")]
+    app = make_server(door).streamable_http_app(
+        streamable_http_path=PATH,
+        max_request_body_size=door.max_body_bytes,
+        max_sessions=_SESSIONS,
+        transport_security=TransportSecuritySettings(
+            allowed_hosts=named,
+            allowed_origins=[f"{scheme}://{form}" for form in named for scheme in ("http", "https")],
+        ),
+    )
+    app.add_middleware(_Tokens, door=door)
+    return app
+
+
+class _Tokens:
+    """Lets in those whose token the fleet knows, before anything of a body is read.
+
+    A session belongs to the token that opened it. Each tool acts with the token of its own request.
+    """
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            await self._door.caller(headers).ask("GET", "/v1/categories")
+        except AccessRefused as error:
+            challenge = {"WWW-Authenticate": 'Bearer realm="kqueue"'}
+            refusal = failures.answer(scope["path"], 401, "unauthenticated", str(error), headers=challenge)
+            await refusal(scope, receive, send)
+            return
+        except ServiceError:
+            told = "the fleet cannot be reached at the moment: ask again"
+            await failures.answer(scope["path"], 503, "database_unavailable", told)(scope, receive, send)
+            return
+        except KqueueError as error:
+            await failures.refusal(error, scope["path"])(scope, receive, send)
+            return
+        # The SDK compares this with the session's. The secret itself goes no further.
+        owner = hashlib.sha256(headers["authorization"].encode()).hexdigest()
+        scope["user"] = AuthenticatedUser(AccessToken(token=owner, client_id=owner, scopes=[]))
+        await self._app(scope, receive, send)
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``; an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is not of this form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--http: {address!r} is no address: give HOST:PORT, such as 127.0.0.1:18189")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,88 @@
+"""Scores of a verdict by name: policies of :mod:`kqueue.integrations.scores`, and functions of Python modules."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kqueue.contract import Verdict
+from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.integrations.scores import scorer
+
+#: The policies that are known without a time.
+_UNTIMED: Final = frozenset({"correctness"})
+
+Metric = Callable[[Verdict], float | None]
+
+
+def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
+    """Return the metrics with these names.
+
+    Args:
+        names: policies (:func:`~kqueue.integrations.scores.scorer`), or ``module:function``. Modules are looked for in
+            the working directory first. A function takes a :class:`~kqueue.Verdict` and returns a number, of which
+            more is better, or None if nothing is known about the kernel.
+        timed: False if kernels are not timed.
+
+    Raises:
+        InvalidRequest: there is no such policy or function, one is named twice, or it needs times.
+    """
+    if len(set(names)) != len(names):
+        raise InvalidRequest("--metric: one is named twice")
+    found = dict[str, Metric]()
+    for name in names:
+        if ":" in name:
+            found[name] = _function(name)
+            continue
+        try:
+            found[name] = scorer(name)  # pyright: ignore[reportArgumentType] a name that it refuses
+        except ConfigError as error:
+            raise InvalidRequest(f"--metric: {error}, as module:function") from None
+        if not timed and name not in _UNTIMED:
+            raise InvalidRequest(f"--metric {name}: needs times; leave --no-timing out")
+    return found
+
+
+def scores_of(metrics: Mapping[str, Metric], verdict: Verdict) -> dict[str, float] | None:
+    """Return the verdict's scores by the metrics' names; None if one of them is unknown.
+
+    Raises:
+        InvalidRequest: a function raised, or returned no finite number.
+    """
+    scores = dict[str, float]()
+    for name, metric in metrics.items():
+        score = metric(verdict)
+        if score is None:
+            return None
+        scores[name] = score
+    return scores
+
+
+def _function(name: str) -> Metric:
+    module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function: object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise InvalidRequest(f"--metric {name}: {error}; give module:function") from None
+    if not callable(function):
+        raise InvalidRequest(f"--metric {name}: is not a function")
+
+    def guarded(verdict: Verdict) -> float | None:
+        try:
+            score: object = function(verdict)
+        except Exception as error:
+            raise InvalidRequest(f"--metric {name}: raised {type(error).__name__}: {error}") from error
+        if score is None:
+            return None
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise InvalidRequest(f"--metric {name}: returned {score!r}; return a finite number or None")
+        return float(score)
+
+    return guarded

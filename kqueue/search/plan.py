@@ -1,0 +1,181 @@
+"""A plan: all that is asked of a search. It is recorded with the run, so that a resumed run is the same search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from kqueue.contract import Backend, Request, Settings, parse_request
+from kqueue.errors import InvalidRequest
+from kqueue.tuning.halving import FINALISTS, MOST_TRIALS, REPEATS, TRIALS, Halving
+from kqueue.tuning.space import Parameter, Space
+
+#: A step's proposals at most. They are recorded by one statement, which takes 65,535 values.
+_STEP_PROPOSALS: Final = 10_000
+
+
+class Algorithm(StrEnum):
+    """The ways to choose what the next proposals are made from. The names are those of Trace's PrioritySearch."""
+
+    PS = "PS"
+    """The kernels with the best scores."""
+    PS_SUMMARIZER = "PS_Summarizer"
+    """The same; proposers are also told what failed and what helped so far."""
+    PS_EPSNET = "PS_epsNet"
+    """The best of each region of similar kernels; a region that brings nothing better waits for the others."""
+    PS_EPSNET_SUMMARIZER = "PS_epsNet_Summarizer"
+    """Both."""
+
+    @property
+    def summarizes(self) -> bool:
+        """True if proposers are told what failed so far."""
+        return self in {Algorithm.PS_SUMMARIZER, Algorithm.PS_EPSNET_SUMMARIZER}
+
+    @property
+    def spreads(self) -> bool:
+        """True if kernels are chosen by regions."""
+        return self in {Algorithm.PS_EPSNET, Algorithm.PS_EPSNET_SUMMARIZER}
+
+
+class Task(BaseModel):
+    """What is asked of any run: a problem, a kernel to start from, and how kernels are judged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    problem: str
+    """Source of the reference."""
+    problem_label: str | None = None
+    kernel: str
+    """The kernel to start from."""
+    backend: Backend
+    lane: str = "auto"
+    settings: Settings = Settings()
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("inverse_runtime",)
+    url: str | None = None
+    """The fleet's address over HTTP; None for the one whose database this is."""
+
+    def request(self, kernel: str, **fields: Any) -> Request:
+        """Return the request to judge ``kernel``; ``fields`` are others of :class:`~kqueue.contract.Request`.
+
+        Raises:
+            InvalidRequest: it cannot be judged.
+        """
+        own: dict[str, Any] = {
+            "problem": self.problem,
+            "problem_label": self.problem_label,
+            "backend": self.backend,
+            "lane": self.lane,
+            "settings": self.settings,
+        }
+        return parse_request({**own, "kernel": kernel, **fields})
+
+
+class Plan(Task):
+    """A search."""
+
+    algorithm: Algorithm = Algorithm.PS
+    num_steps: Annotated[int, Field(ge=1, le=100_000)] = 50
+    num_candidates: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Kernels that a step makes proposals from."""
+    num_proposals: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Proposals from each of them."""
+    num_threads: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Proposals that are asked for and judged at once."""
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Kernels are similar if no larger share of their lines differs."""
+    proposer: Literal["model", "command", "recorded"]
+    given: str
+    """The model's name, the command's words, or the folder."""
+    answer_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Longest time for one answer, in seconds."""
+    log_frequency: Annotated[int, Field(ge=1)] = 1
+    """Steps from one report to the next."""
+    test_frequency: Annotated[int, Field(ge=0)] = 0
+    """Steps from one test of the best kernel to the next; 0 for none."""
+    use_wandb: bool = False
+    project_name: str = "kqueue"
+
+    @field_validator("num_proposals")
+    @classmethod
+    def _fits_a_step(cls, value: int, info: ValidationInfo) -> int:
+        candidates = info.data.get("num_candidates", 1)
+        if candidates * value > _STEP_PROPOSALS:
+            raise ValueError(f"--num-candidates times it is {candidates * value}; a step has at most {_STEP_PROPOSALS}")
+        return value
+
+
+class TunePlan(Task):
+    """A tuning run (:mod:`kqueue.tuning`). Its timed calls at most are those of its settings."""
+
+    algorithm: Literal["tune"] = "tune"
+    metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)] = ("inverse_runtime",)
+    grid: Annotated[tuple[Parameter, ...], Field(min_length=1)]
+    """Names of the kernel, each with the values that it may have."""
+    trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = TRIALS
+    """Configurations that are judged at most, beside the kernel as it was given."""
+    finalists: Annotated[int, Field(ge=1, le=100)] = FINALISTS
+    """Configurations in the last comparison."""
+    repeats: Annotated[int, Field(ge=2, le=50)] = REPEATS
+    """Evaluations of each of them there."""
+
+    def halving(self) -> Halving:
+        """Return how the run goes on.
+
+        Raises:
+            InvalidRequest: the kernel has no such names, or they cannot have such values.
+        """
+        return Halving(
+            Space(self.kernel, self.grid), self.settings.timing.calls, self.trials, self.finalists, self.repeats
+        )
+
+
+def make_plan(fields: Mapping[str, Any]) -> Plan:
+    """Return the plan of a search with these fields.
+
+    Raises:
+        InvalidRequest: one is wrong. The message names it, as an option, and never repeats a source.
+    """
+    return _made(Plan, fields)
+
+
+def make_tune_plan(fields: Mapping[str, Any]) -> TunePlan:
+    """Return the plan of a tuning run with these fields.
+
+    Raises:
+        InvalidRequest: one is wrong, as :func:`make_plan` has it, or the kernel cannot be tuned so.
+    """
+    plan = _made(TunePlan, fields)
+    plan.halving()
+    return plan
+
+
+def read_plan(fields: Mapping[str, Any]) -> Plan | TunePlan:
+    """Return the plan that a run's record has.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    return make_tune_plan(fields) if fields.get("algorithm") == "tune" else make_plan(fields)
+
+
+_TaskT = TypeVar("_TaskT", bound=Task)
+
+
+def _made(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
+    try:
+        plan = kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(_complaint(fault) for fault in error.errors())) from None
+    plan.request(plan.kernel)
+    return plan
+
+
+def _complaint(fault: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in fault["loc"])
+    option = name if "." in name else f"--{name.replace('_', '-')}"
+    shown = repr(fault["input"])
+    what = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{option}: {what}" + (f", not {shown}" if len(shown) <= 80 else "")

@@ -1,0 +1,84 @@
+"""What proposers are told: the task, the kernel to improve, what is known of it, and what happened so far."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from kqueue.feedback import instruction
+from kqueue.store.searches import Proposal
+
+_MOST_FAILURES: Final = 12
+_MOST_GAINS: Final = 12
+_MESSAGE_CHARACTERS: Final = 300
+
+
+def prompt(problem: str, backend: str, kernel: str, feedback: str, summary: str | None) -> str:
+    """Return the text that asks for a kernel better than ``kernel``."""
+    so_far = f"\nWhat earlier attempts taught:\n{summary.strip()}\n" if summary else ""
+    return (
+        f"{instruction(problem, backend)}\n"
+        f"Start from this kernel:\n\n```python\n{kernel.strip()}\n```\n\n"
+        f"It was judged:\n{feedback.strip()}\n{so_far}\n"
+        "If it failed, repair it; if it is correct, make it faster. Change what the verdict shows to matter."
+    )
+
+
+def digest(proposals: Sequence[Proposal]) -> str:
+    """Return in words what failed and what helped in a search so far. The latest is first."""
+    known = {one.number: one for one in proposals if one.ended_at is not None}
+    lines: list[str] = []
+    failures: dict[str, list[Proposal]] = defaultdict(list)
+    for one in reversed(known.values()):
+        if one.category != "passed" and one.scores is not None:
+            failures[f"{one.category or 'no kernel'}: {_first_line(one.message)}"].append(one)
+    if failures:
+        lines.append("Failed:")
+    for what, which in list(failures.items())[:_MOST_FAILURES]:
+        lines.append(f"- {what} ({_numbers(which)})")
+    gains = [
+        (one, known[one.parent])
+        for one in reversed(known.values())
+        if one.parent in known and _better(one, known[one.parent])
+    ]
+    if gains:
+        lines.append("Better than what it was made from:")
+    for one, parent in gains[:_MOST_GAINS]:
+        lines.append(f"- proposal {one.number}: {_scores(parent)} -> {_scores(one)}")
+    slower = sum(
+        one.category == "passed" and one.parent in known and not _better(one, known[one.parent])
+        for one in known.values()
+    )
+    if slower:
+        lines.append(f"Correct, but no better than what they were made from: {slower}.")
+    return "\n".join(lines) or "Nothing was tried yet."
+
+
+def summary_request(problem: str, text: str) -> str:
+    """Return the text that asks a model to make advice of a digest."""
+    return (
+        "Many kernels were tried as replacements of this PyTorch reference:\n\n"
+        f"```python\n{problem.strip()}\n```\n\nThis is what became of them:\n\n{text}\n\n"
+        "Say in at most ten short lines what to avoid and what to try next. Answer with these lines only."
+    )
+
+
+def _better(one: Proposal, parent: Proposal) -> bool:
+    if one.scores is None or parent.scores is None:
+        return False
+    before = parent.scores
+    return one.scores != before and all(score >= before.get(name, score) for name, score in one.scores.items())
+
+
+def _scores(one: Proposal) -> str:
+    return ", ".join(f"{name} {score:.4g}" for name, score in (one.scores or {}).items())
+
+
+def _numbers(which: Sequence[Proposal]) -> str:
+    shown = ", ".join(str(one.number) for one in which[:5])
+    return f"proposal {shown}" if len(which) == 1 else f"{len(which)} times: proposals {shown}"
+
+
+def _first_line(message: str | None) -> str:
+    return (message or "").partition("\n")[0][:_MESSAGE_CHARACTERS]

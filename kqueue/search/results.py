@@ -1,0 +1,184 @@
+"""What a run leaves: its best kernels as files, the curve of its scores, and points at Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+from kqueue.errors import ConfigError
+from kqueue.search.plan import Plan, Task
+from kqueue.store.searches import Proposal, Run, Step
+
+_SIZE_INCHES: Final = (8.0, 5.0)
+
+
+def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
+    """Write the best kernel as ``best.py``; if there are several (Pareto), the others as ``best-2.py`` and so on.
+
+    Returns:
+        the files; none if no kernel is right.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    files: list[Path] = []
+    with _writing(folder):
+        for place, one in enumerate((one for one in best if one.category == "passed"), 1):
+            files.append(folder / ("best.py" if place == 1 else f"best-{place}.py"))
+            files[-1].write_bytes((one.kernel or "").encode())
+    return files
+
+
+def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> list[Path]:
+    """Draw the scores of runs and the best so far over proposals, as ``curve.png`` and ``curve.svg``.
+
+    A run's first metric is drawn.
+
+    Args:
+        folder: where the files go.
+        runs: by their names, their plans, proposals and steps.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder cannot be written.
+    """
+    figure = _figure("a curve", "search", _SIZE_INCHES)
+    axes = figure.subplots()
+    for place, (name, (plan, proposals, steps)) in enumerate(runs.items()):
+        metric = plan.metrics[0]
+        points = list(_points(proposals, metric))
+        colour = f"C{place % 10}"
+        axes.plot([x for x, _ in points], [y for _, y in points], ".", color=colour, alpha=0.4)
+        best = list(accumulate((y for _, y in points), max))
+        axes.step([x for x, _ in points], best, where="post", color=colour, label=f"{_plain(name)}: best {metric}")
+        tests = [(test["number"], test["scores"][metric]) for step in steps if (test := step.test) and test["scores"]]
+        if tests:
+            axes.plot(*zip(*tests, strict=True), "x", color=colour, label=f"{_plain(name)}: the best, judged once more")
+    axes.set_xlabel("proposal")
+    axes.set_ylabel("score")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _saved(figure, folder, "curve")
+
+
+def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -> list[Path]:
+    """Draw how much each name of a tuning run decides, as ``importance.png`` and ``importance.svg``.
+
+    Args:
+        folder: where the files go.
+        run: the run.
+        importances: shares of 1 by name, the largest first.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder cannot be written.
+    """
+    width, height = _SIZE_INCHES
+    figure = _figure("a picture of importances", "tune", (width, min(height, 1.2 + 0.4 * len(importances))))
+    axes = figure.subplots()
+    bars = axes.barh([_plain(name) for name in importances], list(importances.values()))
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel("importance (PED-ANOVA)")
+    axes.set_title(_plain(run.name))
+    return _saved(figure, folder, "importance")
+
+
+def _figure(what: str, extra: str, size: tuple[float, float]) -> Any:
+    try:
+        return importlib.import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+    except ImportError as error:
+        raise ConfigError(f"{what} needs matplotlib ({error}): pip install 'kqueue[{extra}]'") from None
+
+
+def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
+    files = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with _writing(folder):
+        for file in files:
+            figure.savefig(file)
+    return files
+
+
+def _points(proposals: Sequence[Proposal], metric: str) -> Iterator[tuple[int, float]]:
+    for one in proposals:
+        if one.scores is not None and metric in one.scores:
+            yield one.number, one.scores[metric]
+
+
+def _plain(name: str) -> str:
+    """Return a name in which matplotlib sees no formula."""
+    return name.replace("$", r"\$")
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    """Make a folder and write to it; raise :class:`ConfigError` if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out: {folder} cannot be written: {error.strerror or error}") from None
+
+
+def load_wandb() -> Any:
+    """Return the module ``wandb``.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise ConfigError(f"--use-wandb needs wandb ({error}): pip install 'kqueue[search]'") from None
+
+
+class WandbWatcher:
+    """Sends a point for each reported step to Weights & Biases."""
+
+    def __init__(self, run: Run, plan: Plan) -> None:
+        """Begin, or go on with, the run of this name there.
+
+        Raises:
+            ConfigError: wandb is not installed, or refuses.
+        """
+        wandb = load_wandb()
+        sources = {"problem", "kernel"}
+        try:
+            self._run: Any = wandb.init(
+                project=plan.project_name,
+                name=run.name,
+                id=run.id.hex,
+                resume="allow",
+                config=plan.model_dump(mode="json", exclude=sources),
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(f"--use-wandb: {error}; WANDB_MODE=offline needs no login") from None
+        self._every = plan.log_frequency
+
+    def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
+        """Do nothing: points are for steps."""
+
+    def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
+        """Send the best scores, the times of the best kernel, and counts."""
+        if step.number % self._every:
+            return
+        known = list(proposals.values())
+        point: dict[str, Any] = {
+            "proposals": len(known) - 1,
+            "judged": sum(one.category is not None for one in known),
+            "passed": sum(one.category == "passed" for one in known),
+        }
+        if step.best is not None:
+            best = proposals[step.best]
+            point |= {f"best/{name}": score for name, score in (best.scores or {}).items()}
+            point |= {"best/runtime_ms": best.runtime_ms, "best/number": best.number}
+        if step.test is not None and step.test["scores"]:
+            point |= {f"test/{name}": score for name, score in step.test["scores"].items()}
+        self._run.log({name: value for name, value in point.items() if value is not None}, step=step.number)
+
+    def finish(self) -> None:
+        """Send what is left."""
+        self._run.finish()

@@ -1,0 +1,102 @@
+"""What ended since a moment, for whoever counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Engine, cast, func, literal, select, tuple_
+from sqlalchemy.dialects.postgresql import JSONPATH
+
+from kqueue.categories import Category
+from kqueue.states import Priority, Writer
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Evaluation, Verdict
+from kqueue.store.sql import any_uuid, read
+
+#: The categories of earlier attempts in a verdict's evidence. One that was handed back is no failure.
+_FAILED: Final = "$.attempts[*] ? (!(@.handed_back == true)).category"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An evaluation that has its verdict, without what is large.
+
+    Attributes:
+        evaluation_id: its id.
+        lane, priority: where it waited.
+        category: what it came to.
+        written_by: the part of the fleet that recorded it.
+        reused: True if the verdict is that of an equal evaluation.
+        submitted_at, finished_at: UTC.
+        begun_at: when its first attempt began; None if it never did.
+        durations_s: seconds of each step of the attempt that gave the verdict.
+        built: the process that compiled its extensions, as :class:`kqueue.evidence.Build` has it; None for none.
+        earlier: the categories of the attempts before the last one, but of those that were handed back.
+    """
+
+    evaluation_id: UUID
+    lane: str
+    priority: Priority
+    category: Category
+    written_by: Writer
+    reused: bool
+    submitted_at: datetime
+    finished_at: datetime
+    begun_at: datetime | None
+    durations_s: dict[str, float]
+    built: str | None
+    earlier: list[Category]
+
+
+def now(engine: Engine) -> datetime:
+    """Return the time by the database's clock, UTC."""
+    with transaction(engine) as connection:
+        return connection.execute(select(func.clock_timestamp())).scalar_one()
+
+
+def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> list[tuple[UUID, datetime]]:
+    """Return the ids of evaluations with verdicts, and when they got them, in this order.
+
+    A verdict's time is that at which its transaction began, so one may appear behind a later one: whoever asks again
+    asks from some seconds before, and passes over those that are known.
+
+    Args:
+        engine: the database.
+        after: a time and an id: what comes after them.
+        limit: how many are returned at most.
+    """
+    order = (Verdict.finished_at, Verdict.evaluation_id)
+    query = select(Verdict.evaluation_id, Verdict.finished_at).order_by(*order).limit(limit)
+    with transaction(engine) as connection:
+        rows = connection.execute(query.where(tuple_(*order) > tuple_(*map(literal, after))))
+        return [(row.evaluation_id, row.finished_at) for row in rows]
+
+
+def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
+    """Return what became of evaluations; those without a verdict are left out."""
+    first = select(Attempt.started_at).where(Attempt.evaluation_id == Evaluation.id, Attempt.number == 1)
+    evidence: Any = Verdict.evidence
+    query = (
+        select(
+            Verdict.evaluation_id,
+            Evaluation.lane,
+            Evaluation.priority,
+            Verdict.category,
+            Verdict.written_by,
+            Verdict.reused_from.is_not(None).label("reused"),
+            Evaluation.submitted_at,
+            Verdict.finished_at,
+            first.scalar_subquery().label("begun_at"),
+            func.coalesce(evidence["durations_s"], func.jsonb_build_object()).label("durations_s"),
+            evidence["build"]["where"].astext.label("built"),
+            func.jsonb_path_query_array(evidence, cast(_FAILED, JSONPATH)).label("earlier"),
+        )
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(Verdict.evaluation_id == any_uuid(ids))
+    )
+    with transaction(engine) as connection:
+        return read(Ended, connection.execute(query))

@@ -1,0 +1,81 @@
+"""Stored problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, or_, select, true, tuple_
+
+from kqueue.errors import UnknownProblem
+from kqueue.store.engine import transaction
+from kqueue.store.models import Evaluation, Problem
+from kqueue.store.sql import read
+
+#: Evaluations of a problem in which a label is looked for.
+_LOOKED_AT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProblem:
+    """A stored problem.
+
+    Attributes:
+        problem_hash: SHA-256 of its source. ``sha256:`` and this is the problem's name.
+        problem_label: a label that a producer gave it; None where none is found.
+        bytes: size of its source.
+        created_at: when it was submitted for the first time, UTC.
+    """
+
+    problem_hash: str
+    problem_label: str | None
+    bytes: int
+    created_at: datetime
+
+
+def problems(
+    engine: Engine, *, problem: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 100
+) -> list[StoredProblem]:
+    """Return stored problems, the latest first.
+
+    Args:
+        engine: the database.
+        problem: a label that an evaluation gave the problem, or the beginning of its hash.
+        after: ``created_at`` and hash of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    wanted: list[ColumnElement[bool]] = []
+    if problem is not None:
+        labelled = select(Evaluation.problem_hash).where(Evaluation.problem_label == problem)
+        wanted.append(or_(Problem.hash.startswith(problem, autoescape=True), Problem.hash.in_(labelled)))
+    if after is not None:
+        wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
+    order = (Problem.created_at.desc(), Problem.hash.desc())
+    page = select(Problem).where(*wanted).order_by(*order).limit(limit).subquery()
+    with transaction(engine) as connection:
+        rows = connection.execute(_labelled(page).order_by(page.c.created_at.desc(), page.c.hash.desc()))
+        return read(StoredProblem, rows)
+
+
+def problem(engine: Engine, problem_hash: str) -> tuple[StoredProblem, str]:
+    """Return a stored problem and its source.
+
+    Raises:
+        UnknownProblem: no stored problem has this hash.
+    """
+    one = select(Problem).where(Problem.hash == problem_hash).subquery()
+    with transaction(engine) as connection:
+        row = connection.execute(_labelled(one).add_columns(one.c.source)).one_or_none()
+    if row is None:
+        raise UnknownProblem([problem_hash])
+    return read(StoredProblem, [row])[0], row.source
+
+
+def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:
+    """Return the query for some problems, each with a label of the first evaluations of it that are found."""
+    some = select(Evaluation.problem_label).where(Evaluation.problem_hash == few.c.hash).limit(_LOOKED_AT)
+    given = some.correlate(few).subquery()
+    label = select(func.max(given.c.problem_label).label("problem_label")).lateral()
+    size = func.octet_length(few.c.source).label("bytes")
+    return select(few.c.hash.label("problem_hash"), label.c.problem_label, size, few.c.created_at).join(label, true())

@@ -1,0 +1,47 @@
+"""Text that others wrote, made fit to be shown.
+
+Sources, labels, logs and messages may come from a candidate. None of them may move a terminal's cursor, imitate the
+program that shows them, or hold what a reader cannot see.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+#: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
+#: unassigned, and line and paragraph separators.
+_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+#: Characters that are kept at most, of the million that there are.
+_KEPT: Final = 4096
+
+
+def clean(value: object) -> str:
+    """Return ``value`` as text. All control characters but line feeds and tabs are escaped."""
+    return str(value).translate(_SHOWN)
+
+
+def one_line(value: object) -> str:
+    """Return ``value`` as :func:`clean` does, on one line: each run of white space becomes one space."""
+    return " ".join(clean(value).split())
+
+
+class _Shown(dict[int, str]):
+    """What stands for each character, by its code. Common ones are kept: a source may have a million."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        shown = char.encode("unicode_escape").decode("ascii") if _is_unsafe(char) else char
+        if len(self) < _KEPT:
+            self[code] = shown
+        return shown
+
+
+def _is_unsafe(char: str) -> bool:
+    # Variation selectors are marks without a shape. The 256 of them can spell out a text that nobody sees.
+    return char not in "\n\t" and (
+        unicodedata.category(char) in _UNSAFE or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    )
+
+
+_SHOWN: Final = _Shown()

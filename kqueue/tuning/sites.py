@@ -1,0 +1,455 @@
+"""Where a kernel's source names a value, and how it is changed: by syntax, with all else left as it is.
+
+A source is Python; CUDA and C++ are in its strings. What can be changed:
+
+- ``constant``: ``BLOCK = 64`` in the module, ``BLOCK: tl.constexpr = 64`` and ``BLOCK = tl.constexpr(64)``;
+- ``macro``: ``#define BLOCK 64`` and ``-DBLOCK=64`` in strings;
+- ``launch``: ``kernel[grid](..., BLOCK=64, num_warps=4)``, and ``BLOCK: tl.constexpr = 64`` of a function;
+- ``argument``: ``tile=32`` of ``ModelNew.__init__``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from kqueue.errors import InvalidRequest
+
+Scalar = int | float | bool | str | None
+
+
+class Kind(StrEnum):
+    """The kinds of places that name a value."""
+
+    CONSTANT = "constant"
+    MACRO = "macro"
+    LAUNCH = "launch"
+    ARGUMENT = "argument"
+
+
+_WHERE: Final = {
+    Kind.CONSTANT: "constants of the module",
+    Kind.MACRO: "#define and -D in strings",
+    Kind.LAUNCH: "keywords of Triton launches and defaults of tl.constexpr",
+    Kind.ARGUMENT: "defaults of ModelNew.__init__",
+}
+#: Places of one name at most.
+_MOST_PLACES: Final = 100
+#: What may be the value of a macro: nothing that ends a literal, a line or a placeholder of an f-string.
+_MACRO_VALUE: Final = re.compile(r"[\w.+\-*/%()<>&|^~!=?:,\[\] ]+", re.ASCII)
+_NUMBER: Final = re.compile(r"[-+]?[\w.+-]+", re.ASCII)
+_LITERAL: Final = re.compile(
+    rb"#[^\n]*|(?P<prefix>[rbufRBUF]{0,2})(?P<quote>'''|\"\"\"|'|\")(?P<body>(?:\\.|(?!(?P=quote)).)*)(?P=quote)?",
+    re.DOTALL,
+)
+_ESCAPE: Final = re.compile(
+    rb"\\(?:\r\n|x[0-9a-fA-F]{2}|[0-7]{1,3}|N\{[^}]{0,100}\}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL
+)
+_ESCAPED: Final = {b"\\n": "\n", b"\\t": "\t", b"\\\\": "\\", b'\\"': '"', b"\\'": "'", b"\\r": " "}
+#: Stands in C for what a placeholder of an f-string will put there.
+_UNKNOWN: Final = "\0"
+#: Comments, joined lines, numbers (whose digits quotes may divide) and strings of C. A quote that is not closed ends
+#: with its line: were it no match, from each one behind it the line would be read again.
+_C: Final = re.compile(
+    r"(?P<gone>//(?:\\\n|[^\n])*|/\*.*?\*/|/\*.*\Z|\\\n)"
+    r"|(?<!\w)\d(?:'?[\w.])*|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?",
+    re.DOTALL,
+)
+#: What stands for itself in a literal, a character a byte.
+_ITSELF: Final = re.compile(rb"[^\\{}\r\x80-\xff]+")
+_DEFINE: Final = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)(?![\w(])(?P<value>[^\n]*)", re.M)
+#: Options are strings that begin with one; each is a word, and quotes in it are for a shell.
+_OPTIONS: Final = re.compile(r"\s*-\S")
+_OPTION: Final = re.compile(r"(?<!\S)-D[ ]?(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s\"'\\]+)(?!\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place that names a value.
+
+    Attributes:
+        kind: what it is.
+        name: the name.
+        line: its line, from 1.
+        start: where the value begins, in bytes from the source's start.
+        end: where it ends.
+        plain: False if there is no plain value, which nothing can replace.
+        value: the plain value; a macro's is its text.
+        word: True if the value must be one word, as in a compiler's option.
+    """
+
+    kind: Kind
+    name: str
+    line: int
+    start: int
+    end: int
+    plain: bool
+    value: Scalar
+    word: bool = False
+
+
+class Tunable:
+    """A source with names whose values can be changed.
+
+    Args:
+        source: the kernel.
+        names: the names, each with its kind before it (``macro:BLOCK``) where several kinds have it.
+
+    Raises:
+        InvalidRequest: the source is not Python, or nested too deeply; or a name is in no place, in several kinds of
+            places, in a place without a plain value of its own, in one of another name, or assigned twice.
+    """
+
+    def __init__(self, source: str, names: Sequence[str]) -> None:
+        self._source = source.encode()
+        with _readable():
+            found = list(_sites(source))
+            self._sites = {name: _places(name, found) for name in names}
+        every = sorted(((site, name) for name in names for site in self._sites[name]), key=lambda one: one[0].start)
+        for (site, name), (other, its) in pairwise(every):
+            if other.start < site.end:
+                raise InvalidRequest(
+                    f"grid: {name} and {its} are in one place, in line {other.line}: give one of them, or write each "
+                    "its own value"
+                )
+
+    def original(self, name: str) -> str:
+        """Return the value that a name has in the source, as it is written there."""
+        site = self._sites[name][0]
+        return self._source[site.start : site.end].decode()
+
+    def written(self, name: str, value: str) -> tuple[str | None, ...]:
+        """Return what is written at each place for a name to have the value; None where that has it already.
+
+        Raises:
+            InvalidRequest: the name cannot have the value.
+        """
+        with _readable():
+            return tuple(_written(site, value) for site in self._sites[name])
+
+    def has(self, name: str, value: str) -> bool:
+        """Return True if the name has the value in the source already."""
+        return not any(self.written(name, value))
+
+    def kernel(self, values: Mapping[str, str]) -> str:
+        """Return the source with these values. What has its value already stays as it is written.
+
+        Raises:
+            InvalidRequest: a name cannot have its value.
+        """
+        changes: list[tuple[int, int, str]] = []
+        for name, value in values.items():
+            for site in self._sites[name]:
+                text = _written(site, value)
+                if text is not None:
+                    changes.append((site.start, site.end, text))
+        parts: list[bytes] = []
+        at = 0
+        for start, end, text in sorted(changes):
+            parts += [self._source[at:start], text.encode()]
+            at = end
+        return b"".join([*parts, self._source[at:]]).decode()
+
+
+@contextmanager
+def _readable() -> Generator[None]:
+    """Raise :class:`InvalidRequest` where Python gives a source up: for its depth, or a number too long to be shown."""
+    try:
+        yield
+    except InvalidRequest:
+        raise
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise InvalidRequest(f"the kernel cannot be tuned, as a part of it is too large: {error}") from None
+
+
+def _places(given: str, found: Sequence[Site]) -> list[Site]:
+    """Return the places that a name stands for."""
+    kind, mark, name = given.rpartition(":")
+    if mark and kind not in set(Kind):
+        raise InvalidRequest(f"grid: {given}: {kind!r} is no kind of place; use {', '.join(Kind)}")
+    named = [site for site in found if site.name == name and (not mark or site.kind == kind)]
+    plain = [site for site in named if site.plain]
+    kinds = sorted({site.kind for site in plain})
+    if len(kinds) > 1:
+        where = "; ".join(f"{one} in line {_lines(s for s in plain if s.kind == one)}" for one in kinds)
+        raise InvalidRequest(
+            f"grid: {name} is in several kinds of places: {where}; say {kinds[0]}:{name}, for instance"
+        )
+    if not plain:
+        looked = _WHERE[Kind(kind)] if mark else ", ".join(_WHERE.values())
+        if named:
+            raise InvalidRequest(
+                f"grid: {name} has no plain value of its own in line {_lines(named)}: write a number, a text, True or "
+                "False there"
+            )
+        others = sorted({site.name for site in found if site.plain and "\n" not in str(site.value)})
+        known = f"; there are {', '.join(others[:20])}" if others else ""
+        raise InvalidRequest(f"grid: {name} is not in the kernel; looked for it in {looked}{known}")
+    if len(plain) > _MOST_PLACES:
+        raise InvalidRequest(f"grid: {name} is in {len(plain)} places; at most {_MOST_PLACES} can be changed")
+    constants = [site for site in named if site.kind == Kind.CONSTANT]
+    if kinds == [Kind.CONSTANT] and len(constants) > 1:
+        raise InvalidRequest(f"grid: {name} is assigned in lines {_lines(constants)}: assign it once")
+    return plain
+
+
+def _lines(sites: Iterator[Site] | Sequence[Site]) -> str:
+    return ", ".join(map(str, sorted({site.line for site in sites})))
+
+
+def _written(site: Site, word: str) -> str | None:
+    """Return a value as it is written at a place, None if that has it already."""
+    if site.kind == Kind.MACRO:
+        apart = word != word.strip() or (site.word and " " in word)
+        if not _MACRO_VALUE.fullmatch(word) or apart or "//" in word or "/*" in word:
+            raise InvalidRequest(f"grid: {site.name}: {word!r} cannot be the value of a macro")
+        return None if word == site.value or _same(_literal(word), _literal(str(site.value))) else word
+    if isinstance(site.value, str):
+        return None if word == site.value else repr(word)
+    value = {"true": True, "false": False}.get(word.lower()) if isinstance(site.value, bool) else _literal(word)
+    if not isinstance(value, (bool,) if isinstance(site.value, bool) else (int, float)) and word != "None":
+        raise InvalidRequest(
+            f"grid: {site.name} is {site.value} in the kernel, and cannot be {word!r}: give "
+            f"{'True or False' if isinstance(site.value, bool) else 'numbers'}"
+        )
+    return None if _same(value, site.value) else str(value) if isinstance(value, bool) else word
+
+
+def _same(one: Scalar, other: Scalar) -> bool:
+    return one is not None and type(one) is type(other) and one == other
+
+
+def _literal(word: str) -> int | float | None:
+    """Return the number that a word is in Python, None if it is none."""
+    if not _NUMBER.fullmatch(word):
+        return None
+    try:
+        value: object = ast.literal_eval(word)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# Finding ---------------------------------------------------------------------------------------------------
+
+
+def _sites(text: str) -> Iterator[Site]:
+    """Yield all places of a source that name a value."""
+    try:
+        # Of a text the offsets are those in UTF-8, whatever encoding a cookie names.
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRequest(f"the kernel is not valid Python: {error}") from None
+    source = text.encode()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def site(kind: Kind, name: str, node: ast.expr) -> Site:
+        value = _inner(node)
+        start = starts[value.lineno - 1] + value.col_offset
+        end = starts[(value.end_lineno or value.lineno) - 1] + (value.end_col_offset or 0)
+        plain, known = _plain(value)
+        return Site(kind, name, value.lineno, start, end, plain, known)
+
+    for name, node in _assigned(tree.body):
+        yield site(Kind.CONSTANT, name, node)
+    for name, node in _arguments(tree.body):
+        yield site(Kind.ARGUMENT, name, node)
+    for node in _nodes(tree):
+        for name, value in _launched(node):
+            yield site(Kind.LAUNCH, name, value)
+        if isinstance(node, ast.Global):
+            # It may be assigned there.
+            for name in node.names:
+                yield site(Kind.CONSTANT, name, node)  # type: ignore[arg-type] it has a place, and no plain value
+        elif isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+            yield from _macros(source, starts, start, end)
+
+
+def _inner(node: ast.expr) -> ast.expr:
+    """Return what holds the value: of ``tl.constexpr(64)`` the number."""
+    if isinstance(node, ast.Call) and _is_constexpr(node.func) and len(node.args) == 1 and not node.keywords:
+        return node.args[0]
+    return node
+
+
+def _is_constexpr(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", None)) == "constexpr"
+
+
+def _plain(node: ast.expr) -> tuple[bool, Scalar]:
+    """Return whether a node is a plain value, and the value."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        known, value = _plain(node.operand)
+        number = known and isinstance(value, int | float) and not isinstance(value, bool)
+        return (True, -value if isinstance(node.op, ast.USub) else value) if number else (False, None)  # type: ignore[operator]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float | bool | str | None):
+        return True, node.value
+    return False, None
+
+
+def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names that are assigned in a module's own scope, with what they are assigned."""
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    # Of `A = B = 64` neither name has the value alone.
+                    yield from _targets(target, value if len(targets) == 1 else target)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+            case ast.AugAssign(target=ast.Name(id=name)):
+                yield name, statement  # type: ignore[misc] it has a place, and no plain value
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case _:
+                for part in ("body", "orelse", "finalbody"):
+                    yield from _assigned(getattr(statement, part, []))
+                for handler in getattr(statement, "handlers", []):
+                    yield from _assigned(handler.body)
+
+
+def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for one, its in zip(target.elts, value.elts, strict=True):
+            yield from _targets(one, its)
+
+
+def _arguments(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    for statement in body:
+        if isinstance(statement, ast.ClassDef) and statement.name == "ModelNew":
+            for method in statement.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    for argument, default in _defaults(method.args):
+                        yield argument.arg, default
+
+
+def _launched(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the keywords of a Triton launch, or a function's defaults of ``tl.constexpr``."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+        for keyword in node.keywords:
+            # A name that is passed on has its value elsewhere.
+            if keyword.arg is not None and _plain(_inner(keyword.value))[0]:
+                yield keyword.arg, keyword.value
+    elif isinstance(node, ast.FunctionDef):
+        for argument, default in _defaults(node.args):
+            if argument.annotation is not None and _is_constexpr(argument.annotation):
+                yield argument.arg, default
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
+    """Yield the arguments that have a default."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    yield from zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            yield argument, default
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes but docstrings, and f-strings whole: older Pythons do not know the places of what is in them."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        if isinstance(node, ast.JoinedStr):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        todo += ast.iter_child_nodes(node)
+
+
+# C in strings ----------------------------------------------------------------------------------------------
+
+
+def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Iterator[Site]:
+    """Yield the macros of a string, which may be several literals one after the other; lines begin at ``starts``."""
+    text, begins, ends = _decoded(source, start, end)
+
+    def site(found: re.Match[str], *, word: bool = False) -> Site:
+        value, first = found["value"].strip(), found.end("value") - len(found["value"].lstrip())
+        last = first + len(value)
+        begin, over = (begins[first], ends[last - 1]) if value else (start, start)
+        return Site(
+            Kind.MACRO,
+            found["name"],
+            bisect_right(starts, begin),
+            begin,
+            over,
+            bool(value) and _UNKNOWN not in value,
+            value,
+            word,
+        )
+
+    if _OPTIONS.match(text):
+        for option in _OPTION.finditer(text):
+            yield site(option, word=True)
+    clear = _C.sub(lambda found: " " * len(found[0]) if found["gone"] else found[0], text)
+    for define in _DEFINE.finditer(clear):
+        yield site(define)
+
+
+def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], array[int]]:
+    """Return what the literals in a part of a source stand for, and where each character begins and ends there.
+
+    Characters that mean nothing to a preprocessor may be others than they are.
+    """
+    text: list[str] = []
+    begins, ends = array("L"), array("L")
+
+    def add(char: str, first: int, last: int) -> None:
+        text.append(char)
+        begins.append(first)
+        ends.append(last)
+
+    for literal in _LITERAL.finditer(source, start, end):
+        if literal["quote"] is None:
+            continue
+        prefix = literal["prefix"].lower()
+        at, over = literal.span("body")
+        while at < over:
+            if plain := _ITSELF.match(source, at, over):
+                text.append(plain[0].decode())
+                begins.extend(range(at, plain.end()))
+                ends.extend(range(at + 1, plain.end() + 1))
+                at = plain.end()
+                continue
+            escape = None if b"r" in prefix else _ESCAPE.match(source, at, over)
+            if escape is not None:
+                if escape[0] not in {b"\\\n", b"\\\r\n"}:  # which Python joins
+                    add(_ESCAPED.get(escape[0], "?"), at, escape.end())
+                at = escape.end()
+            elif b"f" in prefix and source[at : at + 1] in {b"{", b"}"}:
+                double = source[at : at + 2] in {b"{{", b"}}"}
+                last = at + 2 if double else _placeholder(source, at, over)
+                add(source[at : at + 1].decode() if double else _UNKNOWN, at, last)
+                at = last
+            else:
+                last = at + 2 if source[at : at + 2] == b"\r\n" else at + 1
+                char = source[at:last]
+                add("\n" if char in {b"\r\n", b"\r"} else chr(char[0]) if char[0] < 128 else "?", at, last)
+                at = last
+    return "".join(text), begins, ends
+
+
+def _placeholder(source: bytes, at: int, over: int) -> int:
+    """Return the end of an f-string's placeholder that begins at ``at``."""
+    depth = 0
+    for place in range(at, over):
+        depth += {ord("{"): 1, ord("}"): -1}.get(source[place], 0)
+        if depth <= 0:
+            return place + 1
+    return over

@@ -1,0 +1,155 @@
+"""`kqueue autopsy` and the tool of that name, before a whole fleet with the true judge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kqueue.config import load
+from kqueue.local.fleet import LocalFleet
+from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute
+from tests.cli.command import Cli
+from tests.fleet.live import live_fleet
+from tests.mcp.agents import over_stdio, told
+from tests.services import starts_services
+from tests.waiting import until
+
+#: Fails on inputs of any size.
+OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+@starts_services
+def fleet() -> Iterator[LocalFleet]:
+    """A fleet with two slots."""
+    with live_fleet() as running:
+        yield running
+
+
+@pytest.fixture
+def cli(fleet: LocalFleet, tmp_path: Path) -> Cli:
+    """The command in a folder with a problem and a kernel."""
+    ready = Cli(tmp_path, {"KQUEUE_HOME": str(fleet.config.home)})
+    ready.write("tail.py", TAIL)
+    ready.write("kernel.py", TAIL_KERNEL)
+    ready.write("slow.py", TAIL_KERNEL.replace("out = x * 2", "import time; time.sleep(3); out = x * 2"))
+    return ready
+
+
+def submitted(fleet: LocalFleet, kernel: str) -> str:
+    """Have a kernel judged, and return its evaluation's id."""
+    with fleet.client() as client:
+        settings = {"checks": 2, "timing": {"enabled": False}}
+        ticket = client.submit(problem=TAIL, kernel=kernel, backend="torch", lane="cpu", settings=settings)
+        ticket.wait(300)
+    return str(ticket.evaluation_id)
+
+
+def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path) -> None:
+    """Its id is enough. Several problems are judged beside each other, and all of them have ended."""
+    identity = submitted(fleet, OFF)
+    done = cli("autopsy", identity[:13], "--out", "found", "--budget", "300")
+    assert done.returncode == 0, done.stderr
+    assert "inputs: [4, 3001] float32 -> [1, 1] float32" in done.stdout, done.stdout
+    assert "index [0, 0]: expected" in done.stdout
+    status, printed = execute((tmp_path / "found" / "repro.py").read_text(), tmp_path)
+    assert status == 1, printed
+    with fleet.client() as client:
+        made = client.batch(f"autopsy-{identity}")
+        assert made
+        assert all(ticket.done() for ticket in made)
+
+
+def test_a_kernel_in_a_file_that_passes(cli: Cli) -> None:
+    """The fleet judges it first. There is nothing to find, so the status is 1 and no file is written."""
+    right = cli.write("right.py", TAIL_KERNEL.replace("] = 0", "] += 0"))
+    done = cli("autopsy", "--problem", "tail.py", right.name, "--lane", "cpu", "--set", "timing.enabled=false")
+    assert (done.returncode, done.stdout) == (1, "no autopsy: the kernel passed: there is no failure to look into\n")
+    assert not (cli.directory / "repro.py").exists()
+
+
+def test_what_cannot_be_looked_into(fleet: LocalFleet, cli: Cli) -> None:
+    """Each bad input has its message and status."""
+    for arguments, status, said in (
+        (("--problem", "gone.py", "kernel.py"), 2, "gone.py"),
+        (("00000000-0000-0000-0000-000000000000",), 5, "no evaluation has the id"),
+        (("abcd", "--lane", "cpu"), 2, "an evaluation keeps what it was submitted with"),
+        (("--problem", "tail.py", "kernel.py", "--lane", "cpu", "--device", "cpu"), 2, "give one"),
+    ):
+        done = cli("autopsy", *arguments)
+        assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+
+
+def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli: Cli) -> None:
+    """What still ran is cancelled."""
+    identity = submitted(fleet, (cli.directory / "slow.py").read_text())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kqueue", "autopsy", identity, "--budget", "600"],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "fails on" not in (line := process.stderr.readline()):
+        assert line, "it ended by itself"
+    with fleet.client() as client:
+        # Several are judged beside each other, for seconds each.
+        until(lambda: any(not ticket.done() for ticket in client.batch(f"autopsy-{identity}")), 60, "one that runs")
+    process.send_signal(signal.SIGINT)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 130, complained
+    assert "wrong_values: " in said
+    assert "it was ended; something smaller may fail" in said
+    with fleet.client() as client:
+        made = client.batch(f"autopsy-{identity}")
+        assert made
+        until(lambda: all(ticket.done() for ticket in made), 60, "the evaluations' end")
+
+
+def test_an_agent_has_one(fleet: LocalFleet) -> None:
+    """With progress; repro.py is told on request, and so is why a kernel that passed has none."""
+    identity = submitted(fleet, OFF)
+    passed = submitted(fleet, TAIL_KERNEL.replace("] = 0", "] += 0"))
+    config = load(home=fleet.config.home)
+    assert config.database_url is not None
+    assert config.redis_url is not None
+    environment = {
+        "KQUEUE_DATABASE_URL": config.database_url.get_secret_value(),
+        "KQUEUE_REDIS_URL": config.redis_url.get_secret_value(),
+    }
+    heard: list[str] = []
+
+    async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
+        heard.append(message or "")
+
+    async def main() -> None:
+        async with over_stdio(environment) as client:
+            found = told(
+                await client.call_tool(
+                    "autopsy",
+                    {"evaluation_id": identity, "budget_s": 300, "repro": True},
+                    progress_callback=progress,
+                    read_timeout_seconds=400,
+                )
+            )
+            assert (found["category"], found["ended"]) == ("wrong_values", "smallest")
+            assert found["elements_before"] == 4 * 3001
+            assert found["elements_after"] == 1
+            assert "_fixed_inputs(get_inputs" in found["report"]
+            assert any("fails on" in message for message in heard)
+            refused = told(await client.call_tool("autopsy", {"evaluation_id": passed}))
+            assert refused["ended"] == "refused"
+            assert "the kernel passed" in refused["report"]
+
+    asyncio.run(main())

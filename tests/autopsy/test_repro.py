@@ -1,0 +1,56 @@
+"""`repro.py` as text: whatever sources and messages hold, they stay what they are."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from kqueue.autopsy import repro
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Facts
+from kqueue.judging import request_of
+
+#: Sources that would like to be code of the program around them.
+HOSTILE = [
+    "x = '''\nboom()\n'''\n",
+    "# @@KERNEL@@ @@PROBLEM@@ @@TOLD@@ # @@VALUES@@\n",
+    "y = 1 \\",
+    "s = '",
+    "bell = '\x07\u202e'\n",
+]
+
+
+def test_sources_and_messages_cannot_leave_their_places() -> None:
+    """Each source is a literal with just its text, and the message stays in the docstring."""
+    outcome = Outcome(
+        category=Category.RUNTIME_ERROR,
+        message='"""\nboom()\n@@KERNEL@@ \\',
+        phase=Phase.CHECK,
+        facts=Facts(exception="builtins.ValueError"),
+    )
+    harmless = _parts(repro.render(request_of(problem="a", kernel="b"), "a", outcome, (0,), ""))
+    for problem in HOSTILE:
+        for kernel in HOSTILE:
+            found = _parts(repro.render(request_of(problem=problem, kernel=kernel), problem, outcome, (0,), "words"))
+            assert (found["PROBLEM"], found["KERNEL"]) == (problem, kernel)
+            assert found[""] == harmless[""]
+
+
+def _parts(source: str) -> dict[str, Any]:
+    """The two sources, and the rest of the program without its docstring."""
+    tree = ast.parse(source)
+    assert isinstance(tree.body[0], ast.Expr)
+    rest: list[str] = []
+    found: dict[str, Any] = {}
+    for node in tree.body[1:]:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="PROBLEM" | "KERNEL" as name)], value=ast.Call() as call):
+                # Lines that are joined.
+                assert ast.unparse(call.func) == r"'\n'.join"
+                found[name] = "\n".join(ast.literal_eval(call.args[0]))
+            case ast.Assign(targets=[ast.Name(id="PROBLEM" | "KERNEL" as name)], value=value):
+                found[name] = ast.literal_eval(value)
+            case _:
+                rest.append(ast.unparse(node))
+    return found | {"": rest}

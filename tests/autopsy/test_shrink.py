@@ -1,0 +1,166 @@
+"""Autopsies with a true judge: what they find, and that `repro.py` fails by itself, and only with a wrong kernel."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kqueue.autopsy import run
+from kqueue.autopsy.report import Report
+from kqueue.autopsy.shrink import Autopsy, refused
+from kqueue.categories import Category
+from kqueue.config import load
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Facts
+from kqueue.judging import LocalJudge, request_of
+from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+#: Far longer than any of these takes.
+LONG_S = 600.0
+
+pytestmark = [pytest.mark.slow("each has a judge judge several problems"), pytest.mark.timeout(600)]
+
+EXP = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+def get_inputs():
+    return [torch.randn(16, 64)]
+"""
+#: Right on the problem's own inputs; overflows on larger ones.
+EXP_KERNEL = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        e = torch.exp(x)
+        return e / e.sum(-1, keepdim=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalJudge]:
+    """A judge on the CPU."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        Path(name).chmod(0o711)  # pytest's folders are closed to candidates
+        with LocalJudge("cpu", config=load(scratch=Path(name, "scratch"))) as judge:
+            yield judge
+
+
+def dissect(local: LocalJudge, problem: str, kernel: str, *, most: int = 100) -> Report:
+    request = request_of(problem=problem, kernel=kernel, settings={"checks": 2, "timing": {"enabled": False}})
+    return run.by_judge(Autopsy(request, most=most), local, LONG_S, lambda _: None)
+
+
+def gallery(local: LocalJudge, kernel: str, problem: str = "gelu") -> Report:
+    problem_source = (EXAMPLES / "problems" / f"{problem}.py").read_text()
+    return dissect(local, problem_source, (EXAMPLES / "kernels" / "bad" / f"{kernel}.py").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "category", "said"),
+    [
+        ("nan", Category.NOT_FINITE, "1 of 1 values are not finite"),
+        ("stale_answer", Category.WRONG_VALUES, "input set 1, call 0: output 0: 1 of 1 values are wrong"),
+        ("segfault", Category.CRASHED, "died of SIGSEGV"),
+        ("leftover_process", Category.SANDBOX_VIOLATION, "left 1 process(es) behind"),
+    ],
+)
+def test_a_kernel_of_the_gallery_shrinks_to_one_element(
+    local: LocalJudge, tmp_path: Path, kernel: str, category: Category, said: str
+) -> None:
+    """The report says so, and repro.py fails by itself as the judge said."""
+    report = gallery(local, kernel)
+    assert (report.category, report.ended, report.elements_before, report.elements_after) == (
+        category,
+        "smallest",
+        512 * 1024,
+        1,
+    )
+    assert report.repro is not None
+    status, printed = execute(report.repro, tmp_path)
+    assert status == 1, printed
+    assert said in printed
+
+
+def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(local: LocalJudge, tmp_path: Path) -> None:
+    """Powers of two hide it. The smallest row that fails has 41 elements, of which the last nine are wrong."""
+    report = dissect(local, TAIL, TAIL_KERNEL)
+    assert report.after is not None
+    [after] = report.after
+    assert after.shape == (1, 41)
+    assert [(change.name, change.after) for change in report.changes] == [("N", 41), ("get_inputs()", 1)]
+    assert report.facts.first is not None
+    assert report.facts.first[0].index == (0, 32)
+    assert "index [0, 32]" in "\n".join(report.lines())
+    assert report.repro is not None
+    status, printed = execute(report.repro, tmp_path)
+    assert status == 1, printed
+    # The same program with a right kernel is content.
+    right = report.repro.replace("out[:, x.shape[1] // 32 * 32:] = 0", "pass")
+    assert right != report.repro
+    assert execute(right, tmp_path)[0] == 0
+
+
+def test_what_fails_on_hidden_inputs_only_fails_on_inputs_of_its_own(local: LocalJudge, tmp_path: Path) -> None:
+    """The judge's hidden inputs are secret; repro.py has others like them."""
+    report = dissect(local, EXP, EXP_KERNEL)
+    assert (report.category, report.facts.kind, report.fill) == (Category.NOT_FINITE, "given", "drawn, times 100")
+    assert report.elements_after == 1
+    assert report.repro is not None
+    status, printed = execute(report.repro, tmp_path)
+    assert status == 1, printed
+
+
+def test_it_stops_after_its_evaluations_with_the_best_so_far(local: LocalJudge) -> None:
+    """The second evaluation is of a smaller problem on which the kernel is right."""
+    report = dissect(local, TAIL, TAIL_KERNEL, most=2)
+    assert (report.ended, report.evaluations) == ("evaluations", 2)
+    assert report.elements_after == report.elements_before == 4 * 3001
+    assert report.found
+
+
+def test_it_stops_in_time_with_the_best_so_far(local: LocalJudge) -> None:
+    """What runs then is ended; the judge serves on."""
+    request = request_of(
+        problem=TAIL, kernel="import time\n" + TAIL_KERNEL.replace("return out", "time.sleep(99); return out")
+    )
+    known = Outcome(category=Category.TIMEOUT, message="late", phase=Phase.CHECK, facts=Facts(reason="deadline"))
+    report = run.by_judge(Autopsy(request, known), local, 1.0, lambda _: None)
+    assert (report.ended, report.found) == ("time", False)
+    assert "it ended before the kernel was judged again" in "\n".join(report.lines())
+    assert local(request_of(problem=TAIL, kernel="class ModelNew(")).category is Category.SYNTAX_ERROR
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("class ModelNew(", "syntax_error: inputs and their sizes do not decide this failure"),
+        (TAIL_KERNEL.replace("] = 0", "] += 0"), "the kernel passed"),
+    ],
+)
+def test_what_needs_no_autopsy_is_told(local: LocalJudge, kernel: str, said: str) -> None:
+    """There is no repro.py."""
+    report = dissect(local, TAIL, kernel)
+    assert (report.ended, report.found) == ("refused", False)
+    assert said in "\n".join(report.lines())
+
+
+def test_a_failure_of_the_fleet_needs_none() -> None:
+    """It says nothing about the kernel."""
+    lost = Outcome(category=Category.WORKER_LOST, message="gone")
+    assert "this says nothing about the kernel" in (refused(lost) or "")
+
+
+def test_a_failure_that_does_not_come_again_is_told(local: LocalJudge) -> None:
+    """As of a kernel that failed by chance."""
+    request = request_of(problem=TAIL, kernel=TAIL_KERNEL.replace("] = 0", "] += 0"))
+    known = Outcome(
+        category=Category.CRASHED, message="died", phase=Phase.CHECK, facts=Facts(reason="exited", signal="SIGSEGV")
+    )
+    report = run.by_judge(Autopsy(request, known), local, LONG_S, lambda _: None)
+    assert (report.ended, report.found) == ("not_again", False)

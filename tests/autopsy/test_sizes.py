@@ -1,0 +1,76 @@
+"""Which numbers of a problem are sizes, how they are rewritten, and what is made of inputs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue.autopsy import inputs, sizes
+from kqueue.autopsy.inputs import Fill
+from kqueue.contract import Request
+
+PROBLEM = '''"""Größen: 7 stands in a text."""
+import torch
+
+BATCH, WIDTH = 16, 2 * 300  # ü
+OUTPUT_TOLERANCE = {"atol": 2}
+EPS = 1e-5
+FLAG = True
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width=99):
+        super().__init__()
+
+
+def rows(n=5):
+    return f"{44}" and n
+
+
+def unused():
+    return 77
+
+
+def get_inputs():
+    return [torch.randn(rows(), WIDTH), 1, "ä", 33]
+
+
+def get_init_inputs():
+    return [WIDTH]
+'''
+
+
+def test_sizes_are_numbers_of_constants_and_of_what_makes_inputs() -> None:
+    """Not those of classes, of unused functions, of texts, of the tolerance; and none below 2."""
+    found = sizes.find(PROBLEM)
+    assert [(number.name, number.value) for number in found] == [
+        ("(BATCH, WIDTH)", 16),
+        ("(BATCH, WIDTH)", 2),
+        ("(BATCH, WIDTH)", 300),
+        ("rows()", 5),
+        ("get_inputs()", 33),
+    ]
+    assert [number.line for number in found] == [4, 4, 4, 15, 24]
+
+
+def test_only_the_numbers_are_rewritten() -> None:
+    """All else of the source stays, characters of several bytes too."""
+    found = sizes.find(PROBLEM)
+    assert sizes.rewrite(PROBLEM, found, [number.value for number in found]) == PROBLEM
+    changed = sizes.rewrite(PROBLEM, found, [1, 2, 129, 3, 4])
+    assert changed == (
+        PROBLEM.replace("16, 2 * 300  # ü", "1, 2 * 129  # ü").replace("n=5", "n=3").replace('"ä", 33', '"ä", 4')
+    )
+
+
+@pytest.mark.parametrize("source", ["def (", "x = 5\n" * 65, "(" * 5000])
+def test_a_source_that_cannot_be_read_or_is_data_has_no_sizes(source: str) -> None:
+    """So it is judged as it is."""
+    assert sizes.find(source) == ()
+
+
+def test_fixed_inputs_keep_the_source_and_are_a_valid_problem() -> None:
+    """They are added at the end, so that lines of the problem keep their numbers."""
+    made = inputs.fixed(PROBLEM, (3, 4), Fill.ONES, (0, 5))
+    assert made.startswith(PROBLEM)
+    assert made.rstrip().endswith("get_inputs = _fixed_inputs(get_inputs, (3, 4), 'ones', (0, 5))")
+    Request(problem=made, kernel="class ModelNew: ...", backend="torch")  # type: ignore[arg-type]

@@ -1,0 +1,516 @@
+"""`kqueue search`: what is recorded, gone on with, refused and shown. Kernels are judged as the tests say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import IntegrityError
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome
+from kqueue.store import searches
+from tests.cli.command import PROBLEM, Cli, Judgement
+from tests.samples import ended, measurement
+from tests.waiting import until
+
+Judging = Callable[[Judgement], None]
+SEARCH = ("search", "--problem", "relu.py", "--backend", "torch", "--gpu", "cpu")
+
+
+def number(label: str) -> int:
+    """The number of the proposal that a label names."""
+    return int(label.rpartition("-")[2])
+
+
+def timed(runtime_ms: float) -> Outcome:
+    """A right kernel with this time; the reference takes 8 ms."""
+    times = {"runtime": measurement(runtime_ms), "baseline": measurement(8.0)}
+    return ended(Category.PASSED, **times)
+
+
+def as_told(*runtimes_ms: float) -> Judgement:
+    """Judge proposal N by the Nth number: its time in ms, or 0 for a wrong one. Tests of the best take 1 ms."""
+
+    def judge(label: str) -> Outcome:
+        if "-test-" in label:
+            return timed(1.0)
+        runtime_ms = runtimes_ms[number(label)]
+        return timed(runtime_ms) if runtime_ms else ended(Category.WRONG_VALUES)
+
+    return judge
+
+
+def recorded(cli: Cli, count: int) -> tuple[str, str]:
+    """A folder of so many proposals, all different."""
+    for n in range(1, count + 1):
+        cli.write(f"kernels/{n:02}.py", f"class ModelNew: number = {n}\n")
+    return "--recorded", "kernels"
+
+
+def asker(cli: Cli) -> tuple[str, str]:
+    """A command that notes each question in asked.jsonl and answers with a kernel of its number."""
+    cli.write(
+        "ask.py",
+        "import json, sys\nq = json.load(sys.stdin)\n"
+        "open('asked.jsonl', 'a').write(json.dumps(q) + '\\n')\n"
+        "print(f\"class ModelNew: number = {q['number']}\")\n",
+    )
+    return "--proposer", f"{sys.executable} ask.py"
+
+
+def questions(cli: Cli) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cli.directory / "asked.jsonl").read_text().splitlines()]
+
+
+def shown(cli: Cli, name: str) -> dict[str, Any]:
+    done = cli("search", "show", name, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def rows(engine: Engine, query: str) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.execute(text(query)).all())
+
+
+def test_each_step_starts_from_the_best_so_far(cli: Cli, judging: Judging) -> None:
+    """PS asks for a kernel better than the best, whose score and feedback it tells; the best is written."""
+    judging(as_told(8.0, 4.0, 0, 2.0, 3.0))
+    done = cli(*SEARCH, *asker(cli), "--num-steps", "4", "--run-name", "a", "--json")
+    assert done.returncode == 0, done.stderr
+    asked = questions(cli)
+    assert [one["kernel"].strip()[-1] for one in asked] == [".", "1", "1", "3"]  # the start is `class ModelNew: ...`
+    assert [one["scores"]["inverse_runtime"] for one in asked] == pytest.approx([125, 250, 250, 500])
+    assert all(one["problem"] == PROBLEM and one["feedback"].startswith("CORRECT") for one in asked)
+    assert all(one["kernel"] in one["prompt"] and one["summary"] is None for one in asked)
+    result = json.loads(done.stdout)
+    assert (result["best"][0]["number"], result["best"][0]["speedup"]) == (3, 4.0)
+    assert (result["proposals"], result["judged"], result["passed"]) == (4, 5, 4)
+    assert Path(cli.directory, "search-a", "best.py").read_text() == "class ModelNew: number = 3\n"
+    assert result["files"][0] == "search-a/best.py"
+
+
+def test_a_summariser_says_what_failed_and_what_helped(cli: Cli, judging: Judging) -> None:
+    """Each step's digest is recorded, and the proposer reads it."""
+    judging(as_told(8.0, 4.0, 0, 5.0))
+    done = cli(*SEARCH, *asker(cli), "--num-steps", "3", "--run-name", "a", "--algorithm", "PS_Summarizer")
+    assert done.returncode == 0, done.stderr
+    last = questions(cli)[-1]
+    assert last["summary"].splitlines() == [
+        "Failed:",
+        "- wrong_values: ended as wrong_values (proposal 2)",
+        "Better than what it was made from:",
+        "- proposal 1: inverse_runtime 125 -> inverse_runtime 250",
+    ]
+    assert last["summary"] in last["prompt"]
+    assert [step["summary"] for step in shown(cli, "a")["steps"]][0::3] == [None, last["summary"]]
+
+
+def test_the_net_leaves_a_region_that_brings_nothing(cli: Cli, judging: Judging) -> None:
+    """PS_epsNet goes to another region of kernels after a step in vain, where PS stays with the best."""
+    judging(as_told(8.0, 4.0, 5.0, 6.0))
+    parents = {}
+    for algorithm in ("PS", "PS_epsNet"):
+        done = cli(*SEARCH, *asker(cli), "--num-steps", "3", "--run-name", algorithm, "--algorithm", algorithm)
+        assert done.returncode == 0, done.stderr
+        parents[algorithm] = [one["parent"] for one in shown(cli, algorithm)["proposals"]]
+    assert parents == {"PS": [None, 0, 1, 1], "PS_epsNet": [None, 0, 1, 2]}
+
+
+def test_candidates_proposals_and_threads(cli: Cli, judging: Judging) -> None:
+    """A step makes so many proposals from each of so many kernels, and ends early where too few were judged."""
+    judging(as_told(8.0, 4.0, 5.0, 6.0, 0, 7.0, 3.0))
+    done = cli(
+        *(*SEARCH, *recorded(cli, 6), "--num_steps=9", "--num_candidates", "2", "--num_proposals", "2"),
+        *("--num_threads", "3", "--run_name", "a"),
+    )
+    assert done.returncode == 0, done.stderr
+    run = shown(cli, "a")
+    assert [(one["step"], one["parent"]) for one in run["proposals"]] == [
+        *((0, None), (1, 0), (1, 0), (2, 1), (2, 1), (2, 2), (2, 2))
+    ]
+    assert (run["state"], [step["best"] for step in run["steps"]]) == ("done", [0, 1, 6])
+
+
+def test_several_metrics_make_a_front(cli: Cli, judging: Judging) -> None:
+    """What is better in one metric and worse in another stands beside the other, and is written too."""
+    cli.write("mine.py", "def odd(verdict):\n    return float(int(verdict.kernel_label.split('-')[-1]) % 2)\n")
+    judging(as_told(8.0, 4.0, 2.0, 3.0))
+    metrics = ("--metric", "speedup", "--metric", "mine:odd")
+    done = cli(*SEARCH, *recorded(cli, 3), *metrics, "--num-steps", "5", "--run-name", "a", "--json")
+    assert done.returncode == 0, done.stderr
+    best = json.loads(done.stdout)["best"]
+    assert [(one["number"], one["scores"]["mine:odd"]) for one in best] == [(2, 0.0), (3, 1.0)]
+    assert Path(cli.directory, "search-a", "best-2.py").read_text() == "class ModelNew: number = 3\n"
+
+
+def test_the_best_is_judged_once_more(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """Every so many steps, as an evaluation of its own."""
+    judging(as_told(8.0, 4.0, 5.0, 6.0, 7.0))
+    done = cli(*SEARCH, *recorded(cli, 4), "--num-steps", "4", "--test-frequency", "2", "--run-name", "a")
+    assert done.returncode == 0, done.stderr
+    tests = [(step["number"], step["test"]["scores"]) for step in shown(cli, "a")["steps"] if step["test"]]
+    assert tests == [(2, {"inverse_runtime": 1000.0}), (4, {"inverse_runtime": 1000.0})]
+    assert "step 2/4: best is proposal 1 (step 1, from 0): passed, 4 ms 2.00x, inverse_runtime 250" in done.stderr
+    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 7
+
+
+# Interrupted ---------------------------------------------------------------------------------------------
+
+
+def begun(cli: Cli, *arguments: str) -> subprocess.Popen[str]:
+    """A search that runs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kqueue", *arguments],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("number_of_signal", "state"), [(signal.SIGKILL, "interrupted"), (signal.SIGINT, "stopped")])
+def test_a_search_goes_on_where_it_ended(
+    cli: Cli, judging: Judging, engine: Engine, number_of_signal: signal.Signals, state: str
+) -> None:
+    """Killed while a kernel is judged, it asks for and submits nothing again; after Ctrl-C it says how to go on."""
+    judge, go_on, waits = as_told(8.0, 4.0, 2.0, 3.0), threading.Event(), threading.Event()
+
+    def judgement(label: str) -> Outcome:
+        if number(label) == 2:
+            waits.set()
+            assert go_on.wait(100)
+        return judge(label)
+
+    judging(judgement)
+    process = begun(cli, *SEARCH, *asker(cli), "--num-steps", "3", "--run-name", "a")
+    assert waits.wait(100)
+    process.send_signal(number_of_signal)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if number_of_signal is signal.SIGINT else -signal.SIGKILL)
+    lines = [line for line in errors.splitlines() if "go on with it: kqueue search resume a" in line]
+    assert len(lines) == (number_of_signal is signal.SIGINT)
+    again = shlex.split(lines[0].partition("resume a ")[2]) if lines else asker(cli)
+    until(lambda: shown(cli, "a")["state"] == state, what="the state")
+    go_on.set()
+    done = cli("search", "resume", "a", *again, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["best"][0]["number"] == 2
+    assert [one["number"] for one in questions(cli)] == [1, 2, 3]
+    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 4
+    assert shown(cli, "a")["state"] == "done"
+
+
+def test_a_finished_search_can_have_more_steps(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """What is recorded is not done again, and the same kernel twice is judged once."""
+    judging(as_told(8.0, 4.0, 2.0))
+    cli.write("same.py", "print('class ModelNew: number = 1')\n")
+    one = ("--proposer", f"{sys.executable} same.py")
+    assert cli(*SEARCH, *one, "--num-steps", "1", "--run-name", "a").returncode == 0
+    assert cli("search", "resume", "a", *one).returncode == 0
+    done = cli("search", "resume", "a", *one, "--num-steps", "3", "--json")
+    assert (done.returncode, json.loads(done.stdout)["proposals"]) == (0, 3)
+    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 2
+
+
+def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
+    """A run that another process has is refused, is not changed, and can be watched to its end."""
+    go_on, waits = threading.Event(), threading.Event()
+    judge = as_told(8.0, 4.0)
+
+    def judgement(label: str) -> Outcome:
+        waits.set()
+        assert go_on.wait(100)
+        return judge(label)
+
+    judging(judgement)
+    process = begun(cli, *SEARCH, *recorded(cli, 1), "--run-name", "a")
+    assert waits.wait(100)
+    before = shown(cli, "a")
+    refused = cli("search", "resume", "a", *recorded(cli, 1), "--num-steps", "9")
+    assert (refused.returncode, "another process" in refused.stderr) == (2, True)
+    assert shown(cli, "a") == before
+    assert shown(cli, "a")["state"] == "running"
+    watching = begun(cli, "search", "show", "a", "--watch")
+    go_on.set()
+    watched, _ = watching.communicate(timeout=100)
+    assert "proposal 1 (step 1, from 0): passed, 4 ms 2.00x, inverse_runtime 250" in watched
+    process.communicate(timeout=100)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"proposer": "command", "given": "touch bad"}, "--proposer 'touch bad'"),
+        (
+            {"proposer": "model", "given": "huggingface/https://evil.example"},
+            "--model huggingface/https://evil.example",
+        ),
+        ({"given": "/secret"}, "--recorded /secret"),
+        ({"url": "https://evil.example"}, "--url https://evil.example"),
+        ({"metrics": ["evil:score"]}, "--metric evil:score"),
+    ],
+)
+def test_a_changed_record_is_not_obeyed(
+    cli: Cli, judging: Judging, engine: Engine, change: dict[str, Any], says: str
+) -> None:
+    """What its plan would run, import, read or tell secrets is said again by whoever resumes, or refused."""
+    judging(as_told(8.0, 4.0, 2.0))
+    assert cli(*SEARCH, *recorded(cli, 2), "--num-steps", "1", "--run-name", "a").returncode == 0
+    cli.write("evil.py", "open('bad', 'w')\n")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE search_runs SET plan = plan || :new"), {"new": json.dumps(change)})
+    for given in ((), recorded(cli, 2)):
+        done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
+        assert done.returncode == 2, done.stderr
+        assert "give again what the search was begun with, as others may have changed its record, which says " in (
+            done.stderr
+        )
+        assert says in done.stderr
+    assert not Path(cli.directory, "bad").exists()
+    assert len(shown(cli, "a")["proposals"]) == 2
+
+
+def test_who_looks_does_not_refuse_a_run_to_who_wants_it(engine: Engine) -> None:
+    """Asking if a process has a run takes nothing: at that moment another one can have it."""
+    run = searches.create(engine, "a", {})
+    taken = list[bool]()
+
+    def take(_: object) -> None:
+        """Have the run while the first look at it still is in its transaction."""
+        if not taken:
+            taken.append(False)
+            with searches.alone(engine, run.id):
+                taken.append(searches.held(engine, run.id))
+
+    event.listen(engine, "commit", take)
+    assert not searches.held(engine, run.id)
+    assert taken == [False, True]
+    assert not searches.held(engine, run.id)
+
+
+# What goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
+    """One failed answer is recorded; a step without any ends the search, which asks again when it goes on."""
+    cli.write(
+        "ask.py",
+        "import json, sys, pathlib\nn = json.load(sys.stdin)['number']\n"
+        "if n == 1 or (n > 2 and not pathlib.Path('well').exists()): sys.exit('no idea')\n"
+        "print(f'class ModelNew: number = {n}')\n",
+    )
+    judging(as_told(8.0, 9.0, 4.0, 2.0, 2.0, 3.0))
+    one = ("--proposer", f"{sys.executable} ask.py")
+    failed = cli(*SEARCH, *one, "--num-steps", "2", "--num-proposals", "2", "--run-name", "a")
+    assert failed.returncode == 3
+    assert "ended with 1: no idea" in failed.stderr
+    assert "kqueue search resume a" in failed.stderr
+    first = shown(cli, "a")["proposals"][1]
+    assert (first["scores"], first["error"]) == (None, f"{sys.executable} ended with 1: no idea")
+    cli.write("well", "")
+    done = cli("search", "resume", "a", *one, "--json")
+    assert (done.returncode, json.loads(done.stdout)["best"][0]["number"]) == (0, 3)
+
+
+def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """It is not submitted, and the next proposal is told why."""
+    judging(as_told(0))
+    cli.write("empty.py", "print('```python\\n\\n```')\n")
+    done = cli(*SEARCH, "--proposer", f"{sys.executable} empty.py", "--num-steps", "1", "--run-name", "a")
+    assert done.returncode == 1  # no right kernel
+    only = shown(cli, "a")["proposals"][1]
+    assert (only["scores"], only["category"]) == ({"inverse_runtime": 0.0}, None)
+    assert only["feedback"] == "FAILED: kernel: the kernel's source is empty"
+    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 1
+
+
+def test_the_fleet_s_failures_are_no_bad_kernels(cli: Cli, judging: Judging) -> None:
+    """Such a proposal has no score; where it is the kernel to start from, the search ends and can go on."""
+    wrong = {0: 1}
+
+    def judgement(label: str) -> Outcome:
+        if wrong.pop(number(label), 0) or number(label) == 1:
+            return ended(Category.WORKER_LOST)
+        return timed(8.0 / (1 + number(label)))
+
+    judging(judgement)
+    settings = ("--set", "max_attempts=1")
+    failed = cli(*SEARCH, *recorded(cli, 2), *settings, "--run-name", "a")
+    assert (failed.returncode, "worker_lost" in failed.stderr) == (3, True)
+    done = cli("search", "resume", "a", *recorded(cli, 2), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["unknown"], result["best"][0]["number"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--problem: give a file, or --task-idx"),
+        (("--problem", "none.py", "--recorded", "kernels"), "none.py: No such file"),
+        (("--problem", "relu.py"), "--model, --proposer, --recorded: give one of them"),
+        (("--problem", "relu.py", "--recorded", "k", "--model", "m"), "give one of them"),
+        (("--problem", "relu.py", "--recorded", "nowhere"), "--recorded: "),
+        (("--problem", "relu.py", "--proposer", "'"), "--proposer: No closing quotation"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--algorithm", "BFS"), "--algorithm: Input should be 'PS'"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--num-steps", "0"), "--num-steps: Input should be"),
+        (
+            (
+                *("--problem", "relu.py", "--recorded", "kernels"),
+                *("--num-candidates", "101", "--num-proposals", "100"),
+            ),
+            "--num-proposals: --num-candidates times it is 10100; a step has at most 10000",
+        ),
+        (("--problem", "relu.py", "--recorded", "kernels", "--metric", "fast"), "--metric: score: unknown policy"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--metric", "no:way"), "No module named 'no'"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--no-timing"), "--metric inverse_runtime: needs times"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--backend", "rust"), "backend"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--gpu", "H100:8"), "asks for 8 GPUs"),
+        (("--problem", "relu.py", "--recorded", "kernels", "--run-name", "a/b"), "--run-name 'a/b'"),
+        (("--problem", "bad.py", "--recorded", "kernels"), "the kernel to start from: not valid Python"),
+        (("--task-idx", "7", "--kernelbench", "bench", "--recorded", "kernels"), "level 1 in bench has 2 problems"),
+        (("show", "nobody"), "no search has the name or id 'nobody'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_recorded(
+    cli: Cli, engine: Engine, arguments: tuple[str, ...], says: str
+) -> None:
+    """In one line that names the option."""
+    recorded(cli, 1)
+    cli.write("bad.py", "class Model(")
+    for name in ("2_two.py", "10_ten.py"):
+        cli.write(f"bench/KernelBench/level1/{name}", PROBLEM)
+    done = cli("search", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert rows(engine, "SELECT 1 FROM search_runs") == []
+
+
+def test_a_lane_that_nobody_serves(cli: Cli, worker: object) -> None:
+    """The search is refused as a submission is, and can go on when there is a worker."""
+    done = cli("search", "--problem", "relu.py", "--gpu", "L40S", *recorded(cli, 1), "--run-name", "a")
+    assert done.returncode == 2
+    assert "gpu.l40s" in done.stderr
+
+
+def test_the_same_name_twice(cli: Cli, judging: Judging) -> None:
+    """A name is one search's."""
+    judging(as_told(8.0, 4.0))
+    assert cli(*SEARCH, *recorded(cli, 1), "--run-name", "a").returncode == 0
+    again = cli(*SEARCH, *recorded(cli, 1), "--run-name", "a")
+    assert (again.returncode, "'a' is another search" in again.stderr) == (2, True)
+
+
+def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
+    """A function that raises ends the search, and nothing is judged again once it is mended."""
+    cli.write("mine.py", "def score(verdict):\n    return 1 / 0\n")
+    judging(as_told(8.0, 4.0))
+    done = cli(*SEARCH, *recorded(cli, 1), "--metric", "mine:score", "--run-name", "a")
+    assert (done.returncode, "mine:score: raised ZeroDivisionError" in done.stderr) == (2, True)
+    cli.write("mine.py", "def score(verdict):\n    return 8 / verdict.runtime_ms\n")
+    done = cli("search", "resume", "a", *recorded(cli, 1), "--metric", "mine:score", "--json")
+    assert json.loads(done.stdout)["best"][0]["scores"] == {"mine:score": 2.0}
+
+
+# Shown -------------------------------------------------------------------------------------------------
+
+
+def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> None:
+    """As tables and as JSON, the latest first; two runs in one picture; one proposal with its prompt and kernel."""
+    for name in ("2_two.py", "10_ten.py"):
+        cli.write(f"bench/KernelBench/level1/{name}", PROBLEM)
+    judging(as_told(8.0, 4.0, 2.0))
+    assert cli(*SEARCH, *recorded(cli, 1), "--run-name", "a").returncode == 0
+    second = ("search", "--task_idx", "1", "--level", "1", "--kernelbench", "bench", *SEARCH[3:])
+    done = cli(*second, *recorded(cli, 2))
+    assert done.returncode == 0, done.stderr
+    listed = [json.loads(line) for line in cli("search", "list", "--json").stdout.splitlines()]
+    assert [one["plan"]["problem_label"] for one in listed] == ["10_ten", "relu"]
+    assert [one["best"][0]["number"] for one in listed] == [2, 1]
+    assert listed[0]["name"].startswith("10_ten-PS-")
+    both = cli("search", "compare", "a", listed[0]["id"], "--out", "both")
+    assert both.returncode == 0, both.stderr
+    assert "inverse_runtime 250" in both.stdout
+    assert "inverse_runtime 500" in both.stdout
+    assert Path(cli.directory, "both", "curve.png").exists()
+    table = cli("search", "show", "a", "--out", "again")
+    assert "inverse_runtime 250" in table.stdout
+    assert Path(cli.directory, "again", "best.py").exists()
+    one = cli("search", "show", "a", "--proposal", "1")
+    assert "--- prompt ---" in one.stdout
+    assert "class ModelNew: number = 1" in one.stdout
+    missing = cli("search", "show", "a", "--proposal", "5")
+    assert (missing.returncode, "has 2 proposals" in missing.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "UPDATE search_runs SET plan = '{\"problem\": 1}' WHERE name = 'a'",
+        "UPDATE search_proposals SET scores = '[1]' FROM search_runs WHERE run_id = id AND name = 'a'",
+        "UPDATE search_proposals SET scores = '{\"x\": \"y\"}' FROM search_runs WHERE run_id = id AND name = 'a'",
+    ],
+)
+def test_one_record_that_cannot_be_read(cli: Cli, judging: Judging, engine: Engine, spoil: str) -> None:
+    """It is shown as such, beside the others; alone it is refused."""
+    judging(as_told(8.0, 4.0))
+    for name in ("a", "b"):
+        assert cli(*SEARCH, *recorded(cli, 1), "--run-name", name).returncode == 0
+    with engine.begin() as connection:
+        connection.execute(text(spoil))
+    for command in (("list",), ("compare", "b", "a", "--out", "both")):
+        done = cli("search", *command, "--json")
+        assert done.returncode == 0, done.stderr
+        states = [(one["name"], one["state"]) for one in map(json.loads, done.stdout.splitlines())]
+        assert states == [("b", "done"), ("a", "unreadable")]
+        assert "the record of the search a cannot be read" in done.stderr
+        table = cli("search", *command)
+        assert table.returncode == 0, table.stderr
+        assert ("unreadable" in table.stdout, "inverse_runtime 250" in table.stdout) == (True, True)
+    refused = cli("search", "show", "a")
+    assert (refused.returncode, "the record of the search a cannot be read" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["x/../../evil", "", "a\n", ".a", "a" * 101, "\x1b[2J"])
+def test_the_database_refuses_names_that_are_none(engine: Engine, name: str) -> None:
+    """A name becomes part of a folder's."""
+    with pytest.raises(IntegrityError, match="ck_search_runs_name"), engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO search_runs (id, name, plan) VALUES (gen_random_uuid(), :name, '{}')"), {"name": name}
+        )
+
+
+def test_without_matplotlib_the_kernel_is_written(cli: Cli, judging: Judging) -> None:
+    """The message says what to install; the search is not lost."""
+    cli.write("hidden/matplotlib/__init__.py", "raise ImportError('hidden')\n")
+    judging(as_told(8.0, 4.0))
+    done = cli(*SEARCH, *recorded(cli, 1), "--run-name", "a", PYTHONPATH="hidden")
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'kqueue[search]'" in done.stderr
+    assert Path(cli.directory, "search-a", "best.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "asked"), [("litellm", ("--model", "openai/x")), ("wandb", ("--recorded", "kernels", "--use-wandb"))]
+)
+def test_what_is_not_installed_is_named(cli: Cli, engine: Engine, missing: str, asked: tuple[str, ...]) -> None:
+    """Before anything is recorded."""
+    recorded(cli, 1)
+    cli.write(f"hidden/{missing}/__init__.py", "raise ImportError('hidden')\n")
+    done = cli(*SEARCH, *asked, PYTHONPATH="hidden")
+    assert (done.returncode, "pip install 'kqueue[search]'" in done.stderr) == (3, True)
+    assert rows(engine, "SELECT 1 FROM search_runs") == []

@@ -1,0 +1,34 @@
+"""A whole fleet on the `cpu` lane with real judges, for tests that submit kernels to it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kqueue.config import load
+from kqueue.errors import LocalFleetError
+from kqueue.local.fleet import LocalFleet
+
+
+@contextmanager
+def live_fleet() -> Iterator[LocalFleet]:
+    """Run a fleet with two slots that judges all anew. Without its programs skip the test, or fail it in CI."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        root = Path(name)
+        root.chmod(0o711)  # pytest's folders are closed to candidates
+        config = load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False)
+        try:
+            running = LocalFleet(config, durable=False).start()
+        except LocalFleetError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(error))
+        try:
+            yield running
+        finally:
+            running.stop()

@@ -1,0 +1,100 @@
+"""A child is used up by judging. What ends before that leaves it to the next task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue.store import evaluations
+from workers.judge.host import linux
+
+#: Of a worker, before they are used up.
+CHILDREN = 2
+
+
+def _read(services: Any, file: Path, how: str = "well") -> Any:
+    """Have a source read, and return the verdict."""
+    return services.verdict(services.submit(f"read {file} {how}"))
+
+
+def _pids(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+def test_a_child_that_has_only_read_takes_the_next_task(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """Static failures cost no fork, and each has its own verdict and one attempt."""
+    verdicts = [_read(services, tmp_path / "pids") for _ in range(10)]
+    assert [(v.category, v.attempts, v.written_by) for v in verdicts] == [("entry_point_missing", 1, "judge")] * 10
+    assert len(set(_pids(tmp_path / "pids"))) <= CHILDREN
+
+
+def test_a_child_that_has_judged_takes_no_other_task(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """Each kernel that is run has a process of its own, whatever that process has read before."""
+    judges: list[int] = []
+    for _ in range(4):
+        assert services.verdict(services.submit(f"write {tmp_path / 'judge'} 0")).passed
+        judges.append(int((tmp_path / "judge").read_text()))
+        for _ in range(2):
+            _read(services, tmp_path / "pids")
+        assert not set(judges) & set(_pids(tmp_path / "pids")[-2:])
+    assert len(set(judges)) == 4
+
+
+def test_a_spare_child_takes_the_next_task(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """It is there while another one judges, so that no fork stands between two kernels."""
+    running = services.submit("sleep 3")
+    services.started(running)
+    worker = fleet.live()[0].pid
+
+    def judges() -> list[int]:
+        return [pid for pid in linux.children(worker) if "sleep" not in Path(f"/proc/{pid}/comm").read_text()]
+
+    services.until(lambda: len(judges()) == CHILDREN, what="the spare child")
+    before = judges()
+    assert services.verdict(services.submit(f"write {tmp_path / 'judge'} 0")).passed
+    assert services.verdict(running).passed
+    assert int((tmp_path / "judge").read_text()) in before
+
+
+def test_messages_in_vain_use_no_child_up(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """Messages of evaluations that are done, and of none at all, cost no fork."""
+    done = services.submit(f"read {tmp_path / 'pids'} well", send=False)
+    _read(services, tmp_path / "pids")
+    evaluations.cancel(services.engine, done)
+    for _ in range(5):
+        services.send(done)
+        _read(services, tmp_path / "pids")
+    assert len(set(_pids(tmp_path / "pids"))) <= CHILDREN
+    assert services.attempts(done) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "category"),
+    [
+        ("null", "judge_error"),
+        ("exit 0", "judge_error"),
+        ("signal SIGKILL", "worker_lost"),
+        ("sysexit 3", "judge_error"),
+    ],
+)
+def test_reading_that_went_wrong_uses_a_child_up(
+    services: Any, fleet: Any, tmp_path: Path, how: str, category: str
+) -> None:
+    """A source that kills its reader is told as any death of a judge, and the next one is read by another process."""
+    assert _read(services, tmp_path / "pids", how).category == category
+    verdicts = [_read(services, tmp_path / "pids") for _ in range(3)]
+    assert {verdict.category for verdict in verdicts} == {"entry_point_missing"}
+    first, *others = _pids(tmp_path / "pids")
+    assert first not in others
+
+
+def test_a_cancelled_reading_ends_at_once(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """A child that reads is killed like one that judges, and the next task finds another."""
+    evaluation = services.submit(f"read {tmp_path / 'pids'} gil")
+    services.started(evaluation)
+    services.app.control.revoke(str(evaluation), terminate=True, signal="SIGKILL")
+    assert services.verdict(evaluation).category == "cancelled"
+    assert _read(services, tmp_path / "pids").category == "entry_point_missing"
+    services.until(lambda: not services.rows("SELECT 1 FROM attempts WHERE ended_at IS NULL"), what="no open attempt")

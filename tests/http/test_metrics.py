@@ -1,0 +1,173 @@
+"""``/metrics``: every verdict is counted once, what is now is told, and who may not read is told nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.config import Config
+from kqueue.contract import Outcome
+from kqueue.evidence import Evidence
+from kqueue.store import evaluations, gpus, workers
+from tests.http.serving import problem_of
+from tests.http.standin import Served, submit
+from tests.samples import ended, passed
+from tests.waiting import until
+
+
+def samples(http: httpx.Client) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """The figures by name and labels, as Prometheus reads them."""
+    answer = http.get("/metrics").raise_for_status()
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def only(found: dict[tuple[tuple[str, str], ...], float], **labels: str) -> float:
+    """The sum of the figures that have these labels."""
+    return sum(value for known, value in found.items() if labels.items() <= dict(known).items())
+
+
+def test_every_verdict_is_counted_once(
+    http: httpx.Client, judge: Callable[..., None], engine: Engine, serve: Callable[[Config], Served], config: Config
+) -> None:
+    """However often one asks, and if it appears behind a later one; a server that starts begins at zero."""
+    first, second, third, late, waiting = (submit(http, number) for number in range(5))
+    for one in (first, second):
+        judge(one)
+    judge(third, ended(Category.WRONG_VALUES))
+    for _ in range(2):
+        found = samples(http)
+        count = found["kqueue_evaluations_total"]
+        assert only(count, category="passed", blame="none", lane="cpu") == 2
+        assert only(count, category="wrong_values", blame="candidate") == 1
+        assert sum(count.values()) == 3
+        assert only(found["kqueue_wait_seconds_count"], priority="batch") == 3
+        assert only(found["kqueue_verdict_seconds_count"], lane="cpu") == 3
+        assert only(found["kqueue_queued"], lane="cpu") == 2
+        assert only(found["kqueue_recorded_total"], by="judge") == 3
+    judge(late)
+    with engine.begin() as connection:  # as one whose transaction began earlier and took longer
+        earlier = "UPDATE verdicts SET finished_at = (SELECT min(finished_at) FROM verdicts) WHERE evaluation_id = :id"
+        connection.execute(text(earlier), {"id": late})
+    http.post(f"/v1/evaluations/{waiting}/cancel").raise_for_status()
+    found = samples(http)
+    assert sum(found["kqueue_evaluations_total"].values()) == 5
+    assert only(found["kqueue_recorded_total"], by="client") == 1
+    assert "kqueue_queued" not in found
+    with serve(config).client() as another:
+        assert sum(samples(another).get("kqueue_evaluations_total", {}).values()) == 0
+
+
+def test_steps_and_other_attempts_are_told(http: httpx.Client, engine: Engine, worker_id: Any) -> None:
+    """Seconds that devices were held alone are summed; attempts that failed are counted, and those alone."""
+
+    def judged(number: int, *outcomes: Outcome, changed: str = "") -> None:
+        identity = submit(http, number)
+        for outcome in outcomes:
+            claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+            assert claimed is not None
+            evaluations.finish(engine, identity, claimed.number, outcome, written_by="judge", retry_delay_s=0)
+        if changed:
+            with engine.begin() as connection:
+                connection.execute(text(f"UPDATE verdicts SET {changed} WHERE evaluation_id = :id"), {"id": identity})
+
+    lost, right = ended(Category.WORKER_LOST), passed(evidence=Evidence(durations_s={"alone_a": 0.25, "check": 0.5}))
+    judged(0, lost, right)
+    judged(1, lost, right, changed="reused_from = gen_random_uuid(), judged_at = now()")
+    judged(2, lost, right, changed="""evidence = '{"attempts": [{"category": "worker_lost", "handed_back": true}]}'""")
+    found = samples(http)
+    assert only(found["kqueue_failed_attempts_total"], category="worker_lost") == 1
+    assert found["kqueue_failed_attempts_total"][(("category", "judge_error"),)] == 0, "it is there before it rises"
+    assert (("blame", "fleet"), ("category", "judge_error"), ("lane", "cpu")) in found["kqueue_evaluations_total"]
+    assert only(found["kqueue_reused_total"], lane="cpu") == 1
+    assert only(found["kqueue_device_alone_seconds_total"], lane="cpu") == pytest.approx(0.25)
+    assert only(found["kqueue_step_seconds_sum"], step="check") == pytest.approx(0.5)
+
+
+def test_devices_and_slots_are_told(http: httpx.Client, engine: Engine) -> None:
+    """A GPU's state, heat, clock and memory; slots by what they do."""
+    gpus.register(engine, host="far", index=3, uuid="GPU-3", name="NVIDIA H200")
+    facts = {"temperature_c": 61, "sm_mhz": 1980, "memory_used_bytes": 5, "throttle": ["SwThermalSlowdown"]}
+    gpus.see(engine, {"GPU-3": facts})
+    gpus.register(engine, host="far", index=0, uuid="GPU-old", name="NVIDIA H200")
+    gpus.drain(engine, "GPU-old", reason="broken")
+    gpus.register(engine, host="far", index=0, uuid="GPU-new", name="NVIDIA H200")
+    lanes = ["gpu", "gpu.h200"]
+    workers.register(engine, id=uuid4(), name="g", host="far", pid=1, lanes=lanes, device="GPU-3", paused="no room")
+    gpus.drain(engine, "GPU-3", reason="dust")
+    submit(http, 0)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE evaluations SET submitted_at = now() - interval '100 s'"))
+
+    def drained() -> dict[str, Any] | None:
+        found = samples(http)
+        return found if only(found.get("kqueue_gpu_state", {}), host="far", gpu="3", state="drained") == 1 else None
+
+    found = until(drained, what="the drained GPU")  # a view of the fleet is a second old
+    assert only(found["kqueue_gpu_state"], state="serving", gpu="3") == 0
+    assert only(found["kqueue_gpu_state"], state="serving", gpu="0") == 1, "the one that was put in last"
+    assert only(found["kqueue_gpu_state"], state="drained", gpu="0") == 0
+    assert only(found["kqueue_serving"], lane="cpu") == 1
+    assert only(found["kqueue_serving"], lane="gpu") == 0
+    assert only(found["kqueue_gpu_serves"], gpu="3") == 0
+    assert only(found["kqueue_gpu_temperature_celsius"], name="NVIDIA H200") == 61
+    assert only(found["kqueue_gpu_clocks_reason"], reason="SwThermalSlowdown") == 1
+    assert only(found["kqueue_slots"], host="far", device="gpu", state="paused") == 1
+    assert only(found["kqueue_slots"], device="cpu", state="idle") == 1
+    assert 100 <= only(found["kqueue_oldest_queued_seconds"], lane="cpu") < 1000
+    assert "kqueue_gpu_memory_bytes" not in found, "what is not known is not told"
+
+
+def test_lanes_are_bounded(http: httpx.Client, engine: Engine, judge: Callable[..., None]) -> None:
+    """Labels cost memory in whoever reads them: from the 33rd on, lanes are counted together."""
+    for number in range(40):
+        evaluation = submit(http, number)
+        judge(evaluation)
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE evaluations SET lane = :lane WHERE id = :id"),
+                {"lane": f"gpu.made-up-{number}", "id": evaluation},
+            )
+    count = samples(http)["kqueue_evaluations_total"]
+    assert len({dict(labels)["lane"] for labels in count}) == 33
+    assert only(count, lane="other") == 9
+    assert "cpu" in {dict(labels)["lane"] for labels in count}, "a lane with a live worker has its name"
+    assert sum(count.values()) == 40
+
+
+def test_figures_are_for_those_who_may_read(serve: Callable[[Config], Served], config: Config, token: Any) -> None:
+    """A token is needed, and one that may read is enough."""
+    served = serve(config)
+    with served.stranger() as stranger:
+        problem_of(stranger.get("/metrics"), 401, "unauthenticated")
+    with served.client(token("read")) as reader:
+        assert "kqueue_queued" in reader.get("/metrics").text
+
+
+def test_nothing_is_lost_between_two_looks_far_apart(
+    http: httpx.Client, judge: Callable[..., None], engine: Engine
+) -> None:
+    """What ended long before the second look is counted then, also if minutes lie between the verdicts."""
+    one, other = submit(http, 0), submit(http, 1)
+    judge(one)
+    samples(http)
+    judge(other)
+    ahead = datetime.now(UTC) + timedelta(minutes=10)
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE verdicts SET finished_at = :at WHERE evaluation_id = :id"), {"at": ahead, "id": other}
+        )
+    for _ in range(2):
+        assert sum(samples(http)["kqueue_evaluations_total"].values()) == 2

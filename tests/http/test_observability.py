@@ -1,0 +1,140 @@
+"""The dashboard, the alerts and the page about them speak of metrics that there are; a real Prometheus takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kqueue.config import Config
+from tests.http.standin import Served, submit
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / "docker" / "observability"
+DASHBOARD = json.loads((PLACE / "grafana" / "kqueue.json").read_text())
+EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def served_names(http: httpx.Client) -> set[str]:
+    """The names under which Prometheus finds the figures, also of those without a value yet."""
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+    text = http.get("/metrics").raise_for_status().text
+    return {family.name + suffix for family in text_string_to_metric_families(text) for suffix in suffixes[family.type]}
+
+
+def test_what_is_asked_for_is_there(http: httpx.Client) -> None:
+    """Dashboard and alerts use no other names, and the page has them all and no others."""
+    names = served_names(http)
+    asked = set(re.findall(r"kqueue_[a-z0-9_]+", " ".join([*EXPRESSIONS, (PLACE / "alerts.yml").read_text()])))
+    assert asked <= names
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    told = set(re.findall(r"`(kqueue_[a-z0-9_]+)`", page))
+    assert told == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"kqueue_[a-z0-9_]+", str(EXPRESSIONS))}
+    assert told == shown, "the dashboard shows all that there is"
+
+
+def test_panels_have_places_of_their_own() -> None:
+    """No two of a dashboard's panels overlap, and all have what Grafana needs to draw them."""
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not on the PATH")
+    return found
+
+
+def test_alerts_rise_when_they_should() -> None:
+    """On lanes that nobody serves, and at the first fault of the fleet."""
+    words = [program("promtool"), "test", "rules", str(PLACE / "alerts_test.yml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tmp_path: Path) -> Iterator[Any]:
+    """A real Prometheus that asks a served fleet with the project's own configuration; returns clients of both."""
+    binary, served = program("prometheus"), serve(config)
+    (tmp_path / "token").write_text(token("read"))
+    text = (PLACE / "prometheus.yml").read_text()
+    for given, here in {
+        "/etc/prometheus/alerts.yml": str(PLACE / "alerts.yml"),
+        "/run/secrets/metrics_token": str(tmp_path / "token"),
+        "http:18188": served.url.removeprefix("http://"),
+        "15s": "1s",
+    }.items():
+        assert given in text
+        text = text.replace(given, here)
+    (tmp_path / "prometheus.yml").write_text(text)
+    subprocess.run(
+        [program("promtool"), "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = [binary, f"--config.file={tmp_path / 'prometheus.yml'}", f"--web.listen-address={address}"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path / 'data'}"], stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://{address}/api/v1") as asked, served.client() as fleet:
+            yield asked, fleet
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_a_real_prometheus_reads_all_of_it(
+    prometheus: tuple[httpx.Client, httpx.Client], worker_id: Any, judge: Callable[..., None]
+) -> None:
+    """It finds the fleet up, evaluates every panel and every rule, and sees verdicts come."""
+    asked, fleet = prometheus
+
+    def value(expression: str) -> float | None:
+        try:
+            answer = asked.get("/query", params={"query": expression.replace("$__rate_interval", "1m")})
+        except httpx.TransportError:
+            return None  # it starts
+        if answer.status_code == 503:
+            return None  # it opens its storage
+        assert answer.status_code == 200, (expression, answer.text)
+        result = answer.json()["data"]["result"]
+        return float(result[0]["value"][1]) if result else None
+
+    until(lambda: value('up{job="kqueue"}') == 1, what="the first scrape")
+    judge(submit(fleet, 0))
+    submit(fleet, 1)
+    until(lambda: value('kqueue_evaluations_total{category="passed"}') == 1, what="the verdict")
+    until(lambda: value("sum(kqueue_queued)") == 1, what="what waits")
+    for expression in EXPRESSIONS:
+        value(expression)
+
+    def evaluated() -> bool:
+        groups = asked.get("/rules").json()["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {rule["health"] for rule in rules} <= {"ok", "unknown"}, rules
+        return len(rules) >= 7 and all(rule["health"] == "ok" for rule in rules)
+
+    until(evaluated, what="the rules")

@@ -1,0 +1,113 @@
+"""Over HTTP too an evaluation whose equal was judged has that verdict, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue import kernelbench
+from kqueue.contract import Request
+from kqueue.store import evaluations
+from tests.samples import passed
+from tests.waiting import until
+
+FACTS = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
+SOURCES = ("class Model: ...", "class ModelNew: ...")
+
+
+@pytest.fixture
+def judged(engine: Engine, worker_id: UUID) -> Callable[[Request | UUID], UUID]:
+    """Judges a request or an evaluation as a worker does whose verdicts may be reused."""
+
+    def one(what: Request | UUID) -> UUID:
+        identity = evaluations.submit(engine, [what])[0].evaluation_id if isinstance(what, Request) else what
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)
+        assert claimed is not None
+        evaluations.set_environment(engine, claimed.attempt_id, FACTS, conditions="known")
+        evaluations.finish(engine, identity, claimed.number, passed(), written_by="judge", retry_delay_s=0)
+        return identity
+
+    return one
+
+
+def queued(engine: Engine) -> list[Any]:
+    """The evaluations that wait."""
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT * FROM evaluations WHERE state = 'queued'")))
+
+
+def test_the_native_api_says_whose_verdict_it_is(http: httpx.Client, judged, fields) -> None:
+    """It is there when the evaluation is accepted: in its page, its wait, its list and its file."""
+    first = str(judged(Request(**fields(reuse=False))))
+    identity = http.post("/v1/evaluations", json=fields(batch="b")).json()["evaluation_id"]
+    shown = http.get(f"/v1/evaluations/{identity}").json()
+    assert (shown["state"], shown["attempts"], shown["verdict"]["reused_from"]) == ("done", [], first)
+    original = http.get(f"/v1/evaluations/{first}").json()["verdict"]
+    assert (original["reused_from"], original["judged_at"]) == (None, None)
+    assert shown["verdict"]["judged_at"] == original["finished_at"]
+    assert shown["verdict"]["runtime_ms"] == original["runtime_ms"]
+    waited = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 60}).json()
+    assert waited["verdict"] == shown["verdict"]
+    assert http.get(f"/v1/evaluations/{identity}/artifacts/verdict.json").json() == shown["verdict"]
+    [listed] = http.get("/v1/evaluations", params={"batch": "b"}).json()["evaluations"]
+    assert (listed["reused_from"], listed["device"]) == (first, "test device")
+    assert [best["evaluation_id"] for best in http.get("/v1/leaderboard").json()["best"]] == [first]
+    assert first in http.get("/v1/batches/b/events").text
+
+
+def test_reuse_false_asks_for_a_judgement(http: httpx.Client, judged, fields, engine: Engine) -> None:
+    """It is queued; the same key without it is another request."""
+    judged(Request(**fields(reuse=False)))
+    answer = http.post("/v1/evaluations", json=fields(reuse=False, idempotency_key="k"))
+    assert [str(row.id) for row in queued(engine)] == [answer.json()["evaluation_id"]]
+    again = http.post("/v1/evaluations", json=fields(idempotency_key="k"))
+    assert again.json()["evaluation_id"] == answer.json()["evaluation_id"]
+
+
+def test_a_drop_in_reuses_and_another_key_does_not(http: httpx.Client, judged, engine: Engine) -> None:
+    """`/eval` answers with the verdict of anybody's equal evaluation; a key of its own has it judged."""
+    first = judged(kernelbench.request_of(*SOURCES, backend="torch", lane="cpu"))
+    body = dict(zip(("original_model_src", "custom_model_src"), SOURCES, strict=True)) | {"backend": "torch"}
+    metadata = http.post("/eval", json=body).raise_for_status().json()["metadata"]
+    assert (metadata["reused_from"], metadata["device_id"]) == (str(first), None)
+    with ThreadPoolExecutor(1) as pool:
+        fresh = pool.submit(http.post, "/eval", json=body, headers={"Idempotency-Key": uuid4().hex})
+        until(lambda: queued(engine), what="the evaluation")
+        mine = judged(queued(engine)[0].id)
+        metadata = fresh.result(60).json()["metadata"]
+    assert (metadata["evaluation_id"], metadata["reused_from"]) == (str(mine), None)
+
+
+def test_a_job_that_is_reused_is_completed(http: httpx.Client, judged) -> None:
+    """It never started, and has its result."""
+    request = kernelbench.request_of(*SOURCES, backend="torch", lane="cpu", timeout_s=300)
+    first = judged(request)
+    body = {"problem_id": 1, "sample_id": 2, "ref_arch_src": SOURCES[0], "custom_cuda": SOURCES[1], "backend": "torch"}
+    job = http.post("/evaluate_sync", json=body).raise_for_status().json()
+    assert (job["status"], job["started_at"], job["device"]) == ("completed", None, None)
+    assert job["result"]["metadata"]["reused_from"] == str(first)
+    assert any(line["job_id"] == job["job_id"] for line in http.get("/jobs").json()["completed_jobs"])
+
+
+def test_a_refreshed_task_is_judged(http: httpx.Client, judged, engine: Engine) -> None:
+    """KernelGYM's `force_refresh` judges anew what has its result, whoever's the result is."""
+    body = {"task_id": "t", "reference_code": SOURCES[0], "kernel_code": SOURCES[1], "backend": "torch"}
+
+    def ask(**more: Any) -> dict[str, Any]:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(http.post, "/evaluate", json=body | more)
+            until(lambda: queued(engine) or waiting.done(), what="the task")
+            for row in queued(engine):
+                judged(row.id)
+            return waiting.result(60).raise_for_status().json()["metadata"]
+
+    first = ask()["evaluation_id"]
+    other = ask(task_id="other")
+    assert (other["evaluation_id"] == first, other["reused_from"]) == (False, first)
+    assert ask(force_refresh=True)["reused_from"] is None

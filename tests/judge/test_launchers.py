@@ -1,0 +1,132 @@
+"""Triton's launchers, compiled ahead for types that candidates have named. Triton's own part is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.backends.nvidia import driver
+from triton.runtime import build
+
+from workers.judge.keeper.launchers import Launchers, named
+
+POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Triton that compiles a launcher for each sequence of types; its source names them."""
+
+    def compile_module_from_src(*, src: str, name: str, **_: Any) -> None:
+        if "fp64" in src:
+            raise RuntimeError("the compiler failed")
+        folder = Path(os.environ["TRITON_CACHE_DIR"], src.replace(" ", "").replace("*", "p"))
+        folder.mkdir()
+        (folder / f"{name}.so").write_text(src)
+
+    def make_launcher(constants: dict[Any, Any], signature: dict[int, str], tensordesc_meta: Any) -> str:
+        assert not constants
+        assert tensordesc_meta is None
+        return " ".join(signature.values())
+
+    monkeypatch.setattr(driver, "make_launcher", make_launcher, raising=False)
+    monkeypatch.setattr(driver, "libraries", [], raising=False)
+    monkeypatch.setattr(driver, "library_dirs", list, raising=False)
+    monkeypatch.setattr(driver, "include_dirs", [], raising=False)
+    monkeypatch.setattr(build, "compile_module_from_src", compile_module_from_src, raising=False)
+
+
+def tell(launchers: Launchers, note: Path, told: Any) -> None:
+    """Note types as a candidate does, and wait until what follows from it has been done."""
+    note.unlink(missing_ok=True)
+    note.write_text(told if isinstance(told, str) else json.dumps(told))
+    launchers.learn(note, os.getuid())
+    deadline = time.monotonic() + 30
+    while launchers.pids and time.monotonic() < deadline:
+        time.sleep(0.01)
+        launchers.look()
+    assert not launchers.pids
+
+
+def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: Path) -> None:
+    """Whatever the pointers point to; and beside the driver's library."""
+    launchers = Launchers({"driver/utils.so": b"utils"})
+    tell(launchers, tmp_path / "note", [POINTERS, ["fp64"], ["i64", "u1"]])
+    made = {name: content.decode() for name, content in launchers.files.items()}
+    assert made == {
+        "driver/utils.so": "utils",
+        "pi8pi8i32constexpr/__triton_launcher.so": "*i8 *i8 i32 constexpr",
+        "i64u1/__triton_launcher.so": "i64 u1",
+    }
+
+
+def test_few_are_kept(triton: None, tmp_path: Path) -> None:
+    """Those that were named last."""
+    launchers = Launchers({"driver/utils.so": b""})
+    tell(launchers, tmp_path / "note", [["i8"]])
+    for count in range(1, 40):
+        tell(launchers, tmp_path / "note", [["i8"], ["i32"] * count])
+    files = launchers.files
+    assert len(files) == 1 + 32
+    assert "i8/__triton_launcher.so" in files
+    assert "i32/__triton_launcher.so" not in files
+    tell(launchers, tmp_path / "note", [["i32"]])
+    assert "i32/__triton_launcher.so" in launchers.files
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "[" * 100_000,
+        {"a": 1},
+        [["*fp32; }"]],
+        [["int main"]],
+        [[["i32"]]],
+        [[1]],
+        ["i32"],
+        [["i32"] * 65],
+        [["*" + "f" * 17]],
+    ],
+)
+def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path, told: Any) -> None:
+    """What is no list of sequences of Triton's types is left alone."""
+    launchers = Launchers({"driver/utils.so": b""})
+    tell(launchers, tmp_path / "note", told)
+    assert list(launchers.files) == ["driver/utils.so"]
+
+
+def test_a_note_is_a_file_of_the_candidate_s_own(triton: None, tmp_path: Path) -> None:
+    """Links and pipes are not read, nor are others' files."""
+    launchers = Launchers({"driver/utils.so": b""})
+    real, link, twice, pipe = (tmp_path / name for name in ("real", "link", "twice", "pipe"))
+    real.write_text(json.dumps([["i32"]]))
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    for note, owner in ((link, os.getuid()), (pipe, os.getuid()), (tmp_path, os.getuid()), (real, os.getuid() + 1)):
+        launchers.learn(note, owner)
+        assert not launchers.pids
+    twice.hardlink_to(real)
+    launchers.learn(real, os.getuid())
+    assert not launchers.pids
+
+
+def test_a_triton_that_needs_none_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a place without a GPU."""
+    monkeypatch.delattr(driver, "make_launcher", raising=False)
+    note = tmp_path / "note"
+    note.write_text(json.dumps([["i32"]]))
+    for launchers in (Launchers({"driver/utils.so": b""}), Launchers({})):
+        launchers.learn(note, os.getuid())
+        assert not launchers.pids
+
+
+def test_one_candidate_names_few() -> None:
+    """The first ones count."""
+    assert named([[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(20)]) == named(
+        [[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(8)]
+    )

@@ -1,0 +1,245 @@
+"""An extension that is compiled with fewer headers is the one that all headers give."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Outcome, Request
+from tests.judge.extension import PROBLEM, QUICK
+from tests.judge.rig import Rig
+from workers.judge.candidate import headers, libraries
+
+pytestmark = pytest.mark.slow("compiles with torch's headers")
+
+KERNEL = """
+from pathlib import Path
+import os
+import torch
+from torch.utils.cpp_extension import load, load_inline
+WHO = Path("/proc/self/comm").read_text().strip().removeprefix("kq-")
+{body}
+if WHO == "builder":
+    for log in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.headers/log"):
+        few = "all" if "error:" in log.read_text() else "few"
+        print(f"{{WHO}}: {{log.parent.name}} {{few}}", flush=True)
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return {call}
+"""
+
+
+def judge(rig: Rig, body: str, call: str) -> Outcome:
+    """The outcome of a kernel that builds an extension."""
+    source = KERNEL.format(body=body, call=call)
+    return rig.judge(Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=QUICK))
+
+
+def compiled(outcome: Outcome) -> list[str]:
+    """How each object was compiled in the end, of those that were tried with fewer headers."""
+    return sorted(re.findall(r"^builder: (\S+)\.headers (few|all)$", outcome.log, re.MULTILINE))
+
+
+#: What could mean something else without a header: the overloads of abs, and conversions of arguments.
+MEANT = '''
+m = load_inline("meant", """
+#include <cmath>
+at::Tensor twice(std::vector<at::Tensor> xs, c10::optional<double> by, std::string what,
+                 std::map<std::string, int> more) {
+    TORCH_CHECK(what == "twice" && more["a"] == 1, "conversions");
+    auto out = torch::empty_like(xs[0]);
+    at::mul_out(out, xs[0], abs(-2.5) - 0.5 + by.value_or(0));
+    return torch::cat({out.slice(0, 0, 1), out.slice(0, 1)}) + torch::zeros_like(out);
+}
+""", functions={"twice": "doubles"}, extra_cflags=["-O1"])
+'''
+
+
+def test_what_is_common_is_compiled_with_fewer_headers(rig: Rig) -> None:
+    """Overloads and conversions are those of all headers."""
+    outcome = judge(rig, MEANT, "m.twice([x], None, 'twice', {'a': 1})")
+    assert outcome.category is Category.PASSED, outcome
+    assert (outcome.evidence.build.where, compiled(outcome)) == ("builder", [("main.o", "few")])
+
+
+MORE = '''
+m = load_inline("more", ["""
+torch::nn::Linear linear(nullptr);
+at::Tensor twice(at::Tensor x) { return torch::nn::functional::relu(x * 2) - torch::nn::functional::relu(x * -2); }
+"""], functions="twice", use_pch=True)
+'''
+
+
+def test_what_needs_more_is_compiled_with_all(rig: Rig) -> None:
+    """It costs a second try. A wish for precompiled headers, which have no place here, changes nothing."""
+    outcome = judge(rig, MORE, "m.twice(x)")
+    assert outcome.category is Category.PASSED, outcome
+    assert (outcome.evidence.build.where, compiled(outcome)) == ("builder", [("main.o", "all")])
+
+
+SEVERAL = '''
+Path("own.h").write_text("inline double by() { return 2; }")
+Path("a.cpp").write_text("""
+#include <torch/extension.h>
+at::Tensor twice(at::Tensor x);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
+""")
+Path("b.cpp").write_text("""
+#include "own.h"
+#include <ATen/core/Tensor.h>
+at::Tensor twice(at::Tensor x) { return x.mul(by()); }
+""")
+m = load("several", ["a.cpp", "b.cpp"], extra_cflags=["-O0"])
+load_inline("registered", """
+#include <torch/library.h>
+at::Tensor same(const at::Tensor& x) { return x.clone(); }
+TORCH_LIBRARY(registered, m) { m.def("same(Tensor x) -> Tensor", &same); }
+""", is_python_module=False, no_implicit_headers=True, extra_cflags=["-O0"])
+'''
+
+
+def test_several_sources_and_registrations_are_built(rig: Rig) -> None:
+    """A source with a header of its own, or with a registration, is compiled with all headers at once."""
+    outcome = judge(rig, SEVERAL, "torch.ops.registered.same(m.twice(x))")
+    assert outcome.category is Category.PASSED, outcome
+    assert (outcome.evidence.build.libraries, compiled(outcome)) == (2, [("a.o", "few")])
+
+
+NINJA = """
+cxx = c++
+cflags = -isystem /torch
+post_cflags = {post}
+
+rule compile
+  command = $cxx -MMD -MF $out.d $cflags -c $in -o $out $post_cflags
+  depfile = $out.d
+  deps = gcc
+
+rule link
+  command = $cxx $in $ldflags -o $out
+
+build main.o: compile {source}
+
+build x.so: link main.o
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "post", "fewer"),
+    [
+        ("#include <torch/extension.h>\nint a;", "", True),
+        ("#define A(x) x##_out\n", "", False),
+        ("TORCH_LIBRARY(a, m) {}", "", False),
+        ("#if TORCH_VERSION_MAJOR > 1\n#endif", "", False),
+        ('#include "own.h"', "", False),
+        ('#include "elsewhere.h"', "", True),
+        ("int a;", "-I/elsewhere", False),
+    ],
+)
+def test_a_source_that_could_tell_is_left_alone(tmp_path: Path, source: str, post: str, fewer: bool) -> None:
+    """So is one whose headers lie elsewhere; torch's command for it stays as it is."""
+    path = tmp_path / "main.cpp"
+    path.write_text(source)
+    (tmp_path / "own.h").write_text("")
+    text = NINJA.format(source=path, post=post)
+    (tmp_path / "build.ninja").write_text(text)
+    headers.try_fewer(lambda directory: None, str(tmp_path))
+    written = (tmp_path / "build.ninja").read_text()
+    assert (f"build main.o: compile_with_few {path}" in written) is fewer
+    for line in text.replace(f"build main.o: compile {path}", "").splitlines():
+        assert line in written
+
+
+def test_a_compiler_s_message_is_that_of_all_headers(tmp_path: Path) -> None:
+    """It stands there once, and one of a good source's warnings too."""
+    path = tmp_path / "main.cpp"
+
+    def ninja(directory: str) -> str:
+        command = ["ninja", "-v", "-C", directory, "main.o"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    text = NINJA.format(source=path, post="-Wall")
+    path.write_text("int f() { return missing; }")
+    (tmp_path / "build.ninja").write_text(text)
+    assert headers.try_fewer(ninja, str(tmp_path)).count("was not declared") == 1
+    path.write_text("int f() { int unused; return 0; }")
+    (tmp_path / "build.ninja").write_text(text)  # as torch does for every build
+    assert headers.try_fewer(ninja, str(tmp_path)).count("unused variable") == 1
+    assert (tmp_path / "main.o").exists()
+
+
+def test_a_build_that_looks_otherwise_is_left_alone(tmp_path: Path) -> None:
+    """A later torch may write other rules, or none: they are run as they are."""
+    called: list[str] = []
+    headers.try_fewer(called.append, str(tmp_path))
+    path = tmp_path / "main.cpp"
+    path.write_text("int a;")
+    text = NINJA.format(source=path, post="").replace("command = $cxx", "command = env A=1 $cxx")
+    (tmp_path / "build.ninja").write_text(text)
+    headers.try_fewer(called.append, str(tmp_path))
+    assert (tmp_path / "build.ninja").read_text() == text
+    assert called == [str(tmp_path)] * 2
+
+
+def test_operators_that_a_source_names_come_along() -> None:
+    """However it names them."""
+    assert headers._operators("at::sum_out(a); x.relu_(); torch::matmul; using at::softmax; no_operator()") == [
+        "matmul",
+        "relu",
+        "softmax",
+        "sum",
+    ]
+
+
+def test_torch_s_builder_is_as_it_was_afterwards() -> None:
+    """What is put in its place lasts as long as a build."""
+    builder = libraries.builder()
+    before = builder._run_ninja_build
+    with libraries.quick_compilers():
+        assert builder._run_ninja_build is not before
+    assert builder._run_ninja_build is before
+
+
+CUDA = """
+#include <torch/types.h>
+#include <cuda_runtime.h>
+template <typename T> __global__ void scale(const T* a, T* b, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        b[i] = a[i] * T(2) + max(abs(a[i]), T(0)) * T(0);
+    }
+}
+torch::Tensor twice(torch::Tensor a) {
+    auto out = torch::empty_like(a);
+    AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "twice", [&] {
+        scale<scalar_t><<<4, 256>>>(a.data_ptr<scalar_t>(), out.data_ptr<scalar_t>(), a.numel());
+    });
+    return out;
+}
+"""
+
+
+def test_device_code_is_the_same(tmp_path: Path) -> None:
+    """nvcc gives the same PTX with fewer headers and with all."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    source = tmp_path / "cuda.cu"
+    source.write_text(CUDA)
+    assert headers._write_headers(tmp_path / "headers", source)
+    include = Path(torch.__file__).parent / "include"
+    places = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
+    command = ["nvcc", "-ptx", "-std=c++20", "--expt-relaxed-constexpr", "-gencode=arch=compute_90,code=compute_90"]
+    command += [word for place in places for word in ("-isystem", str(place))]
+    code: list[str] = []
+    for flags in ([], ["-DAT_PER_OPERATOR_HEADERS", f"-I{tmp_path}/headers"]):
+        target = tmp_path / f"{len(code)}.ptx"
+        subprocess.run([*command, *flags, str(source), "-o", str(target)], check=True)
+        code.append("\n".join(line for line in target.read_text().splitlines() if not line.startswith("//")))
+    assert "scale" in code[0]
+    assert code[0] == code[1]

@@ -1,0 +1,182 @@
+"""`kqueue mcp` itself: how it starts and ends, what it needs, and a fleet that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from kqueue.config import Config
+from tests.http.serving import Served as Process
+from tests.http.serving import problem_of
+from tests.http.standin import Served
+from tests.mcp.agents import COMMAND, Here, Http, over_http, over_stdio, refusal, told
+
+GIVEN = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch"}
+
+
+def run(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """What the command says that ends by itself."""
+    command = [*COMMAND, *arguments] if not code else [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.slow("starts programs")
+def test_without_the_sdk_it_says_what_to_install() -> None:
+    """Status 3, and one line."""
+    code = (
+        "import sys; sys.modules['mcp'] = None; sys.argv = ['kqueue', 'mcp']\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'mcp' else real(name, *more)\n"
+        "from kqueue.cli import main; main()"
+    )
+    done = run(code=code)
+    assert done.returncode == 3
+    assert done.stderr == "kqueue: serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`\n"
+
+
+@pytest.mark.slow("starts programs")
+def test_help_needs_no_sdk() -> None:
+    """The command line lists the command without loading what it needs."""
+    code = (
+        "import sys\nsys.argv = ['kqueue', '--help']\nfrom kqueue.cli import app\n"
+        "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print('LOADED', sorted(loaded & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))"
+    )
+    done = run(code=code)
+    assert "mcp" in done.stdout
+    assert "LOADED []" in done.stdout
+
+
+@pytest.mark.slow("starts programs")
+def test_the_tools_load_no_torch_and_no_database() -> None:
+    """An agent's server starts quickly; for a fleet over HTTP it needs neither Celery nor SQLAlchemy of its own."""
+    done = run(code="import kqueue.mcp.door, sys; print(sorted({n.partition('.')[0] for n in sys.modules}))")
+    assert "'httpx'" in done.stdout
+    for name in ("torch", "workers", "celery", "sqlalchemy"):
+        assert f"'{name}'" not in done.stdout
+
+
+@pytest.mark.slow("starts programs")
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--http", "18189"], 3, "give HOST:PORT, such as 127.0.0.1:18189"),
+        (["--http", "127.0.0.1:99999"], 3, "give HOST:PORT"),
+        (["--http", "192.0.2.1:0"], 3, "cannot listen on 192.0.2.1:0"),
+        (["--allow-host", "fleet.example"], 2, "--allow-host: it is for --http"),
+    ],
+)
+def test_bad_options(arguments: list[str], status: int, said: str) -> None:
+    """One line that says what to give."""
+    done = run(*arguments, KQUEUE_URL="http://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow("starts programs")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_when_it_is_told(number: int) -> None:
+    """A signal ends the process on stdio at once, though nobody has closed its input."""
+    with subprocess.Popen(
+        COMMAND, env=os.environ | {"KQUEUE_URL": "http://127.0.0.1:1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hello = (
+            '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},'
+            '"clientInfo":{"name":"t","version":"1"}}}\n'
+        )
+        process.stdin.write(hello.encode())
+        process.stdin.flush()
+        assert b'"kqueue"' in process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(60) == -number
+
+
+def test_the_http_server_ends_with_open_sessions(api: Served, token) -> None:
+    """SIGTERM ends it with 0 while an agent listens and waits."""
+
+    async def main(server: Http) -> int:
+        async with anyio.create_task_group() as tasks, over_http(server.url, token(), mode="legacy") as client:
+            told(await client.call_tool("judge", GIVEN | {"timeout_s": 0}))
+            status = await asyncio.to_thread(server.stop)
+            tasks.cancel_scope.cancel()
+        return status
+
+    with Http({"KQUEUE_URL": api.url}) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert asyncio.run(main(server)) == 0
+
+
+def test_a_fleet_that_is_away_is_told_as_such(config: Config, worker_id, token, tmp_path: Path) -> None:
+    """The agent hears that it is not the kernel; the same session works when the fleet is back."""
+    served = Process(config, tmp_path / "serve.log")
+    environment = {"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token()}
+
+    async def main() -> None:
+        async with over_stdio(environment) as client:
+            said = refusal(await client.call_tool("judge", GIVEN))
+            assert "cannot be reached" in said
+            assert "This says nothing about the kernel." in said
+            await asyncio.to_thread(served.start)
+            result = await client.call_tool("judge", GIVEN | {"timeout_s": 0})
+            assert told(result)["state"] == "queued"
+
+    try:
+        asyncio.run(main())
+    finally:
+        served.stop()
+
+
+def test_a_wait_lives_through_a_restart(config: Config, worker_id, token, judged, queued, tmp_path: Path) -> None:
+    """Progress says that the fleet is away; the verdict comes when it is back."""
+    heard: list[str] = []
+
+    async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
+        heard.append(message or "")
+
+    async def until(words: str) -> None:
+        with anyio.fail_after(90):
+            while not any(words in message for message in heard):
+                await anyio.sleep(0.05)
+
+    async def main(served: Process) -> Any:
+        async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token()}) as client:
+
+            async def restart() -> None:
+                await until("waits:")
+                await asyncio.to_thread(served.stop, signal.SIGKILL)
+                await until("cannot be reached")
+                await asyncio.to_thread(served.start)
+                [identity] = queued()
+                await asyncio.to_thread(judged, identity)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(restart)
+                return await client.call_tool("judge", GIVEN | {"timeout_s": 300}, progress_callback=progress)
+
+    with Process(config, tmp_path / "serve.log") as served:
+        assert told(asyncio.run(main(served)))["passed"]
+
+
+@pytest.mark.slow("the fleet is asked again for ten seconds")
+def test_an_agent_elsewhere_is_told_that_the_fleet_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 and when to ask again, without a word about the fleet's address."""
+    monkeypatch.setenv("KQUEUE_URL", "http://127.0.0.1:1")
+    with Here() as here:
+        answer = httpx.post(here.url, json={}, headers={"Authorization": "Bearer kq_x"}, timeout=60)
+        assert "127.0.0.1:1" not in problem_of(answer, 503, "database_unavailable")["detail"]
+        assert answer.headers["retry-after"]

@@ -1,0 +1,92 @@
+"""Commands that write kernels, and what they are told."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kqueue.errors import ProposerFailed
+from kqueue.search.proposers import Command, Question, Recorded
+from tests.waiting import alive, until
+
+QUESTION = Question("run", 1, 1, "p", "torch", "k", {"speedup": 1.0}, "f", None, "prompt")
+
+
+def python(code: str) -> str:
+    return shlex.join([sys.executable, "-c", code])
+
+
+def test_a_command_reads_json_and_writes_a_kernel() -> None:
+    """All fields of the question are there."""
+    code = "import json, sys; q = json.load(sys.stdin); print(q['kernel'], q['scores'], q['summary'], len(q))"
+    assert Command(python(code), answer_s=60).propose(QUESTION) == "k {'speedup': 1.0} None 10\n"
+
+
+def test_a_command_need_not_read_the_question() -> None:
+    """A long question to a command that ends at once is no failure."""
+    long = Question("run", 1, 1, "p" * 1_000_000, "torch", "k", {}, "f", None, "prompt")
+    assert Command(python("print('mine')"), answer_s=60).propose(long) == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (python("raise SystemExit('out of ideas')"), "ended with 1: out of ideas"),
+        (python("pass"), "wrote nothing to stdout"),
+        (python("import sys; sys.stdout.buffer.write(b'\\xff')"), "not UTF-8"),
+        (python("import time; time.sleep(100)"), "gave no answer in 0.5 s"),
+        ("/no/such/program", "No such file"),
+    ],
+)
+def test_a_command_without_an_answer(command: str, says: str) -> None:
+    """The message says which command, and why."""
+    with pytest.raises(ProposerFailed, match=says):
+        Command(command, answer_s=0.5 if "sleep" in command else 60).propose(QUESTION)
+
+
+def test_a_folder_that_shrank(tmp_path: Path) -> None:
+    """A proposal whose file is gone since its step was planned has no answer, and is told what to do."""
+    (tmp_path / "1.py").write_text("one")
+    (tmp_path / "2.py").write_text("two")
+    folder = Recorded(tmp_path)
+    assert folder.propose(replace(QUESTION, number=2)) == "two"
+    (tmp_path / "2.py").unlink()
+    with pytest.raises(ProposerFailed, match=r"now holds 1 .*none for proposal 2; put back"):
+        Recorded(tmp_path).propose(replace(QUESTION, number=2))
+
+
+def test_closing_kills_the_command_and_what_it_started(tmp_path: Path) -> None:
+    """Nothing of it is left, and no other is begun."""
+    code = (
+        "import os, subprocess, sys, time;"
+        " p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)']);"
+        f" f = open({str(tmp_path / 'new')!r}, 'w'); f.write(f'{{os.getpid()}} {{p.pid}}'); f.close();"
+        f" os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pids')!r}); time.sleep(100)"
+    )
+    command = Command(python(code), answer_s=100)
+    failed: list[ProposerFailed] = []
+
+    def ask() -> None:
+        try:
+            command.propose(QUESTION)
+        except ProposerFailed as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until((tmp_path / "pids").exists, what="the command")
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    before = time.monotonic()
+    command.close()
+    asking.join(60)
+    assert time.monotonic() - before < 60
+    assert failed
+    until(lambda: not any(alive(pid) for pid in pids), what="the end of what it started")
+    with pytest.raises(ProposerFailed, match="over"):
+        command.propose(QUESTION)

@@ -1,0 +1,661 @@
+"""`kqueue pytest` and `pytest --kqueue`: real pytest in real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Cli
+from tests.waiting import alive, until
+from workers.judge.host.alone import NoRoom, room
+from workers.judge.host.scratch import device_lock, prepare
+from workers.judge.host.turns import opened, turn
+
+#: Most seconds for a command. Nothing here depends on how long one takes, and the host may be busy.
+LIMIT_S = 300
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "pytest"
+
+CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--word", default="none")
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "slowly" in item.name:
+            item.add_marker("slow")
+
+@pytest.fixture(scope="session")
+def word(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("session")
+    print("the session begins")
+    yield request.config.getoption("--word")
+    assert folder.exists()
+"""
+FIRST = """
+import sys, warnings, pytest
+
+@pytest.mark.parametrize("x", ["a/b", "[c]", "d::e", "\\u00fc"])
+def test_named(x, word, tmp_path):
+    print("seen", x)
+    warnings.warn("careful")
+    assert word == "none" and tmp_path.is_dir()
+
+class TestGroup:
+    def test_property(self, record_property):
+        record_property("size", 3)
+
+    @pytest.mark.xfail(reason="known")
+    def test_expected(self):
+        assert 0
+
+    def test_fails(self, word):
+        print("on stdout")
+        print("on stderr", file=sys.stderr)
+        assert word == "another"
+"""
+SECOND = """
+import pytest
+
+def test_slowly(): pass
+
+@pytest.mark.skip(reason="not today")
+def test_skipped(): pass
+
+def test_fails_too(): raise ValueError("no")
+
+@pytest.fixture
+def broken(): raise RuntimeError("fixture")
+
+def test_error(broken): pass
+"""
+
+
+def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest as it is."""
+    return ran(cli, "-P", "-m", "pytest", *arguments)
+
+
+def ran(cli: Cli, *arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment, **changed},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """The command in a folder of its own, with no plugin of pytest but kqueue's, and devices of its own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "KQUEUE_SCRATCH": str(tmp_path / "scratch"), "COLUMNS": "120"}
+    return Cli(folder, environment, patience_s=LIMIT_S)
+
+
+def body(text: str) -> list[str]:
+    """What pytest prints, without its header and the times."""
+    lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
+    return [line.strip() for line in lines if not line.startswith(("platform", "plugins:", "kqueue:", "cachedir"))]
+
+
+def results(file: Path) -> dict[str, str]:
+    """What JUnit's XML says of each test: empty if it passed, or else the kind and the text of what it says."""
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        assert case.attrib["name"] not in found
+        said = [f"{one.tag}: {one.attrib.get('message')} {one.text}" for one in case if one.tag in {"failure", "error"}]
+        found[case.attrib["name"]] = " ".join(said)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-rA"],
+        ["-v", "-k", "named or fails"],
+        ["-m", "slow", "-p", "no:cacheprovider"],
+        ["-q", "-x"],
+        ["--deselect", "test_first.py::TestGroup::test_fails", "test_second.py", "test_first.py"],
+        ["-k", "nothing_of_this_name"],
+        ["not_there.py"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: list[str]) -> None:
+    """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
+    cli.write("conftest.py", CONFTEST)
+    cli.write("test_first.py", FIRST)
+    cli.write("test_second.py", SECOND)
+    isolated, expected = cli("pytest", "--slots", "1", *options), plain(cli, *options)
+    assert body(isolated.stdout) == body(expected.stdout)
+    assert isolated.returncode == expected.returncode
+
+
+@pytest.mark.parametrize("isolate", ["test", "class"])
+def test_a_class_or_a_test_can_have_a_process_of_its_own(cli: Cli, isolate: str) -> None:
+    """What is told of each test stays what pytest tells; nothing is shared beyond the class or the test."""
+    module = """
+import os
+seen = set()
+def test_one(): seen.add("one"); print("pid", os.getpid())
+def test_two(): assert "one" not in seen
+class TestThree:
+    def test_three(self): assert not seen; seen.add("three")
+    def test_four(self): assert "three" in seen
+"""
+    cli.write("test_a.py", module)
+    done = cli("pytest", "-v", f"--isolate={isolate}")
+    told = dict(re.findall(r"^test_a.py::(\S+) (\w+) +\[", done.stdout, re.MULTILINE))
+    failed = {"test": "TestThree::test_four", "class": "test_two"}[isolate]
+    assert {name for name, word in told.items() if word == "FAILED"} == {failed}
+    assert len(told) == 4
+    assert "1 failed, 3 passed" in done.stdout
+
+
+def test_junit_s_xml_is_pytest_s_own(cli: Cli) -> None:
+    """Cases, properties and captured output are in it, as pytest writes them."""
+    cli.write("conftest.py", CONFTEST)
+    cli.write("test_first.py", FIRST)
+    cli.write("test_second.py", SECOND)
+    cli("pytest", "--junitxml", "isolated.xml", "--slots", "2")
+    plain(cli, "--junitxml", "plain.xml")
+
+    def read(name: str) -> list[str]:
+        text = re.sub(r' (time|timestamp|hostname)="[^"]*"|0x[0-9a-f]+', "", (cli.directory / name).read_text())
+        return sorted(re.split(r"(?=<testcase)", text.replace("</testsuite></testsuites>", "")))
+
+    assert read("isolated.xml") == read("plain.xml")
+
+
+def test_what_failed_last_is_run_alone(cli: Cli) -> None:
+    """`--lf` chooses what failed, as the cache is the controlling pytest's; a test that is mended leaves it."""
+    cli.write("test_one.py", "def test_a(): pass\ndef test_b(): assert 0\n")
+    cli.write("test_two.py", "def test_c(): assert 0\n")
+    assert "2 failed, 1 passed" in cli("pytest", "--slots", "2").stdout
+    cli.write("test_two.py", "def test_c(): pass\n")
+    assert "1 failed, 1 passed" in cli("pytest", "--lf").stdout
+    assert "1 failed, 1 deselected" in cli("pytest", "--lf", "test_one.py").stdout
+
+
+def test_a_module_that_cannot_be_imported_is_a_collection_error(cli: Cli) -> None:
+    """Status and words are pytest's."""
+    cli.write("test_bad.py", "import not_installed\n")
+    cli.write("test_good.py", "def test_a(): pass\n")
+    for options in ([], ["--continue-on-collection-errors"]):
+        isolated, expected = cli("pytest", *options), plain(cli, *options)
+        assert body(isolated.stdout) == body(expected.stdout)
+        assert isolated.returncode == expected.returncode
+
+
+def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> None:
+    """What a module takes from one that was imported before it is not there in a process of its own."""
+    cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
+    cli.write("test_b.py", "shared\ndef test_b(): pass\n")
+    done = cli("pytest")
+    assert done.returncode == 1
+    assert "test_b.py could not be collected in a process of its own" in done.stdout
+    assert "NameError" in done.stdout
+    assert "1 passed, 1 error" in done.stdout
+
+
+DYING = """
+import ctypes, os, signal, pytest
+
+@pytest.fixture
+def dies():
+    os._exit(3)
+
+@pytest.fixture
+def dies_late():
+    yield
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_first(): pass
+def test_segfault():
+    print("reached")
+    ctypes.string_at(0)
+def test_exit(): os._exit(0)
+def test_setup(dies): pass
+def test_teardown(dies_late): pass
+def test_between(): pass
+def test_last(): pass
+"""
+
+
+def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
+    """It is named, with the signal or status and what it printed; the tests behind it run in another process."""
+    cli.write("test_dying.py", DYING)
+    cli.write("test_other.py", "def test_other(): pass\n")
+    done = cli("pytest", "--junitxml", "out.xml", "--slots", "2")
+    assert done.returncode == 1
+    found = results(cli.directory / "out.xml")
+    assert {name for name, said in found.items() if not said} == {
+        "test_first",
+        "test_between",
+        "test_last",
+        "test_other",
+    }
+    for name, kind, words in (
+        ("test_segfault", "failure", ["SIGSEGV", "reached", "in test_segfault"]),
+        ("test_exit", "failure", ["exit status 0"]),
+        ("test_setup", "error", ["exit status 3"]),
+        ("test_teardown", "error", ["SIGKILL"]),
+    ):
+        assert found[name].startswith(kind)
+        assert all(word in found[name] for word in words), found[name]
+    assert "2 failed, 5 passed, 2 errors" in done.stdout
+
+
+def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
+    """It fails, and says where it was. The limit is a test's: what comes before may take longer."""
+    cli.write(
+        "test_hangs.py",
+        "import os, time\n"
+        "if 'KQUEUE_HOME' not in os.environ:\n    time.sleep(3)\n"
+        "def test_hangs():\n    open('hangs', 'w').close()\n    time.sleep(10_000)\n",
+    )
+    done = cli("pytest", "--kqueue-timeout", "2", KQUEUE_HOME=str(cli.directory / "home"))
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout
+    assert "took longer than 2 s (--kqueue-timeout)" in done.stdout
+    if (cli.directory / "hangs").exists():  # it need not have come so far, on a busy host
+        assert "in test_hangs" in done.stdout
+
+
+def test_a_process_that_dies_at_its_end_is_told_of_its_module(cli: Cli) -> None:
+    """Its last test has an error that names the module, once in the report and once in JUnit's XML."""
+    cli.write("test_ends.py", "import atexit, os\ndef test_a(): atexit.register(os._exit, 7)\ndef test_b(): pass\n")
+    cli.write("test_other.py", "def test_other(): pass\n")
+    done = cli("pytest", "--junitxml", "out.xml")
+    assert done.returncode == 1
+    assert "3 passed, 1 error" in done.stdout
+    assert "after the last test of module test_ends.py its process ended with exit status 7" in done.stdout
+    found = results(cli.directory / "out.xml")
+    assert [name for name, said in found.items() if said] == ["test_b"]
+
+
+def test_the_examples_break_together_and_not_alone(cli: Cli) -> None:
+    """Together, one module fails for another and the process dies unnamed; alone, only the one that dies is named."""
+    shutil.copytree(EXAMPLES, cli.directory, dirs_exist_ok=True)
+    together = plain(cli)
+    assert together.returncode == -signal.SIGABRT
+    assert "FAILED test_b_sums.py" in together.stdout
+    assert "test_c_unloads.py ........" in together.stdout
+    done = cli("pytest")
+    assert done.returncode == 1
+    assert "10 passed, 1 skipped, 1 error" in done.stdout
+    assert "ERROR test_c_unloads.py::test_step[7]" in done.stdout
+    assert "a module's table was overwritten" in done.stdout
+
+
+def test_what_a_test_leaves_behind_is_ended(cli: Cli) -> None:
+    """A process in a session of its own too."""
+    cli.write(
+        "test_leaves.py",
+        "import subprocess\n"
+        "def test_a():\n"
+        "    left = subprocess.Popen(['sleep', '10000'], start_new_session=True)\n"
+        "    open('pid', 'w').write(str(left.pid))\n",
+    )
+    assert cli("pytest").returncode == 0
+    assert not alive(int((cli.directory / "pid").read_text()))
+
+
+@contextmanager
+def running(cli: Cli, *options: str) -> Generator[subprocess.Popen[str]]:
+    """The command, while it runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kqueue", "pytest", *options],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+WAITING = """
+import os, subprocess, time, pytest
+
+@pytest.fixture
+def resource():
+    yield
+    open("torn_down", "w").close()
+
+def test_waits(resource):
+    left = subprocess.Popen(["sleep", "10000"], start_new_session=True)
+    open("new", "w").write(f"{os.getpid()} {left.pid}")
+    os.rename("new", "pids")
+    time.sleep(10_000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
+    """Ctrl-C tears fixtures down and reports; whatever ends the command ends its tests and what they started."""
+    cli.write("test_waits.py", WAITING)
+    with running(cli) as process:
+        file = cli.directory / "pids"
+        until(file.exists, LIMIT_S)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == (2 if number is signal.SIGINT else -number)
+        pids = [int(word) for word in file.read_text().split()]
+        until(lambda: not any(map(alive, pids)), LIMIT_S)
+    assert (cli.directory / "torn_down").exists()
+    if number is signal.SIGINT:
+        assert "KeyboardInterrupt" in out
+
+
+def test_much_output_is_no_trouble(cli: Cli) -> None:
+    """A report of many megabytes and output beside pytest's capture pass; of the latter the end is kept."""
+    cli.write(
+        "test_much.py",
+        "import os, sys\n"
+        "def test_captured():\n    sys.stdout.write('x' * 5_000_000); assert 0\n"
+        "def test_beside(capfd):\n"
+        "    with capfd.disabled():\n        os.write(1, b'y' * 1_000_000 + b'the end')\n"
+        "    os._exit(1)\n",
+    )
+    done = cli("pytest", "--show-capture=no")
+    assert "2 failed" in done.stdout
+    assert "yyythe end" in done.stdout
+    assert len(done.stdout) < 100_000
+
+
+def test_output_is_passed_on_where_pytest_captures_none(cli: Cli) -> None:
+    """`-s` shows what tests print while they print it."""
+    cli.write("test_prints.py", "def test_a(): print('from the test')\n")
+    assert "from the test" in cli("pytest", "-s").stdout
+
+
+def test_a_test_can_end_the_run(cli: Cli) -> None:
+    """By `pytest.exit()`, with its reason and status; by `session.shouldstop` or `shouldfail`; by KeyboardInterrupt."""
+    cli.write("test_a.py", "import pytest\ndef test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
+    done = cli("pytest")
+    assert done.returncode == 9
+    assert "Exit: enough" in done.stdout
+    for field, status in (("shouldstop", 2), ("shouldfail", 1)):
+        cli.write("test_a.py", f"def test_a(request): request.session.{field} = 'halt'\ndef test_b(): pass\n")
+        isolated, expected = cli("pytest", "--maxfail=2"), plain(cli, "--maxfail=2")
+        assert body(isolated.stdout) == body(expected.stdout)
+        assert isolated.returncode == expected.returncode == status
+    cli.write(
+        "test_a.py",
+        "import pytest, time\n"
+        "@pytest.fixture\n"
+        "def resource():\n    yield\n    time.sleep(2)\n    open('torn_down', 'w').close()\n"
+        "def test_a(resource): raise KeyboardInterrupt\n"
+        "def test_b(resource): assert 0\n"
+        "def test_c(): open('ran', 'w').close()\n",
+    )
+    done = cli("pytest", "-x", "-k", "test_b or test_c")
+    assert done.returncode == 1
+    (cli.directory / "torn_down").unlink()
+    done = cli("pytest", "--slots", "1")
+    assert done.returncode == 2
+    assert "test_a.py:7: KeyboardInterrupt" in done.stdout
+    assert "no tests ran" in done.stdout
+    assert (cli.directory / "torn_down").exists()
+    assert not (cli.directory / "ran").exists()
+
+
+def test_a_process_of_tests_has_files_and_settings_of_its_own(cli: Cli) -> None:
+    """It has caches and a temporary folder of its own, no setting of the fleet, and what the user has set of caches."""
+    cli.write(
+        "test_own.py",
+        "import os, tempfile\n"
+        "def test_own():\n"
+        "    assert not [name for name in os.environ if name.startswith('KQUEUE_')]\n"
+        "    assert os.environ['TRITON_CACHE_DIR'] == '/a/cache/of/mine'\n"
+        "    assert os.environ['CUPY_CACHE_DIR'] != os.environ['TORCH_EXTENSIONS_DIR']\n"
+        "    assert tempfile.gettempdir() == os.environ['TMPDIR']\n"
+        "    open('tmpdir', 'w').write(os.environ['TMPDIR'])\n",
+    )
+    done = cli("pytest", TRITON_CACHE_DIR="/a/cache/of/mine", KQUEUE_DATABASE_URL="postgresql://u:p@h/d")
+    assert done.returncode == 0, done.stdout
+    assert not Path((cli.directory / "tmpdir").read_text()).exists()
+
+
+TURNS = """
+import os, time, pytest
+
+def done(name):
+    open(name, "w").close()
+
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.02)
+
+def test_locked():
+    done("locked")
+    wait_for("seen")
+
+@pytest.mark.kqueue_unlocked
+def test_unlocked():
+    done("unlocked")
+    wait_for("judged")
+
+def test_behind():
+    done("behind")
+"""
+
+
+def test_tests_and_a_fleet_take_turns_on_their_device(cli: Cli, tmp_path: Path) -> None:
+    """A test waits while a fleet times or judges a suspect, and keeps a fleet from it; one with the mark does not."""
+    cli.write("test_a.py", TURNS)
+    prepare(tmp_path / "scratch")
+    lock = device_lock(tmp_path / "scratch", "cpu")
+    there = [(cli.directory / name).exists for name in ("locked", "unlocked", "behind")]
+    with opened(lock) as held, opened(lock.with_suffix(".queue")) as queue:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def somebody_waits() -> bool:
+            try:
+                fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            fcntl.flock(queue, fcntl.LOCK_UN)
+            return False
+
+        with running(cli, "--strict-markers") as process:
+            until(somebody_waits, LIMIT_S)
+            time.sleep(0.2)
+            assert not there[0]()
+            fcntl.flock(held, fcntl.LOCK_UN)
+            until(there[0], LIMIT_S)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(NoRoom), room(lock, alone=True, patience_s=0):
+                pass
+            cli.write("seen", "")
+            until(there[1], LIMIT_S)
+            with room(lock, alone=True), turn(lock, fcntl.LOCK_EX):
+                cli.write("judged", "")
+                time.sleep(0.2)
+                assert not there[2]()
+            out, _ = process.communicate(timeout=LIMIT_S)
+    assert "3 passed" in out
+
+
+DRIVER = """
+static int broken;
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDevicePrimaryCtxGetState(int d, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int d) { *context = &broken; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
+int cuCtxPushCurrent_v2(void *context) { return 0; }
+int cuCtxPopCurrent_v2(void **context) { return 0; }
+int cuCtxSynchronize(void) { return broken; }
+int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; return 0; }
+void write_out_of_bounds(void) { broken = 700; }
+"""
+
+
+@pytest.fixture
+def driver(cli: Cli) -> None:
+    """A stand-in for CUDA's driver, of which a function breaks the context."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    cli.write("driver.c", DRIVER)
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(command, cwd=cli.directory, check=True)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_test_that_breaks_its_cuda_context_is_named(cli: Cli) -> None:
+    """The tests behind it have another process, and other modules know nothing of it."""
+    load = "import ctypes\ncuda = ctypes.CDLL('./libcuda.so.1')\n"
+    cli.write(
+        "test_a.py",
+        load + "def test_right(): pass\n"
+        "def test_overrun(): cuda.write_out_of_bounds()\n"
+        "def test_behind(): assert cuda.cuCtxSynchronize() == 0\n",
+    )
+    cli.write("test_b.py", load + "def test_other(): assert cuda.cuCtxSynchronize() == 0\n")
+    done = cli("pytest", "--junitxml", "out.xml")
+    assert done.returncode == 1
+    assert "4 passed, 1 error" in done.stdout
+    found = results(cli.directory / "out.xml")
+    assert [name for name, said in found.items() if said] == ["test_overrun"]
+    assert "left the CUDA context of its process broken: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in found["test_overrun"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_cuda_error_at_unloading_is_told_of_the_module(cli: Cli) -> None:
+    """What only shows when a module lets go of what it has compiled is the module's error, after its last test."""
+    cli.write(
+        "test_a.py",
+        "import ctypes\ncuda = ctypes.CDLL('./libcuda.so.1')\n"
+        "class Compiled:\n"
+        "    def __del__(self, cuda=cuda): cuda.write_out_of_bounds()\n"
+        "compiled = Compiled()\n"
+        "def test_one(): pass\n"
+        "def test_two(): pass\n",
+    )
+    cli.write("test_b.py", "def test_other(): pass\n")
+    done = cli("pytest")
+    assert done.returncode == 1
+    assert "3 passed, 1 error" in done.stdout
+    assert "after the last test of module test_a.py its process is left with a broken CUDA context" in done.stdout
+
+
+SANITIZER = """#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+echo "========= Invalid __global__ write of size 4 bytes" > "$2"
+shift 2
+exec "$@"
+"""
+
+
+def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path: Path) -> None:
+    """Its findings stand in the report of the failed test, and in JUnit's XML; what passed is not run again."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "compute-sanitizer"
+    program.write_text(SANITIZER)
+    program.chmod(0o755)
+    count = "open(__file__ + '.runs', 'a').write('x')\n"
+    cli.write("test_bad.py", f"def test_a():\n    {count}    assert 0\ndef test_b(): pass\n")
+    cli.write("test_good.py", f"def test_c():\n    {count}")
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = cli("pytest", "--sanitize", "--junitxml", "out.xml", PATH=path)
+    assert done.returncode == 1
+    assert "1 failed, 2 passed" in done.stdout
+    assert "Invalid __global__ write of size 4 bytes" in done.stdout
+    assert "Invalid __global__ write" in results(cli.directory / "out.xml")["test_a"]
+    assert (cli.directory / "test_bad.py.runs").read_text() == "xx"
+    assert (cli.directory / "test_good.py.runs").read_text() == "x"
+    stopped = cli("pytest", "--sanitize", "-x", PATH=path).stdout
+    assert "1 failed in" in stopped
+    assert "Invalid __global__ write" in stopped
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-p", "xdist", "-n", "2"], "leave out pytest-xdist's options"),
+        (["--pdb"], "--pdb needs the tests in pytest's own process"),
+        (["--sanitize"], "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
+        (["--kqueue-timeout", "soon"], "'soon' is no number of seconds"),
+        (["--isolate", "file"], "invalid choice: 'file'"),
+    ],
+    ids=["xdist", "pdb", "sanitize", "timeout", "isolate"],
+)
+def test_what_cannot_be_is_refused(cli: Cli, options: list[str], words: str) -> None:
+    """Usage errors say what to do, and no test runs."""
+    cli.write("test_a.py", "def test_a(): open('ran', 'w').close()\n")
+    done = cli("pytest", *options, CUDA_HOME="", CUDA_PATH="")
+    assert done.returncode == 4
+    assert words in done.stdout + done.stderr
+    assert not (cli.directory / "ran").exists()
+
+
+def test_a_broken_setting_of_kqueue_is_refused(cli: Cli) -> None:
+    """A GPU that is not there is said, as a usage error."""
+    cli.write("test_a.py", "def test_a(): pass\n")
+    done = cli("pytest", KQUEUE_GPUS="GPU-of-another-host")
+    assert done.returncode == 4
+    assert "KQUEUE_GPUS=GPU-of-another-host" in done.stdout + done.stderr
+
+
+def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
+    """It imports neither the rest of kqueue nor anything large."""
+    cli.write(
+        "test_a.py",
+        "import sys\n"
+        "def test_a():\n"
+        "    ours = {name for name in sys.modules if name.split('.')[0] in ('kqueue', 'workers')}\n"
+        "    assert ours == {'workers', 'workers.testing', 'workers.testing.plugin'}\n"
+        "    assert not {'pydantic', 'torch'} & set(sys.modules)\n",
+    )
+    done = plain(cli, "-p", "kqueue")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_plugin_is_all_that_the_command_needs(cli: Cli) -> None:
+    """`pytest --kqueue` in a project's settings does what `kqueue pytest` does."""
+    cli.write("pytest.ini", "[pytest]\naddopts = -p kqueue --kqueue --kqueue-slots 2\n")
+    cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
+    done = plain(cli)
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_without_pytest_the_command_says_what_to_install() -> None:
+    """The error names the extra."""
+    code = (
+        "import sys; sys.modules['pytest'] = None; sys.argv = ['kqueue', 'pytest']; from kqueue.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 3
+    assert "pip install 'kqueue[pytest]'" in done.stderr

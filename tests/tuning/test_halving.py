@@ -1,0 +1,244 @@
+"""What a tuning judges next and what wins, with scores that the tests say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kqueue.errors import InvalidRequest
+from kqueue.tuning.halving import Entry, Halving, Result
+from kqueue.tuning.space import ORIGINAL, Config, Space, from_values, parse
+
+KERNEL = "A = 1\nB = 1\nMODE = 'x'\nSWITCH = False\n\n\nclass ModelNew: ...\n"
+
+
+def halving(*grid: str, calls: int = 100, trials: int = 64, finalists: int = 2, repeats: int = 2) -> Halving:
+    return Halving(Space(KERNEL, parse(grid)), calls, trials, finalists, repeats)
+
+
+def run(plan: Halving, score: Callable[[Entry], float | None]) -> tuple[list[list[Entry]], list[Result]]:
+    """Go through a whole tuning; a score of 0 is a wrong kernel. Return the batches, and all results."""
+    batches: list[list[Entry]] = []
+    results: list[Result] = []
+    while (batch := plan.next(results)) is not None:
+        batches.append(batch)
+        scores = [(entry, score(entry)) for entry in batch]
+        results += [Result(entry, bool(value), value) for entry, value in scores]
+    return batches, results
+
+
+def value(entry: Entry) -> int:
+    """A configuration's first number; the original's is 1."""
+    return 1 if entry.config == ORIGINAL else int(entry.config[0])
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("A=64,128", ("64", "128")),
+        ("A=1..3", ("1", "2", "3")),
+        ("A=16..64..16,x", ("16", "32", "48", "64", "x")),
+        ("A=32..256..x2", ("32", "64", "128", "256")),
+        ("macro:A=-1..0", ("-1", "0")),
+    ],
+)
+def test_values_are_listed_or_ranges(word: str, values: tuple[str, ...]) -> None:
+    assert parse([word]) == [(word.partition("=")[0], values)]
+
+
+@pytest.mark.parametrize("word", ["A", "A=", "A=1,", "A=4..1", "A=0..8..x2", "A=1..8..0", "A=1..8..x1"])
+def test_words_that_are_no_values(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="write"):
+        parse([word])
+
+
+def test_values_of_json() -> None:
+    """As Python's and C's sources write them; lists are refused."""
+    assert from_values({"A": [1, 2.5, True, "x"]}) == [("A", ("1", "2.5", "true", "x"))]
+    with pytest.raises(InvalidRequest, match="give numbers"):
+        from_values({"A": [[1]]})
+
+
+@pytest.mark.parametrize(
+    ("grid", "says"),
+    [
+        ([], "at least one name"),
+        (["A=1,2", "A=3"], "given twice"),
+        (["A=2,2"], "given twice"),
+        (["A=1"], "nothing to try"),
+        (["A b=1,2"], "is no name"),
+        (["A=1..2000"], "1 to 1000 values"),
+        (["A=1,x"], "cannot be 'x'"),
+        (["A=2,1,0x1"], "A: 1 and 0x1 are the same value"),
+        (["A=+1,01,1"], "cannot be '01'"),
+        (["SWITCH=True,true"], "True and true are the same value"),
+    ],
+)
+def test_a_grid_that_is_refused(grid: list[str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        Space(KERNEL, parse(grid))
+
+
+def test_a_small_grid_is_judged_whole_and_halved() -> None:
+    """Few calls for all, more for the best third, all calls for the last few beside the original."""
+    batches, _ = run(halving("A=0..8"), lambda entry: value(entry))
+    assert [(len(batch), {entry.calls for entry in batch}) for batch in batches] == [(9, {11}), (3, {33}), (6, {100})]
+    # What the original is already, is not judged twice.
+    assert {entry.config for entry in batches[0]} == {ORIGINAL, *((str(n),) for n in (*range(9),) if n != 1)}
+    assert [entry.config for entry in batches[1]] == [("8",), ("7",), ("6",)]
+    assert [entry.config for entry in batches[2]] == [ORIGINAL, ("8",), ("7",)] * 2
+    assert [entry.repeat for entry in batches[2]] == [1, 1, 1, 2, 2, 2]
+
+
+def test_wrong_and_unknown_kernels_drop_out_at_once() -> None:
+    """What fails is not judged again, nor what nothing is known about."""
+
+    def score(entry: Entry) -> float | None:
+        return {8: 0.0, 7: None}.get(value(entry), value(entry))
+
+    plan = halving("A=0..8")
+    batches, results = run(plan, score)
+    later = {entry.config for batch in batches[1:] for entry in batch}
+    assert later == {ORIGINAL, ("6",), ("5",)}
+    winner = plan.winner(results)
+    assert winner is not None
+    assert (winner.config, winner.beats) == (("6",), True)
+
+
+def test_a_few_go_to_the_last_comparison_at_once() -> None:
+    batches, _ = run(halving("A=2,3"), value)
+    assert [len(batch) for batch in batches] == [3, 6]
+
+
+def test_few_calls_need_no_rungs() -> None:
+    """The contract's fewest calls are on one rung alone."""
+    assert halving("A=2,3", calls=5).rungs() == [5]
+    assert halving("A=2,3", calls=16).rungs() == [5, 16]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "beats"),
+    [((10, 10), (20, 30), True), ((10, 25), (20, 30), False), ((10, 10), (10, 10), False), ((30, 30), (20, 25), False)],
+)
+def test_what_wins_beats_the_original_beyond_its_spread(
+    own: tuple[float, float], other: tuple[float, float], beats: bool
+) -> None:
+    """Each of its scores is better than each of the original's; else the original has won."""
+
+    def score(entry: Entry) -> float:
+        scores = own if entry.config == ORIGINAL else other
+        return scores[entry.repeat - 1] if entry.repeat else 50.0
+
+    plan = halving("A=2", finalists=1)
+    _, results = run(plan, score)
+    winner = plan.winner(results)
+    assert winner is not None
+    assert (winner.config, winner.beats, winner.compared) == (("2",) if beats else ORIGINAL, beats, True)
+    assert plan.standings(results, winner)[0].config == winner.config
+
+
+def test_a_finalist_that_fails_once_has_lost() -> None:
+    def score(entry: Entry) -> float:
+        return 0.0 if entry.config == ("3",) and entry.repeat == 2 else value(entry)
+
+    plan = halving("A=2,3")
+    _, results = run(plan, score)
+    winner = plan.winner(results)
+    assert winner is not None
+    assert winner.config == ("2",)
+    assert [(one.config, one.right) for one in plan.standings(results, winner)][-1] == (("3",), False)
+
+
+def test_a_finalist_that_is_unknown_once_has_not_won() -> None:
+    """One score of two that is better proves nothing."""
+
+    def score(entry: Entry) -> float | None:
+        return None if entry.config == ("3",) and entry.repeat == 2 else value(entry)
+
+    plan = halving("A=2,3")
+    winner = plan.winner(run(plan, score)[1])
+    assert winner is not None
+    assert (winner.config, winner.beats) == (("2",), True)
+
+
+@pytest.mark.parametrize("repeat", [0, 1, 2])
+def test_an_original_that_is_unknown(repeat: int) -> None:
+    """Without it nothing is compared, and nothing more is judged."""
+
+    def score(entry: Entry) -> float | None:
+        return None if entry.config == ORIGINAL and entry.repeat == repeat else value(entry)
+
+    plan = halving("A=2,3")
+    batches, results = run(plan, score)
+    assert (len(batches), plan.winner(results)) == (2 if repeat else 1, None)
+
+
+def test_an_original_that_is_wrong() -> None:
+    """The best of the others wins, without a comparison; where none is right, nothing does."""
+    plan = halving("A=2,3")
+    _, results = run(plan, lambda entry: 0.0 if entry.config == ORIGINAL else value(entry))
+    winner = plan.winner(results)
+    assert winner is not None
+    assert (winner.config, winner.beats, winner.compared) == (("3",), False, False)
+    batches, results = run(plan, lambda _: 0.0)
+    assert (len(batches), plan.winner(results)) == (1, None)
+
+
+def test_an_original_that_alone_is_right() -> None:
+    plan = halving("A=2,3")
+    _, results = run(plan, lambda entry: 1.0 if entry.config == ORIGINAL else 0.0)
+    winner = plan.winner(results)
+    assert winner is not None
+    assert (winner.config, winner.beats, winner.compared) == (ORIGINAL, False, False)
+
+
+def test_a_large_space_is_sampled() -> None:
+    """Optuna learns where the scores are high; nothing is judged twice on a rung, and the number of trials holds."""
+    plan = halving("A=0..99", "B=0..99", trials=60)
+
+    def score(entry: Entry) -> float:
+        a, b = (1, 1) if entry.config == ORIGINAL else map(int, entry.config)
+        return 1.0 + a + b
+
+    batches, results = run(plan, score)
+    first = [entry.config for batch in batches for entry in batch if entry.calls == 11]
+    assert len(first) == len(set(first)) == 61
+    sums = [score(one.entry) for one in results if one.entry.calls == 11]
+    assert sum(sums[-28:]) / 28 > sum(sums[1:17]) / 16  # chosen by what was learned, and at random
+    assert run(plan, score)[0] == batches  # whoever goes on chooses the same
+
+
+def test_a_space_that_is_a_little_too_large_is_sampled_whole() -> None:
+    """The last configurations are found too, and the kernel's own values are not drawn again."""
+    batches, _ = run(halving("A=0..32", trials=32), value)
+    first = [entry.config for batch in batches for entry in batch if entry.calls == 11]
+    assert sorted(first) == sorted([ORIGINAL, *((str(n),) for n in range(33) if n != 1)])
+
+
+def test_importances_say_which_name_decides() -> None:
+    plan = halving("A=1..8", "MODE=x,y,z")
+    _, results = run(plan, lambda entry: 10.0 * value(entry))
+    found = plan.importances(results)
+    assert list(found) == ["A", "MODE"]
+    assert sum(found.values()) == pytest.approx(1)
+    assert found["A"] > 0.8
+
+
+def test_no_importances_where_nothing_can_be_said() -> None:
+    """Of too few configurations, of equal scores, of wrong kernels."""
+    for plan, score in (
+        (halving("A=2,3"), value),
+        (halving("A=1..8"), lambda _: 1.0),
+        (halving("A=1..8"), lambda _: 0.0),
+    ):
+        assert plan.importances(run(plan, score)[1]) == {}
+
+
+def test_names_and_values_of_configurations() -> None:
+    space = Space(KERNEL, parse(["A=1,2", "MODE=x,y"]))
+    assert (space.size, space.original) == (4, ("1", "x"))
+    assert space.shown(ORIGINAL) == {"A": "1", "MODE": "'x'"}
+    assert space.source(("2", "y")) == KERNEL.replace("A = 1", "A = 2").replace("'x'", "'y'")
+    config: Config = ("1", "x")
+    assert space.source(config) == KERNEL

@@ -1,0 +1,255 @@
+"""Names in a kernel's source: where they are found, what is written there, and what is left as it is."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from kqueue.errors import InvalidRequest
+from kqueue.tuning.sites import Tunable
+
+SOURCE = '''"""Says #define DOC 1, and is no code."""
+import triton
+import triton.language as tl
+
+BLOCK = 64  # é
+ROWS, COLS = 1, -2.5
+WIDE: tl.constexpr = tl.constexpr(32)
+MODE = "fast"
+MADE = make(1)
+TWICE = 3
+TWICE = 4
+BOTH = 1
+CUDA = r"""
+// #define GONE 1
+/* #define GONE 2
+#define GONE 3 */ #define AFTER_COMMENT 7
+#define TILE 16 // é
+  #  define  SHIFTED  (1 << 3) /* x */
+#define CALL(x) x
+#define FLAG
+#define BOTH 2
+const char* s = "/* no comment";
+#define AFTER_STRING 9
+#define JOINED 1 + \\
+   2
+"""
+CPP = "#define ONE 1\\n#define TWO 2\\n" "#define THREE 3\\n"
+FORMATTED = f"""
+#define GIVEN {BLOCK}
+#define FIXED 5
+struct x {{ int a; }};
+"""
+
+
+@triton.jit
+def kernel(x, CHUNK: tl.constexpr = 16):
+    pass
+
+
+class ModelNew:
+    def __init__(self, size, tile=32, *, fused=True, scale=None):
+        self.flags = ["-DOPTION=8", "-O3"]
+
+    def forward(self, x):
+        kernel[(1,)](x, BLOCK=BLOCK, num_warps=4)
+        kernel[lambda meta: (1,)](x, num_warps=4, stages=0x2)
+'''
+
+
+def changed(source: str, **values: str) -> list[tuple[str, str]]:
+    """The lines that differ, before and after; the rest is the same byte for byte."""
+    after = Tunable(source, list(values)).kernel(values)
+    ast.parse(after)
+    pairs = zip(source.split("\n"), after.split("\n"), strict=True)
+    return [(one, other) for one, other in pairs if one != other]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "lines"),
+    [
+        ("BLOCK", "128", [("BLOCK = 64  # é", "BLOCK = 128  # é")]),
+        ("COLS", "3", [("ROWS, COLS = 1, -2.5", "ROWS, COLS = 1, 3")]),
+        ("WIDE", "8", [("WIDE: tl.constexpr = tl.constexpr(32)", "WIDE: tl.constexpr = tl.constexpr(8)")]),
+        ("MODE", "slow", [('MODE = "fast"', "MODE = 'slow'")]),
+        ("MODE", "16", [('MODE = "fast"', "MODE = '16'")]),
+        ("TILE", "32", [("#define TILE 16 // é", "#define TILE 32 // é")]),
+        ("SHIFTED", "9", [("  #  define  SHIFTED  (1 << 3) /* x */", "  #  define  SHIFTED  9 /* x */")]),
+        ("AFTER_STRING", "x+1", [("#define AFTER_STRING 9", "#define AFTER_STRING x+1")]),
+        ("FIXED", "6", [("#define FIXED 5", "#define FIXED 6")]),
+        ("OPTION", "9", [("""["-DOPTION=8", "-O3"]""", """["-DOPTION=9", "-O3"]""")]),
+        ("CHUNK", "8", [("def kernel(x, CHUNK: tl.constexpr = 16):", "def kernel(x, CHUNK: tl.constexpr = 8):")]),
+        ("tile", "64", [("tile=32", "tile=64")]),
+        ("fused", "false", [("fused=True", "fused=False")]),
+        ("scale", "0.5", [("scale=None", "scale=0.5")]),
+        (
+            "num_warps",
+            "8",
+            [("BLOCK=BLOCK, num_warps=4", "BLOCK=BLOCK, num_warps=8"), ("x, num_warps=4", "x, num_warps=8")],
+        ),
+        ("stages", "2", []),
+        ("BLOCK", "0x40", []),
+        ("constant:BOTH", "5", [("BOTH = 1", "BOTH = 5")]),
+        ("macro:BOTH", "5", [("#define BOTH 2", "#define BOTH 5")]),
+    ],
+)
+def test_a_value_is_written_in_its_place(name: str, value: str, lines: list[tuple[str, str]]) -> None:
+    """All else stays as it is, and so does a value that is there already, however it is written."""
+    found = changed(SOURCE, **{name: value})
+    assert len(found) == len(lines)
+    for (before, after), (some, other) in zip(found, lines, strict=True):
+        assert some in before
+        assert after == before.replace(some, other)
+
+
+def test_macros_of_strings_with_escapes() -> None:
+    """Of literals one after the other each is found in its own, and what a preprocessor joins is one value."""
+    after = Tunable(SOURCE, ["ONE", "THREE", "JOINED"]).kernel({"ONE": "7", "THREE": "8", "JOINED": "3"})
+    assert '"#define ONE 7\\n#define TWO 2\\n" "#define THREE 8\\n"' in after
+    assert "#define AFTER_STRING 9\n#define JOINED 3\n" in after
+
+
+def test_line_ends_stay() -> None:
+    """Of whatever kind they are."""
+    source = 'B = 1\r\nC = """\r\n#define D 2\r\n"""\r\nclass ModelNew: ...\r\n'
+    after = Tunable(source, ["B", "D"]).kernel({"B": "3", "D": "4"})
+    assert after == source.replace("B = 1", "B = 3").replace("D 2", "D 4")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "NONE",
+            "NONE is not in the kernel; looked for it in constants of the module, #define and -D in strings, .*BLOCK",
+        ),
+        ("macro:BLOCK", "BLOCK is not in the kernel; looked for it in #define and -D in strings"),
+        ("GONE", "is not in the kernel"),
+        ("DOC", "is not in the kernel"),
+        ("CALL", "is not in the kernel"),
+        ("BOTH", "several kinds of places: constant in line 12; macro in line 21; say constant:BOTH"),
+        ("TWICE", "assigned in lines 10, 11"),
+        ("MADE", "no plain value of its own in line 9"),
+        ("FLAG", "no plain value"),
+        ("GIVEN", "no plain value"),
+        ("wrong:BLOCK", "'wrong' is no kind of place; use constant, macro, launch, argument"),
+    ],
+)
+def test_a_name_that_cannot_be_changed(name: str, says: str) -> None:
+    """The error says where it was looked for, or what was found and how to say which."""
+    with pytest.raises(InvalidRequest, match=says):
+        Tunable(SOURCE, [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BLOCK", "fast"),
+        ("BLOCK", "1 # x"),
+        ("BLOCK", "True"),
+        ("fused", "2"),
+        ("TILE", '1"'),
+        ("TILE", "1\n2"),
+        ("TILE", "{x}"),
+    ],
+)
+def test_a_value_that_cannot_be_there(name: str, value: str) -> None:
+    """Nothing is written that is another kind of value, or more than a value."""
+    with pytest.raises(InvalidRequest, match="cannot be"):
+        Tunable(SOURCE, [name]).written(name, value)
+
+
+def test_a_source_that_is_not_python() -> None:
+    with pytest.raises(InvalidRequest, match="not valid Python"):
+        Tunable("#define A 1\n__global__ void f() {}\n", ["A"])
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        repr('\\"' * 100_000),
+        repr("'x\\" * 100_000),
+        repr("/* \\" * 100_000),
+        'f"' + "{1}{{" * 20_000 + '"',
+        repr("-D" + "-DA=" * 100_000),
+    ],
+    ids=["quotes", "single-quotes", "comments", "placeholders", "options"],
+)
+def test_large_hostile_sources(hostile: str) -> None:
+    """Looking for macros ends: it takes time in proportion to the source."""
+    source = f"A = 1\nB = {hostile}\n"
+    assert Tunable(source, ["A"]).kernel({"A": "2"}) == source.replace("A = 1", "A = 2")
+
+
+def test_quotes_that_are_not_closed() -> None:
+    """They end with their line; those that divide digits are none."""
+    source = 'C = """\n#error don\'t // x\n#define BIG 1\'000 /* it\'s */\n#define NEXT 2 // y\n"""\n'
+    found = Tunable(source, ["BIG", "NEXT"])
+    assert (found.original("BIG"), found.original("NEXT")) == ("1'000", "2")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("BLOCK = 64\n", ["BLOCK", "constant:BLOCK"]),
+        ("S = '-DBLOCK=64'\n", ["S", "BLOCK"]),
+        ("S = '#define BLOCK 64'\n", ["BLOCK", "S"]),
+    ],
+)
+def test_names_of_one_place(source: str, names: list[str]) -> None:
+    """Two values cannot be written into one place; each by itself can."""
+    with pytest.raises(InvalidRequest, match="are in one place, in line 1"):
+        Tunable(source, names)
+    for name in names:
+        assert Tunable(source, [name]).kernel({name: "2"}) != source
+
+
+def test_a_value_of_two_names() -> None:
+    """The other would change too."""
+    with pytest.raises(InvalidRequest, match="A has no plain value of its own in line 1"):
+        Tunable("A = B = 64\n", ["A"])
+
+
+def test_a_constant_that_a_function_assigns() -> None:
+    source = "A = 64\n\n\ndef f():\n    global A\n    A = 1\n"
+    with pytest.raises(InvalidRequest, match="A is assigned in lines 1, 5: assign it once"):
+        Tunable(source, ["A"])
+
+
+def test_places_are_those_of_the_text() -> None:
+    """Not those of the encoding that it names."""
+    source = "# -*- coding: latin-1 -*-\nX = 'éé'; A = 64\n"
+    assert Tunable(source, ["A"]).kernel({"A": "2"}) == source.replace("64", "2")
+
+
+@pytest.mark.parametrize("option", ["-DBLOCK=64 -O3 -DW=4", "-O3  -DW=4 -DBLOCK=64", "-DBLOCK=64", "-D BLOCK=64"])
+def test_options_are_words(option: str) -> None:
+    """The others of a string stay."""
+    source = f"flags = [{option!r}]\n"
+    found = Tunable(source, ["BLOCK"])
+    assert found.kernel({"BLOCK": "128"}) == source.replace("64", "128")
+    with pytest.raises(InvalidRequest, match="cannot be the value of a macro"):
+        found.written("BLOCK", "1 + 2")
+
+
+@pytest.mark.parametrize("option", ["say -DBLOCK=64", "-DBLOCK='6 4'", "-xDBLOCK=64"])
+def test_what_is_no_option(option: str) -> None:
+    with pytest.raises(InvalidRequest, match="BLOCK is not in the kernel"):
+        Tunable(f"flags = [{option!r}]\n", ["BLOCK"])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "A = 1\nX = " + "-" * 1500 + "1\n",
+        "A = 1\nif A:\n    pass\n" + "elif A:\n    pass\n" * 1200,
+        "A = 0x" + "f" * 10_000 + "\n",
+    ],
+    ids=["signs", "branches", "digits"],
+)
+def test_a_source_that_python_gives_up(source: str) -> None:
+    """It may be read or be refused, with an error that says so."""
+    for name, value in (("A", "x"), ("OTHER", "1")):
+        with pytest.raises(InvalidRequest):
+            Tunable(source, [name]).written(name, value)

@@ -1,0 +1,132 @@
+"""What a build depends on beside its source: compilers, torch, headers, the host's processor, the builder itself.
+
+Two hosts with the same fingerprint may use each other's builds. Anything that is not known to be the same makes another
+fingerprint, and so costs a build and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+#: The files that decide what a builder makes of a source, as its version.
+_BUILDER: Final = (
+    *("judge/candidate/headers.py", "judge/candidate/libraries.py", "judge/candidate/harness.py"),
+    *("judge/trial/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
+)
+#: Variables of the builder's environment that differ between slots and change no library.
+_INCIDENTAL: Final = frozenset(
+    ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "TZ", "MAX_JOBS")
+)
+#: Databases of the system's packages: they change with every library and header that is installed from one.
+_PACKAGES: Final = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed", "/etc/os-release")
+#: Where headers lie that belong to no package. What the environment names for compilers comes with them.
+_HEADERS: Final = ("/usr/local/include",)
+_HEADER_VARIABLES: Final = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+#: The most headers to look at, and how long a compiler may take to tell its version, in seconds.
+_MOST_HEADERS: Final = 50_000
+_VERSION_S: Final = 20.0
+
+
+def fingerprint(environment: Mapping[str, str]) -> str:
+    """Return a hash of what builds on this host depend on. It takes up to a second.
+
+    Args:
+        environment: what sealed processes see.
+    """
+    # Each of the processes from the supervisor to here puts the interpreter's directory before the rest.
+    path = os.pathsep.join(dict.fromkeys(environment.get("PATH", os.defpath).split(os.pathsep)))
+    environment = {**environment, "PATH": path}
+    facts: dict[str, Any] = {
+        "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()],
+        "builder": [_digest(Path(__file__).parents[2] / name) for name in _BUILDER],
+        "torch": _torch(),
+        "compilers": list(_compilers(environment)),
+        "toolkit": _toolkit(environment),
+        "processor": _processor(),
+        "environment": sorted((name, value) for name, value in environment.items() if name not in _INCIDENTAL),
+        "distributions": sorted({f"{found.name} {found.version}" for found in importlib.metadata.distributions()}),
+        "packages": [_digest(Path(path)) for path in _PACKAGES],
+        "headers": list(_headers(environment)),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _torch() -> str:
+    """Return a hash of torch's version, build and CUDA, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    return _digest(Path(spec.origin).with_name("version.py")) if spec is not None and spec.origin else ""
+
+
+def _compilers(environment: Mapping[str, str]) -> Iterator[list[str]]:
+    """Yield where each program that takes part in a build lies, and what it says of its version."""
+    path = environment.get("PATH", os.defpath)
+    for name in (environment.get("CXX", "c++"), environment.get("CC", "cc"), "nvcc", "ld", "as", "ninja", "ccache"):
+        found = shutil.which(name, path=path)
+        yield [name, os.path.realpath(found), _version(found, environment)] if found else [name]
+
+
+def _version(program: str, environment: Mapping[str, str]) -> str:
+    try:
+        command = [program, "--version"]
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            capture_output=True,
+            timeout=_VERSION_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return repr(error)
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
+def _toolkit(environment: Mapping[str, str]) -> list[str]:
+    """Return the version of the CUDA toolkit that torch's builder would use."""
+    nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
+    named = [environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    homes = [*named, "/usr/local/cuda", str(Path(nvcc).parents[1]) if nvcc else ""]
+    return [f"{os.path.realpath(home)} {_digest(Path(home, 'version.json'))}" for home in homes if home]
+
+
+def _processor() -> str:
+    """Return a hash of the processor's model and abilities: ``-march=native`` compiles for them."""
+    told = Path("/proc/cpuinfo").read_text()
+    known = re.findall(r"^(?:model name|flags|Features|CPU part|CPU implementer)\s*:.*$", told, re.MULTILINE)
+    return hashlib.sha256("\n".join(sorted(set(known))).encode()).hexdigest()
+
+
+def _headers(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    named = [entry for name in _HEADER_VARIABLES for entry in environment.get(name, "").split(os.pathsep) if entry]
+    count = 0
+    for root in (*_HEADERS, *named):
+        for folder, folders, files in os.walk(root):
+            folders.sort()
+            for name in sorted(files):
+                count += 1
+                if count > _MOST_HEADERS:
+                    return
+                path = Path(folder, name)
+                yield str(path), path.lstat().st_size
+
+
+def _digest(path: Path) -> str:
+    """Return the hash of a file; an empty text where there is none to read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return ""

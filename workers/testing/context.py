@@ -1,0 +1,93 @@
+"""Whether the CUDA contexts of this process still work: asked of the driver, whichever library opened them.
+
+An error such as an illegal address stays with a context, and every later call returns it. torch, CuPy, Triton and the
+runtime share the device's primary context. Nothing here loads the driver or opens a context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Final
+
+_DRIVER: Final = "libcuda.so.1"
+
+
+def fault() -> str:
+    """Wait for all work on this process's GPUs, and return the error that a context is left with; empty if none."""
+    driver = _loaded()
+    if driver is None:
+        return ""
+    count = ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ""  # nothing has started it
+    for number in range(count.value):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        if driver.cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active)) or not active.value:
+            continue
+        if code := _synchronized(driver, number):
+            return _name(driver, code)
+    return ""
+
+
+def unload(modules: Iterable[ModuleType]) -> str:
+    """Let go of all that test modules hold, have CuPy unload what it has compiled, and return what fails at that.
+
+    Errors of modules that are unloaded would otherwise come up while Python ends, which ignores them.
+    """
+    if _loaded() is None:
+        return ""
+    failed: list[str] = []
+
+    def note(found: Any) -> None:
+        name = type(found.exc_value).__name__
+        if name.startswith("CUDA"):
+            failed.append(f"{name}: {found.exc_value}")
+
+    before, sys.unraisablehook = sys.unraisablehook, note
+    try:
+        cupy: Any = sys.modules.get("cupy")
+        if cupy is not None:
+            with contextlib.suppress(AttributeError):  # while cupy itself fails to be imported
+                cupy.clear_memo()
+        for module in modules:
+            vars(module).clear()
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+    return fault() or (failed[0] if failed else "")
+
+
+def _loaded() -> Any:
+    """Return the driver's library if this process has loaded it, else None."""
+    try:
+        return ctypes.CDLL(_DRIVER, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return None
+
+
+def _synchronized(driver: Any, number: int) -> int:
+    """Return the error of a device's primary context, 0 if there is none."""
+    context = ctypes.c_void_p()
+    if code := driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
+        return code
+    try:
+        if code := driver.cuCtxPushCurrent_v2(context):
+            return code
+        try:
+            return driver.cuCtxSynchronize()
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(number)
+
+
+def _name(driver: Any, code: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(code, ctypes.byref(name))
+    return f"{(name.value or b'error').decode()} ({code})"

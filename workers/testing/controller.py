@@ -1,0 +1,430 @@
+"""The controlling pytest: it runs groups of tests side by side, and hands what they report to its own plugins."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import pytest
+
+from workers.testing import sanitizer
+from workers.testing.groups import Group, grouped
+from workers.testing.job import Job
+from workers.testing.places import Place, places, words
+
+#: Seconds between two looks at jobs that say nothing.
+_LOOK_S: Final = 0.2
+#: Options of these types mean the same in a job's process.
+_PLAIN: Final = (bool, int, float, str, type(None))
+
+_Phase = Literal["setup", "call", "teardown"]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """The tests of one group, in one process after another until all have run.
+
+    Attributes:
+        group: the tests that are left.
+        whole: all of the group's tests.
+        events: what is to be told to pytest's plugins; True for the beginning of a test.
+        held: the end of the last test, which is told when its process has gone on or ended well.
+        at: the test that runs, and its phase.
+        finished: tests of the present process that are over.
+        failed: reports of what failed.
+        lost: why pytest could run no test.
+        renewed: True if the present process has given the tests that are left to another.
+        ended: what the present process said at its end.
+        over: True once all is known.
+    """
+
+    group: Group
+    whole: Group
+    events: deque[tuple[bool, Callable[[], object]]] = field(default_factory=deque[Any])
+    held: list[pytest.TestReport] = field(default_factory=list[pytest.TestReport])
+    at: tuple[str, _Phase] | None = None
+    finished: int = 0
+    failed: list[pytest.TestReport] = field(default_factory=list[pytest.TestReport])
+    lost: str = ""
+    renewed: bool = False
+    ended: dict[str, Any] | None = None
+    over: bool = False
+
+
+class Controller:
+    """The plugin that takes the running of tests over from pytest."""
+
+    def __init__(self, config: pytest.Config, searched: list[str]) -> None:
+        """Look for places, and for compute-sanitizer if it is asked for.
+
+        Args:
+            config: pytest's.
+            searched: ``sys.path`` before conftests and test modules changed it.
+
+        Raises:
+            ConfigError: a setting names a GPU or a directory that cannot be used, or there is no compute-sanitizer.
+        """
+        self._config = config
+        self._isolate = config.option.kqueue_isolate
+        self._timeout_s = config.option.kqueue_timeout or math.inf
+        self._sanitizer = sanitizer.command() if config.option.kqueue_sanitize else []
+        self._places = places(config.option.kqueue_slots)
+        self._order: dict[str, Any] = {
+            "args": [os.fspath(word) for word in config.invocation_params.args],
+            "program": sys.argv[0],
+            "searched": searched,
+        }
+        self._session: pytest.Session
+        self._folder: Path
+        self._started = 0
+        self._items: dict[str, pytest.Item] = {}
+        self._runs: list[_Run] = []
+        self._speaker: _Run | None = None
+
+    def pytest_report_header(self) -> str:
+        """Say how tests are run."""
+        return f"kqueue: a process for each {self._isolate}, {words(self._places)}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run all tests, instead of pytest's own loop."""
+        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+            return None  # pytest's own says so
+        self._session = session
+        self._items = {item.nodeid: item for item in session.items}
+        groups = grouped(session.items, self._isolate)
+        self._runs = [_Run(group, Group(group.name, list(group.items))) for group in groups]
+        self._order["options"] = {name: v for name, v in vars(session.config.option).items() if isinstance(v, _PLAIN)}
+        with contextlib.ExitStack() as stack:
+            factory: Any = getattr(self._config, "_tmp_path_factory", None)
+            if factory is not None:
+                self._folder = factory.getbasetemp()
+            else:
+                self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
+            self._run_all()
+        return True
+
+    # Jobs ------------------------------------------------------------------------------------------------
+
+    def _run_all(self) -> None:
+        waiting: deque[tuple[_Run, bool]] = deque((run, False) for run in self._runs)
+        free = deque(self._places)
+        running: dict[Job, _Run] = {}
+        with selectors.DefaultSelector() as selector:
+            try:
+                while waiting or running:
+                    while waiting and free:
+                        run, sanitized = waiting.popleft()
+                        job = self._start(run, free.popleft(), sanitized=sanitized)
+                        running[job] = run
+                        selector.register(job.said, selectors.EVENT_READ)
+                        selector.register(job.printed, selectors.EVENT_READ)
+                    selector.select(_LOOK_S)
+                    for job, run in list(running.items()):
+                        gone = job.watch()
+                        self._show(job)
+                        for word in job.heard():
+                            self._hear(run, job, word)
+                        if gone:
+                            selector.unregister(job.said)
+                            selector.unregister(job.printed)
+                            del running[job]
+                            free.append(job.place)
+                            try:
+                                again = self._concluded(run, job)
+                            finally:
+                                job.close()
+                            if again is not None:
+                                waiting.appendleft((run, again))
+                        self._stop_if_told()
+            finally:
+                self._end(running)
+
+    def _start(self, run: _Run, place: Place, *, sanitized: bool) -> Job:
+        run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
+        self._started += 1
+        return Job(
+            run.whole if sanitized else run.group,
+            place,
+            self._order,
+            folder=self._folder / f"kqueue-{self._started}",
+            cwd=self._config.invocation_params.dir,
+            timeout_s=self._timeout_s * (sanitizer.SLOWDOWN if sanitized else 1),
+            sanitizer=self._sanitizer if sanitized else (),
+        )
+
+    def _end(self, jobs: Iterable[Job]) -> None:
+        """End jobs that still run, with all that they started."""
+        left = list(jobs)
+        for job in left:
+            job.end()
+        while left:
+            for job in list(left):
+                gone = job.watch()
+                job.output()
+                deque(job.heard(), maxlen=0)  # it may wait until this is read
+                if gone:
+                    job.close()
+                    left.remove(job)
+            time.sleep(0.01)
+
+    def _show(self, job: Job) -> None:
+        printed = job.output()
+        if printed and self._config.getoption("capture") == "no" and job.sanitized is None:
+            sys.stdout.write(printed.decode(errors="replace"))
+            sys.stdout.flush()
+
+    def _stop_if_told(self) -> None:
+        session = self._session
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+    # What a job says -------------------------------------------------------------------------------------
+
+    def _hear(self, run: _Run, job: Job, word: dict[str, Any]) -> None:
+        if job.sanitized is not None:
+            return  # the tests have been told of; only the findings count
+        hook: Any = self._config.hook
+        match word:
+            case {"at": "start", "nodeid": name, "location": location}:
+                self._let_go(run)
+                run.at = (name, "setup")
+                self._tell(run, lambda: hook.pytest_runtest_logstart(nodeid=name, location=location), begins=True)
+            case {"at": "report", "data": data}:
+                report = hook.pytest_report_from_serializable(config=self._config, data=_with_tuples(data))
+                if run.at is not None and report.when in ("setup", "call"):
+                    run.at = (run.at[0], "call" if report.when == "setup" and report.passed else "teardown")
+                if report.when == "teardown":
+                    self._let_go(run)
+                    run.held.append(report)
+                else:
+                    self._report(run, report)
+            case {"at": "finish", "nodeid": name, "location": _}:
+                run.at = None
+                run.finished += 1
+                self._taken(run, name)
+            case {"at": "warning", "warning": warning, "nodeid": name, "location": location}:
+                given = {"when": "runtest", "nodeid": name, "location": location}
+                self._tell(run, lambda: _warn(hook, warning, given))
+            case {"at": "stop", "how": how, "reason": reason, "status": status}:
+                self._let_go(run)
+                self._flush(run)
+                self._stop(how, reason, status)
+            case {"at": "lost", "words": why}:
+                run.lost = why
+            case {"at": "renew"}:
+                run.renewed = True
+            case {"at": "end"}:
+                run.ended = word
+            case _:
+                pass
+
+    def _stop(self, how: str, reason: str, status: int | None) -> None:
+        """End the run as a test or plugin wants it to."""
+        if how == "interrupt":
+            raise KeyboardInterrupt(reason)
+        if how == "fail":
+            self._session.shouldfail = reason
+        elif how == "stop":
+            self._session.shouldstop = reason
+        self._stop_if_told()
+        pytest.exit(reason, status)
+
+    def _concluded(self, run: _Run, job: Job) -> bool | None:
+        """Conclude from a process's end.
+
+        Returns:
+            None if all is known of the group; else whether its next process runs under compute-sanitizer.
+        """
+        if job.sanitized is not None:
+            self._add_findings(run, job.sanitized, job)
+            self._finish(run)
+            return None
+        began = run.finished > 0 or run.at is not None
+        # A process with a broken context may die of it as it ends; the test that broke it has failed for that.
+        if not run.renewed and (why := self._fault(run, job)):
+            self._blame(run, job, why)
+        self._let_go(run)
+        if run.ended is not None and run.ended["enough"]:
+            run.group.items.clear()
+        if run.group.items and not self._session.shouldfail:
+            if not began:
+                self._give_up(run, job, run.lost or "no test began in its process")
+            elif run.ended is not None and not run.renewed and not run.lost:
+                self._give_up(run, job, "pytest found this test when it collected, and not in the process of its own")
+            else:
+                return False  # what is left has another process
+        if run.failed and self._sanitizer:
+            return True
+        self._finish(run)
+        return None
+
+    def _fault(self, run: _Run, job: Job) -> str:
+        """Return in words what is wrong with how a process ended; empty if nothing is."""
+        ended = run.ended
+        if job.overdue:
+            return f"took longer than {job.limit_s:g} s (--kqueue-timeout) and was ended"
+        if run.lost and run.group.items:
+            return run.lost
+        if job.status is None:
+            return "could not be ended, or its keeper was killed"
+        if ended is not None and ended["fault"]:
+            return f"is left with a broken CUDA context: {ended['fault']}"
+        if ended is None or job.status != ended["status"]:
+            return _end_in_words(job.status)
+        return ""
+
+    def _blame(self, run: _Run, job: Job, why: str) -> None:
+        """Report a process's fault as the failure of the test that ran, or else of the one that had ended last."""
+        if run.at is not None:
+            name, phase = run.at
+            run.at = None
+            item = self._taken(run, name)
+            failure = _report(item, phase, "failed", f"its process {_and_said(why, job)}")
+            if phase == "teardown":
+                run.held.append(failure)
+            else:
+                self._report(run, failure)
+                run.held.append(_report(item, "teardown", "passed"))
+        elif run.held:
+            last = run.held.pop()
+            when = "after this test" if run.group.items else f"after the last test of {self._place_of(run)}"
+            text = f"{when} its process {_and_said(why, job)}"
+            if last.failed:
+                sanitizer.add(last, "kqueue", text)
+                run.held.append(last)
+            else:
+                run.held.append(_report(self._items[last.nodeid], "teardown", "failed", text))
+        elif run.group.items:
+            self._give_up(run, job, why)
+
+    def _taken(self, run: _Run, name: str) -> pytest.Item:
+        """Return a test by its node id, and leave it out of what is left of its group."""
+        found = next((item for item in run.group.items if item.nodeid == name), None)
+        if found is None:
+            return self._items[name]
+        run.group.items.remove(found)
+        return found
+
+    def _place_of(self, run: _Run) -> str:
+        return f"{self._isolate} {run.whole.name}"
+
+    def _give_up(self, run: _Run, job: Job, why: str) -> None:
+        """Report that the tests that are left cannot be run."""
+        hook: Any = self._config.hook
+        why = why if run.lost else f"its process {_and_said(why, job)}"
+        while run.group.items:
+            item = run.group.items.pop(0)
+            self._let_go(run)
+            begin = {"nodeid": item.nodeid, "location": item.location}
+            self._tell(run, lambda begin=begin: hook.pytest_runtest_logstart(**begin), begins=True)
+            self._report(run, _report(item, "setup", "failed", why))
+            run.held.append(_report(item, "teardown", "passed"))
+
+    def _add_findings(self, run: _Run, log: Path, job: Job) -> None:
+        found = sanitizer.findings(log)
+        if job.overdue:
+            found = f"(ended after {job.limit_s:g} s)\n{found}"
+        for report in run.failed:
+            sanitizer.add(report, f"compute-sanitizer on {self._place_of(run)}", found)
+
+    # Telling pytest --------------------------------------------------------------------------------------
+
+    def _report(self, run: _Run, report: pytest.TestReport) -> None:
+        hook: Any = self._config.hook
+        if report.failed:
+            run.failed.append(report)
+        self._tell(run, lambda: hook.pytest_runtest_logreport(report=report))
+        if report.failed and self._config.option.maxfail and not self._sanitizer:
+            self._flush(run)
+
+    def _let_go(self, run: _Run) -> None:
+        """Tell the end of the last test."""
+        hook: Any = self._config.hook
+        for report in run.held:
+            self._report(run, report)
+            end = {"nodeid": report.nodeid, "location": report.location}
+            self._tell(run, lambda end=end: hook.pytest_runtest_logfinish(**end))
+        run.held.clear()
+
+    def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
+        """Tell pytest's plugins, at once if no other group speaks: so what is printed of a module stays together."""
+        run.events.append((begins, event))
+        if self._speaker is None and not self._sanitizer:
+            self._speaker = run
+        if self._speaker is run:
+            self._flush(run)
+
+    def _flush(self, run: _Run) -> None:
+        while run.events:
+            begins, event = run.events.popleft()
+            if begins and (self._session.shouldfail or self._session.shouldstop):
+                run.events.clear()
+                return
+            event()
+
+    def _finish(self, run: _Run) -> None:
+        """Tell all of a group, and let others speak if it was this one's turn."""
+        run.over = True
+        if self._speaker is None or self._speaker is run:
+            for other in self._runs:
+                if other.over:
+                    self._flush(other)
+            self._speaker = None
+            if not self._sanitizer:
+                self._speaker = next((other for other in self._runs if other.events), None)
+            if self._speaker is not None:
+                self._flush(self._speaker)
+
+
+def _report(
+    item: pytest.Item, phase: _Phase, outcome: Literal["passed", "failed"], text: str | None = None
+) -> pytest.TestReport:
+    now = time.time()
+    keywords: dict[str, Any] = dict.fromkeys(item.keywords, 1)
+    return pytest.TestReport(item.nodeid, item.location, keywords, outcome, text, phase, start=now, stop=now)
+
+
+def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a report's data with tuples where reports have some, which JSON has made lists."""
+    changed = dict(data)
+    for name in ("location", "longrepr"):
+        if isinstance(data.get(name), list):
+            changed[name] = tuple(data[name])
+    for name in ("sections", "user_properties"):
+        changed[name] = [tuple(pair) for pair in data.get(name) or ()]
+    return changed
+
+
+def _end_in_words(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}, before pytest was done or after"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+        return f"was killed by {name} ({signal.strsignal(-status)})"
+    return f"was killed by signal {-status}"
+
+
+def _and_said(why: str, job: Job) -> str:
+    return f"{why}\n{job.last_words}".rstrip()
+
+
+def _warn(hook: Any, warning: dict[str, Any], given: dict[str, Any]) -> None:
+    """Tell pytest's plugins of a warning that another process has caught."""
+    kind = cast("type[Warning]", type(warning["name"], (Warning,), {"__module__": warning["module"]}))
+    message = warnings.WarningMessage(kind(warning["words"]), kind, warning["file"], warning["line"])
+    hook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **given})

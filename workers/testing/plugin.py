@@ -1,0 +1,115 @@
+"""The plugin ``kqueue`` of pytest: ``pytest --kqueue`` runs each module in a process of its own.
+
+pytest loads this module in every run, so it imports nothing but pytest until ``--kqueue`` is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import pytest
+
+#: Where modules are looked for, before a conftest or a test module adds its own folder. A child begins with it.
+_SEARCHED: Final = list(sys.path)
+#: The marker of tests that leave their device to a fleet.
+UNLOCKED: Final = "kqueue_unlocked"
+#: Options for a debugger or a look at fixtures, which need the tests in pytest's own process.
+_ONE_PROCESS: Final = {
+    "usepdb": "--pdb",
+    "trace": "--trace",
+    "setupshow": "--setup-show",
+    "setuponly": "--setup-only",
+    "setupplan": "--setup-plan",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, all of which begin with ``--kqueue``."""
+    group = parser.getgroup("kqueue", "a fresh process and CUDA context for each module (kqueue)")
+    group.addoption("--kqueue", action="store_true", help="run each module in a process of its own, several at once")
+    group.addoption(
+        "--kqueue-isolate",
+        choices=("module", "class", "test"),
+        default="module",
+        help="what has a process of its own: each module (the default), class or test",
+    )
+    group.addoption(
+        "--kqueue-slots",
+        type=_slots,
+        metavar="N",
+        help="most processes at once, in turn on the GPUs (default: one a GPU, else half of the CPUs)",
+    )
+    group.addoption(
+        "--kqueue-timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="most seconds for one test; what comes before the first and after the last has as long, and at least 600;"
+        " 0 for no limit (default: 600)",
+    )
+    group.addoption(
+        "--kqueue-sanitize",
+        action="store_true",
+        help="run what failed once more under compute-sanitizer, and show what it finds",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take over the running of tests where ``--kqueue`` is given.
+
+    Raises:
+        pytest.UsageError: another option does not go with it.
+    """
+    config.addinivalue_line("markers", f"{UNLOCKED}: with --kqueue, a fleet on this host may time beside this test")
+    if not config.getoption("--kqueue") or config.option.collectonly:
+        return
+    _check(config)
+    from kqueue.errors import KqueueError
+    from workers.testing.controller import Controller
+
+    try:
+        config.pluginmanager.register(Controller(config, _SEARCHED), "kqueue-controller")
+    except KqueueError as error:
+        raise pytest.UsageError(f"--kqueue: {error}") from None
+
+
+def _check(config: pytest.Config) -> None:
+    for option, word in _ONE_PROCESS.items():
+        if config.getoption(option, False):
+            raise pytest.UsageError(f"{word} needs the tests in pytest's own process: leave out --kqueue")
+    if config.getoption("dist", "no") != "no" or config.getoption("tx", None):
+        raise pytest.UsageError(
+            "--kqueue runs tests side by side itself: leave out pytest-xdist's options (add -n 0 where the project's"
+            " settings have them), and say how many with --kqueue-slots"
+        )
+    if config.getoption("cov_source", None) and not config.getoption("no_cov", False):
+        raise pytest.UsageError(
+            "pytest-cov does not see into the processes of --kqueue: add --no-cov, and measure with `coverage run -m"
+            " pytest` and coverage's setting `patch = subprocess`"
+        )
+    if sys.platform != "linux":
+        raise pytest.UsageError("--kqueue needs Linux")
+
+
+def _slots(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1024:
+        raise _refused(f"{text!r} is no number of processes from 1 to 1024")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise _refused(f"{text!r} is no number of seconds")
+    return value
+
+
+def _refused(words: str) -> Any:
+    import argparse
+
+    return argparse.ArgumentTypeError(words)

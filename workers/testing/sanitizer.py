@@ -1,0 +1,53 @@
+"""compute-sanitizer, under which what failed is run once more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kqueue.errors import ConfigError
+
+#: Most characters of its findings that a report shows.
+_SHOWN: Final = 10_000
+#: How many times longer tests may take under it.
+SLOWDOWN: Final = 10
+
+
+def command() -> list[str]:
+    """Return the words that come before a program's; ``%s`` stands for the file that the findings go to.
+
+    Raises:
+        ConfigError: there is no compute-sanitizer.
+    """
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [os.environ.get("PATH", os.defpath), *(str(Path(home, "bin")) for home in homes), "/usr/local/cuda/bin"]
+    program = shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+    if program is None:
+        raise ConfigError(
+            "--kqueue-sanitize: compute-sanitizer is neither on PATH nor below CUDA_HOME; the CUDA toolkit has it"
+        )
+    return [program, "--tool", "memcheck", "--log-file", "%s"]
+
+
+def findings(log: Path) -> str:
+    """Return what compute-sanitizer has written, shortened."""
+    try:
+        text = log.read_text(errors="replace").strip()
+    except OSError:
+        text = ""
+    if not text:
+        return "it wrote nothing"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}\n... and {len(text) - _SHOWN} characters more"
+
+
+def add(report: pytest.TestReport, title: str, text: str) -> None:
+    """Add findings to a failed report, where the terminal and JUnit's XML show them."""
+    longrepr: Any = report.longrepr
+    if hasattr(longrepr, "addsection"):
+        longrepr.addsection(title, text)
+    else:
+        report.longrepr = f"{report.longreprtext}\n--- {title} ---\n{text}"
