@@ -27,9 +27,9 @@ from kqueue.evidence import Facts, WrongPlace
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.judge.host import linux
+from workers.judge.host.alone import room
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.sandbox import cgroups
-from workers.records import StoredRecords
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
 WRONG = Outcome(
@@ -114,22 +114,7 @@ def read(file: Path, how: str, *argument: str) -> Outcome:
     return Outcome(category=Category.ENTRY_POINT_MISSING, message="as told", phase=Phase.PREPARE)
 
 
-def run_evaluation(claim, slot, judges, engine):
-    blackbox = judges.blackbox
-    action, *arguments = claim.request.kernel.split()
-    if action == "read":
-        blackbox.enter(Phase.PREPARE)
-        return read(Path(arguments[0]), *arguments[1:])
-    blackbox.use()
-    blackbox.enter(Phase.CHECK)
-    if action == "known":  # what it runs on, before it does the rest
-        facts = {"device": "none", "torch": "none", "python": "none", "host": "here"}
-        StoredRecords(engine, claim.attempt_id, judges.conditions).environment(facts)
-        action, *arguments = arguments
-    return judge(action, arguments, claim, blackbox)
-
-
-def judge(action, arguments, claim, blackbox):
+def judge(action, arguments, number, place, blackbox):
     match action:
         case "ok":
             return PASSED
@@ -138,21 +123,22 @@ def judge(action, arguments, claim, blackbox):
         case "problem":
             return Outcome(category=Category(arguments[0]), message="as told", phase=Phase.REFERENCE)
         case "sleep" | "sleep-once":
-            time.sleep(float(arguments[0]) if action == "sleep" else 600 if claim.number == 1 else 0)
+            time.sleep(float(arguments[0]) if action == "sleep" else 600 if number == 1 else 0)
             return PASSED
         case "gate":
             return wait_for(Path(arguments[0]))
         case "unhealthy-once":
-            if claim.number == 1:
+            if number == 1:
                 return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
             return PASSED
         case "hang-in-canary":
             blackbox.enter(Phase.CANARY, time.monotonic() + 0.5)
             sleep_holding_the_gil(600)
         case "span" | "suspect":
-            if action == "suspect" and claim.number < 3:
+            if action == "suspect" and number < 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return span(Path(arguments[0]), float(arguments[1]))
+            with room(place.lock, alone=place.alone):  # as a judge enters it
+                return span(Path(arguments[0]), float(arguments[1]))
         case "raise":
             raise ZeroDivisionError("the judge's own mistake")
         case "orphan":
@@ -176,6 +162,18 @@ class StandIn:
         self.conditions = "told"
         self.blackbox = BlackBox()
 
+    def judge(self, request, place, records) -> Outcome:
+        action, *arguments = request.kernel.split()
+        if action == "read":
+            self.blackbox.enter(Phase.PREPARE)
+            return read(Path(arguments[0]), *arguments[1:])
+        self.blackbox.use()
+        self.blackbox.enter(Phase.CHECK)
+        if action == "known":  # what it runs on, before it does the rest
+            records.environment({"device": "none", "torch": "none", "python": "none", "host": "here"})
+            action, *arguments = arguments
+        return judge(action, arguments, claimed[-1].number, place, self.blackbox)
+
     def wait_ready(self, minimum: str) -> None:
         pass
 
@@ -191,6 +189,8 @@ class StandIn:
 
 
 _claim = evaluations.claim
+#: What this child has claimed.
+claimed: list[evaluations.Claim] = []
 
 
 def claim(engine, evaluation_id, **options):
@@ -199,21 +199,22 @@ def claim(engine, evaluation_id, **options):
     if before.exists():
         before.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    claimed = _claim(engine, evaluation_id, **options)
-    if after.exists() and claimed is not None:
+    mine = _claim(engine, evaluation_id, **options)
+    if after.exists() and mine is not None:
         after.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    if lost.exists() and claimed is not None:
+    if lost.exists() and mine is not None:
         lost.unlink()
         raise DatabaseUnavailable("the connection broke in the moment of the commit")
-    return claimed
+    if mine is not None:
+        claimed.append(mine)
+    return mine
 
 
 if "JUDGES_TORCH" in os.environ:
     import torch  # noqa: F401
 
 evaluations.claim = claim
-workers.app.run_evaluation = run_evaluation
 workers.app.start_judges = StandIn
 if "JUDGES_TRUE_LIMITS" not in os.environ:
     # A test's hard limit is shorter than any that is taken from a message.

@@ -79,14 +79,15 @@ def test_a_suspect_is_judged_while_nobody_else_is(
     mine = start_fleet(slots=2)
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
+    services.until(lambda: len(services.attempts(suspect)) == 3)
+    others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(8)]  # the other slot has work now
     verdict = services.verdict(suspect)
     assert (verdict.category, verdict.attempts, verdict.evidence.alone) == ("passed", 3, True)
-    others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(2)]
     assert all(services.verdict(other).passed for other in others)
     mine.stop()
     [(begun, ended)] = _spans(tmp_path / "alone")
     spans = _spans(tmp_path / "others")
-    assert len(spans) == 14
+    assert len(spans) == 20
     assert [span for span in spans if span[0] < ended and span[1] > begun] == []
 
 

@@ -37,7 +37,7 @@ QUICK = {"checks": 1, "timing": {"calls": 5, "warmup": 0}}
 @pytest.fixture
 def told(start_fleet: Callable[..., Fleet]) -> Iterator[Fleet]:
     """One worker whose judge does as told, for one test: other tests' workers are real."""
-    fleet = start_fleet()
+    fleet = start_fleet(reuse=True)
     yield fleet
     fleet.stop()
 
