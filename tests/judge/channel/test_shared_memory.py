@@ -5,15 +5,11 @@ Problems leave a pattern in what they own. A candidate opens whatever it can mak
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
-from workers.judge.gpu.devices import devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -180,16 +176,6 @@ class ModelNew(torch.nn.Module):
             print("SEARCHED:", forge(), flush=True)
         return torch.full((x.numel(),), MARK, dtype=torch.int32, device=x.device)
 """
-
-
-@pytest.fixture(scope="module")
-def gpu_rig(judge_environment: None) -> Iterator[Rig]:
-    """A place on the first GPU."""
-    gpus = devices()
-    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
-        pytest.skip("there is no GPU here")
-    with Rig(gpus[0].uuid) as rig:
-        yield rig
 
 
 def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:

@@ -17,7 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -231,7 +231,11 @@ class Harness:
         self._job = command.payload
         # A file, because Triton and tracebacks read sources from files.
         self._path.write_text(self._job.source, encoding="utf-8")
+        if self._job.device_asserts:
+            _have_triton_assert()
         if self.on_gpu:
+            if self._job.launch_blocking:
+                os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
             if self._job.queues:
                 queues = str(self._job.queues)
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": queues}
@@ -609,6 +613,16 @@ def _context_code() -> int:
     except OSError:  # there is no driver
         return 0
     return 0
+
+
+def _have_triton_assert() -> None:
+    """Have Triton, and its interpreter, check assertions. Its variable was read when it was imported."""
+    with contextlib.suppress(ImportError):  # then there are no kernels of its either
+        from triton import knobs
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        knobs.runtime.debug = True
+        builder.options = replace(builder.options, debug=True)
 
 
 def _have_cupy_use_torch(cupy: Any) -> None:
