@@ -233,8 +233,8 @@ def test_no_process_of_an_evaluation_exports_by_ipc() -> None:
     """The code of judge and sealed processes never asks for a legacy handle: it would name more than one allocation."""
     import workers
 
-    for folder, _, files in os.walk(os.path.dirname(workers.__file__ or workers.__path__[0])):  # noqa: PTH120
+    for folder, _, files in os.walk(os.path.dirname(workers.__file__ or workers.__path__[0])):
         for file in files:
             if file.endswith(".py"):
-                with open(os.path.join(folder, file)) as source:  # noqa: PTH118, PTH123
+                with open(os.path.join(folder, file)) as source:  # noqa: PTH123
                     assert "cudaIpcGetMemHandle" not in source.read(), file
