@@ -184,8 +184,8 @@ class Debug(_Model):
     """Switches that make a kernel's faults easier to find. They slow it down: with one of them nothing is timed."""
 
     launch_blocking: bool = False
-    """Let each launch on a GPU return when its kernel has ended (``CUDA_LAUNCH_BLOCKING``), so that a fault is told where
-    it happened and not at a later call."""
+    """Let each launch on a GPU return when its kernel has ended (``CUDA_LAUNCH_BLOCKING``), so that a fault is told
+    where it happened and not at a later call."""
     device_asserts: bool = False
     """Let Triton check ``tl.device_assert`` and the overflow of integers (``TRITON_DEBUG``); on the lane ``cpu`` the
     former alone."""

@@ -5,6 +5,8 @@ Problems leave a pattern in what they own. A candidate opens whatever it can mak
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kqueue.categories import Category
