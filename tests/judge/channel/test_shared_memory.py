@@ -5,7 +5,7 @@ Problems leave a pattern in what they own. A candidate opens whatever it can mak
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
 
@@ -235,8 +235,5 @@ def test_no_process_of_an_evaluation_exports_by_ipc() -> None:
     """The code of judge and sealed processes never asks for a legacy handle: it would name more than one allocation."""
     import workers
 
-    for folder, _, files in os.walk(os.path.dirname(workers.__file__ or workers.__path__[0])):
-        for file in files:
-            if file.endswith(".py"):
-                with open(os.path.join(folder, file)) as source:  # noqa: PTH123
-                    assert "cudaIpcGetMemHandle" not in source.read(), file
+    for file in Path(workers.__path__[0]).rglob("*.py"):
+        assert "cudaIpcGetMemHandle" not in file.read_text(), file
