@@ -238,9 +238,9 @@ def _probes(engine: Engine, config: Config) -> Check:
     from kqueue.store import probes
 
     known = probes.record(engine, since=datetime.now(UTC) - _LATELY, live_s=LIVE_LEASES * config.lease_s)
+    honest = f"{known.honest_refused} of {known.honest + known.spins} honest kernels refused"
     told = [
-        f"{known.judged} within a day: {known.cheats_accepted} of {known.cheats} cheats accepted, "
-        f"{known.honest_refused} of {known.honest + known.spins} honest kernels refused",
+        f"{known.judged} within a day: {known.cheats_accepted} of {known.cheats} cheats accepted, {honest}",
         *(f"the {one.resource} clock {one.bias:+.1%}" for one in known.clocks),
         *(f"{one.device} of {one.host} is paused: {one.reason}" for one in known.pauses),
     ]

@@ -1,11 +1,11 @@
 """Probes: evaluations whose outcome is known beforehand, which a fleet runs among the real ones to prove its judge.
 
-A probe is a kernel that must pass, a cheat that must be refused, or a *spin*, whose ``forward`` takes a known time. Each
-is drawn anew: names, constants and shapes are random, so nothing can be kept or keyed to one.
+A probe is a kernel that must pass, a cheat that must be refused, or a *spin*, whose ``forward`` takes a known time.
+Each is drawn anew: names, constants and shapes are random, so nothing can be kept or keyed to one.
 
 What a spin shows follows from where it runs. It looks at a clock of its own until its time is over, so a call never
-takes less. On a GPU nothing else takes long either, and the judged time must be that time. On a CPU others may take the
-cores at the moment in which a spin is over: only the shortest of many calls is looked at there, and the bounds are wide.
+takes less. On a GPU nothing else takes long either, and the judged time must be that time. On a CPU others may take
+the cores at the moment in which a spin is over: there only the shortest of many calls counts, and the bounds are wide.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORTAGES: Final = frozenset(
 _WAIT_S: Final = 900.0
 #: How long a spin takes, in milliseconds: on a CPU long beside the pauses of a busy host, on a GPU beside a launch.
 _CPU_SPIN_MS: Final = (20.0, 30.0)
-_GPU_SPIN_MS: Final = (1.0, 3.0)
+_GPU_SPIN_MS: Final = (2.0, 4.0)
 #: The reference of a spin on a CPU takes so many times as long.
 _LONGER: Final = 2.0
 #: What a judged time may be, as a share of the time that was spun: of the median by the GPU's clock, and of the

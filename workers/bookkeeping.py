@@ -18,8 +18,8 @@ from psycopg.sql import SQL, Identifier
 from kqueue import broker, sweeper
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable, SchemaMismatch
-from kqueue.store import engine as store_engine
 from kqueue.states import Finding
+from kqueue.store import engine as store_engine
 from kqueue.store import evaluations, probes, schema
 from kqueue.store import workers as registry
 from workers.slot import Slot

@@ -50,9 +50,10 @@ def last_day(engine: Engine, config: Config) -> dict[str, Any]:
 def print_last_day(record: dict[str, Any]) -> None:
     """Print what :func:`last_day` returned, for people. Nothing if no probe was judged and nothing is paused."""
     if record["judged"]:
+        honest = record["honest"] + record["spins"]
         words = (
             f"the judge: {record['judged']} probes in the last day; {record['cheats_accepted']} of {record['cheats']} "
-            f"cheats accepted, {record['honest_refused']} of {record['honest'] + record['spins']} honest kernels refused"
+            f"cheats accepted, {record['honest_refused']} of {honest} honest kernels refused"
         )
         words += "".join(
             f"; the {one['resource']} clock {one['bias']:+.1%} (at worst {one['worst']:+.1%}, {one['spins']} spins)"

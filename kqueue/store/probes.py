@@ -323,9 +323,7 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
             .where(Verdict.evaluation_id == any_uuid(ids))
         )
     }
-    settled = [
-        _settled(row, verdicts.get(row.evaluation_id), by.get(row.evaluation_id)) for row in open_ones
-    ]
+    settled = [_settled(row, verdicts.get(row.evaluation_id), by.get(row.evaluation_id)) for row in open_ones]
     for one in settled:
         told = ("finding", "words", "bias", "judged_at", "worker", "host", "device")
         values = {name: getattr(one, name) for name in told}
@@ -454,9 +452,7 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
 
 def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
     rows = connection.execute(select(*ProbePause.__table__.columns).where(which).order_by(ProbePause.id.desc())).all()
-    return [
-        read(Pause, [row], doubted=connection.scalar(_doubted(row, func.count())))[0] for row in rows
-    ]
+    return [read(Pause, [row], doubted=connection.scalar(_doubted(row, func.count())))[0] for row in rows]
 
 
 def _doubted(pause: Row[*tuple[Any, ...]], what: Any) -> Any:
@@ -529,7 +525,7 @@ def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UU
 
 
 def _interval(share: float) -> float:
-    """Return after how many evaluations the next probe is due, by lot, so that nobody can tell: ``1 / share`` mostly."""
+    """Return after how many evaluations the next probe is due: about ``1 / share``, by lot, so that nobody can tell."""
     return random.SystemRandom().uniform(0.5, 1.5) / share
 
 

@@ -49,7 +49,9 @@ def submit(services: Services) -> Any:
 def found(services: Services, **values: Any) -> list[Any]:
     """The probes that were settled, the latest first."""
     where = " AND ".join(f"{name} = :{name}" for name in values) or "true"
-    return services.rows(f"SELECT * FROM probes WHERE finding IS NOT NULL AND {where} ORDER BY settled_at DESC", **values)
+    return services.rows(
+        f"SELECT * FROM probes WHERE finding IS NOT NULL AND {where} ORDER BY settled_at DESC", **values
+    )
 
 
 def told(fleet: Fleet, *arguments: str) -> Any:
