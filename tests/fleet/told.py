@@ -51,7 +51,7 @@ class Services:
 
     def config(self, **settings: Any) -> Config:
         places = {"home": self.directory / "home", "scratch": self.directory / "scratch"}
-        return load(**self._addresses | places | {"gpus": "none", "reuse": False} | settings)
+        return load(**self._addresses | places | {"gpus": "none", "reuse": False, "probe_share": 0} | settings)
 
     def submit(
         self,
