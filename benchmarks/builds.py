@@ -210,7 +210,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as place:
         root = Path(place)
         root.chmod(0o711)
-        config = load(home=root / "home", scratch=root / "scratch", reuse=False, **chosen)
+        config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **chosen)
         with LocalFleet(config, durable=False) as fleet, fleet.client() as client:
             result = measure(client, backend, options.count, options.plain)
     spec = importlib.util.find_spec("torch")

@@ -217,7 +217,14 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="kqueue-shown-"))
     root.chmod(0o711)
-    config = load(home=root / "home", scratch=root / "scratch", reuse=False, slots_per_gpu=options.slots, cpu_slots=0)
+    config = load(
+        home=root / "home",
+        scratch=root / "scratch",
+        reuse=False,
+        probe_share=0,
+        slots_per_gpu=options.slots,
+        cpu_slots=0,
+    )
     shown: dict[str, Any] = {"before": gpu_state(), "slots_per_gpu": config.slots_per_gpu}
     wrong: list[dict[str, Any]] = []
     everything = {entry.name: entry for entry in entries("gpu")}

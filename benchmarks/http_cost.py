@@ -239,7 +239,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kqueue-http-cost-") as home:
         Path(home).chmod(0o755)
         on_gpu = options.lane == "gpu"
-        config = load(home=Path(home), reuse=False, gpus="all" if on_gpu else "none", cpu_slots=0 if on_gpu else 1)
+        config = load(
+            home=Path(home), reuse=False, probe_share=0, gpus="all" if on_gpu else "none", cpu_slots=0 if on_gpu else 1
+        )
         with LocalFleet(config) as fleet, fleet.client() as client, serving(fleet.config) as url:
             slots = len(fleet.slots())
             found["overhead"] = overhead(url, client, options.lane, options.pairs)

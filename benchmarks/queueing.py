@@ -483,7 +483,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
         figures["reuse"] = reuse(config, engine, worker_id, arguments.judged)
         engine.dispose()
     if not arguments.no_fleet:
-        config = load(home=home / "fleet", gpus="none", cpu_slots=1, reuse=False)
+        config = load(home=home / "fleet", gpus="none", cpu_slots=1, reuse=False, probe_share=0)
         with LocalFleet(config, flower=False, http=False) as fleet:
             engine = connect(fleet.config.require_database(), application="benchmark")
             figures["overhead"] = [

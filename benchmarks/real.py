@@ -208,7 +208,7 @@ def main() -> int:
                 if options.lane == "gpu"
                 else {"gpus": "none", "cpu_slots": options.slots}
             )
-            config = load(home=root / "home", scratch=root / "scratch", reuse=False, **slots)
+            config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **slots)
             with LocalFleet(config, durable=False) as fleet, fleet.client() as client:
                 beside = company(options.lane, len(missing)) if options.mixed else []
                 judged = judge(client, missing, options.lane, beside, kept)

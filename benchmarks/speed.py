@@ -115,7 +115,7 @@ def fleet(lane: str, slots: int) -> Generator[Client]:
         root = Path(place)
         root.chmod(0o711)  # candidates have users of their own
         kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"gpus": "none", "cpu_slots": slots}
-        config = load(home=root / "home", scratch=root / "scratch", reuse=False, **kinds)
+        config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **kinds)
         with LocalFleet(config, durable=False) as running, running.client() as client:
             yield client
 

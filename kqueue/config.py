@@ -107,6 +107,9 @@ class Config(BaseSettings):
     """Maximum number of evaluations without a verdict per token."""
     reuse: bool = True
     """Whether equal evaluations may have the verdicts of this host's workers. False: none of them is reused."""
+    probe_share: float = Field(default=0.005, ge=0, le=0.5)
+    """Share of the judged evaluations that is added as probes of the fleet's own judge, on each lane. 0 for none. It
+    counts where a fleet sweeps: give all hosts the same."""
     retry_delay_s: float = Field(default=1.0, ge=0)
     """Delay before the second attempt after a failure of the fleet. It doubles for each further attempt."""
     retention_days: float | None = Field(default=None, gt=0)

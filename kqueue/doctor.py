@@ -198,7 +198,7 @@ def _database(config: Config, *, deep: bool) -> list[Check]:
         except SchemaMismatch as error:
             checks.append(Check("services", "schema", State.FAIL, str(error)))
         else:
-            checks += [_workers(engine, config), *_gpus(engine)]
+            checks += [_workers(engine, config), *_gpus(engine), _probes(engine, config)]
             if deep:
                 checks += [*_answers_soon(engine), _queue(engine), _faults(engine, config), *_errors_of_gpus(engine)]
     except KqueueError as error:
@@ -229,6 +229,30 @@ def _gpus(engine: Engine) -> list[Check]:
         fix = "see `kqueue gpu list`; `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
         return [Check("services", "gpus", State.WARN, "; ".join(idle), fix)]
     return [Check("services", "gpus", State.OK, f"{len(known)} serve")] if known else []
+
+
+def _probes(engine: Engine, config: Config) -> Check:
+    """Report what probes of the judge showed within a day, and what is paused for it."""
+    from kqueue.store import probes
+
+    known = probes.record(engine, since=datetime.now(UTC) - _LATELY, live_s=config.live_s)
+    honest = f"{known.honest_refused} of {known.honest + known.spins} honest kernels refused"
+    told = [
+        f"{known.judged} within a day: {known.cheats_accepted} of {known.cheats} cheats accepted, {honest}",
+        *(f"the {one.resource} clock {one.bias:+.1%}" for one in known.clocks),
+        *(f"{one.device} of {one.host} is paused: {one.reason}" for one in known.pauses),
+    ]
+    if known.pauses:
+        fix = "see docs/probes.md; `kqueue probe pauses` lists them and how many verdicts are in doubt"
+        return Check("services", "probes", State.FAIL, "; ".join(told), fix)
+    if known.wrong:
+        fix = "see `kqueue probe list`: a single one is confirmed by others before anything is paused"
+        return Check("services", "probes", State.WARN, "; ".join(told), fix)
+    if not known.judged:
+        off = config.probe_share == 0
+        detail = "KQUEUE_PROBE_SHARE is 0 here" if off else "none was judged within a day"
+        return Check("services", "probes", State.INFO, detail)
+    return Check("services", "probes", State.OK, "; ".join(told))
 
 
 def _answers_soon(engine: Engine) -> Iterator[Check]:

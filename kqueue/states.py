@@ -1,4 +1,4 @@
-"""The states and priorities of evaluations, the states of GPUs and searches, and who may record an outcome.
+"""The states and priorities of evaluations, of GPUs, searches and probes, and who may record an outcome.
 
 The database holds each as text; a test compares these names with its constraints.
 """
@@ -48,6 +48,38 @@ class SearchState(StrEnum):
     """It was interrupted, or an error ended it; it can be resumed."""
     DONE = "done"
     """It made all its steps, or had no more proposals."""
+
+
+class ProbeKind(StrEnum):
+    """What a probe of the fleet's judge is (:mod:`kqueue.probes`)."""
+
+    HONEST = "honest"
+    """A right kernel, which must pass."""
+    CHEAT = "cheat"
+    """A wrong kernel, which must be refused as wrong."""
+    SPIN = "spin"
+    """A right kernel that takes a known time, which must be timed at that."""
+
+
+class Finding(StrEnum):
+    """What the verdict on a probe shows of the judge."""
+
+    AGREED = "agreed"
+    """It is what it must be."""
+    VOID = "void"
+    """Nothing: the fleet failed, the host lacked time or memory, or nobody judged it."""
+    CHEAT_ACCEPTED = "cheat_accepted"
+    """A wrong kernel passed."""
+    CHEAT_MISTAKEN = "cheat_mistaken"
+    """A wrong kernel was refused for something that it is not."""
+    HONEST_REFUSED = "honest_refused"
+    """A right kernel did not pass."""
+    CLOCK_SHORT = "clock_short"
+    """A spin was timed at less than it took."""
+    CLOCK_LONG = "clock_long"
+    """A spin was timed at more than it took."""
+    CLOCK_UNEVEN = "clock_uneven"
+    """A spin and its reference were timed by different measures, or the spin not at all."""
 
 
 class Writer(StrEnum):

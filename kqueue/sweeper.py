@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine, select, text
 
 from kqueue import broker
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable
-from kqueue.store import evaluations, retention, workers
+from kqueue.store import evaluations, probes, retention, workers
 from kqueue.store.engine import translate
 from kqueue.store.evaluations import Recorded
 from kqueue.store.retention import Pruned
@@ -56,6 +56,8 @@ _EXPIRING_S: Final = 0.5
 _SILENT_S: Final = 90.0
 #: Seconds between two bites of pruning. They remove more in a day than any fleet makes, at a negligible load.
 _PRUNE_EVERY_S: Final = 5.0
+#: Seconds between two looks at probes.
+_PROBE_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class SweepReport:
         missing: the number of messages that Redis should have had and did not.
         published: the number of messages sent.
         pruned: what was removed for its age.
+        probes: what probes came to, and what was done about it.
         broker_error: why publishing was broken off; the next sweep tries again.
         idle: True if every evaluation has its verdict, so there is nothing to lose.
     """
@@ -81,6 +84,7 @@ class SweepReport:
     missing: int = 0
     published: int = 0
     pruned: Pruned = field(default_factory=Pruned)
+    probes: probes.Step = field(default_factory=probes.Step)
     broker_error: str | None = None
     idle: bool = False
 
@@ -94,6 +98,7 @@ def sweep(
     silent_after_s: float = _SILENT_S,
     retention_days: float | None = None,
     log_retention_days: float | None = None,
+    probe_share: float = 0.0,
 ) -> SweepReport:
     """Sweep once. Any number of sweepers may run; one works at a time.
 
@@ -106,6 +111,7 @@ def sweep(
         silent_after_s: seconds without a heartbeat after which a worker is marked as stopped.
         retention_days: days after which finished evaluations are removed; None: never.
         log_retention_days: days after which logs of finished evaluations are emptied; None: never.
+        probe_share: probes for each judged evaluation (:mod:`kqueue.store.probes`); 0 submits none.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
@@ -118,18 +124,18 @@ def sweep(
         expired = _expire(engine) if chores.expired else 0
         stopped = workers.stop_silent(engine, older_than_s=silent_after_s) if chores.silent else 0
         missing = published = 0
-        pruned, broker_error = Pruned(), None
+        pruned, probed, broker_error = Pruned(), probes.Step(), None
         try:
             missing = _look(engine, app, look_every_s)
-            if chores.unfinished:
+            probed = _probe(engine, app, probe_share, silent_after_s)
+            if chores.unfinished or probed.submitted:
                 published = fill(engine, app)
             pruned = _prune_a_bite(engine, app, retention_days, log_retention_days)
         except BrokerUnavailable as error:
             _log.warning("queued evaluations wait for Redis: %s", error)
             broker_error = str(error)
-    return SweepReport(
-        True, tuple(lost), expired, stopped, missing, published, pruned, broker_error, not chores.unfinished
-    )
+    idle = not (chores.unfinished or probed.submitted)
+    return SweepReport(True, tuple(lost), expired, stopped, missing, published, pruned, probed, broker_error, idle)
 
 
 def _expire(engine: Engine) -> int:
@@ -207,6 +213,18 @@ def _look(engine: Engine, app: Celery, every_s: float) -> int:
         return _unpublish(engine, lost)
 
 
+def _probe(engine: Engine, app: Celery, share: float, live_s: float) -> probes.Step:
+    """Look at the probes of the fleet's judge, and submit those that are due, if it is time for that."""
+    if not broker.turn(app, "probes", every_s=_PROBE_EVERY_S):
+        return probes.Step()
+    try:
+        return probes.step(engine, share=share, live_s=live_s)
+    except DatabaseUnavailable as error:
+        # Most often a right is missing. The rest of the sweep matters more and goes on.
+        _tell_once("probes could not be seen to", str(error))
+        return probes.Step()
+
+
 def _prune_a_bite(
     engine: Engine, app: Celery, retention_days: float | None, log_retention_days: float | None
 ) -> Pruned:
@@ -218,14 +236,14 @@ def _prune_a_bite(
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
         # Most often a right is missing. The rest of the sweep matters more and goes on.
-        _tell_unremoved(str(error))
+        _tell_once("old evaluations could not be removed", str(error))
         return Pruned()
 
 
 @lru_cache(maxsize=16)
-def _tell_unremoved(reason: str) -> None:
-    """Warn once in a process: every bite fails in the same way."""
-    _log.warning("old evaluations could not be removed: %s", reason)
+def _tell_once(what: str, reason: str) -> None:
+    """Warn once in a process: every time fails in the same way."""
+    _log.warning("%s: %s", what, reason)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from psycopg.sql import SQL, Identifier
 from kqueue import broker, sweeper
 from kqueue.config import Config
 from kqueue.errors import BrokerUnavailable, DatabaseUnavailable, SchemaMismatch
+from kqueue.states import Finding
 from kqueue.store import engine as store_engine
-from kqueue.store import evaluations, schema
+from kqueue.store import evaluations, probes, schema
 from kqueue.store import workers as registry
 from workers.slot import Slot
 
@@ -123,6 +124,7 @@ class Bookkeeping:
         self._app.conf.broker_transport_options |= {"socket_timeout": 3, "socket_connect_timeout": 2}
         self._away = False
         self._losses: list[_Loss] = []
+        self._held: str | None = None
         self._heartbeat_at = 0.0
         self._sweep_at = 0.0
         self._news = _News(config.require_database(), selector)
@@ -207,6 +209,18 @@ class Bookkeeping:
         self.attempt(look)
         return found
 
+    def held(self) -> str | None:
+        """Return why this host's CPU slots are paused for what probes came to; None if they are not.
+
+        What was known last, if Postgres is away.
+        """
+
+        def look() -> None:
+            self._held = probes.held(self.engine, self._host)
+
+        self.attempt(look)
+        return self._held
+
     def lose(self, worker_id: UUID, message: str, *, handed_back: bool = False) -> None:
         """Close a dead worker's row at the next :meth:`settle`.
 
@@ -287,6 +301,7 @@ class Bookkeeping:
                 retry_delay_s=self._config.retry_delay_s,
                 retention_days=self._config.retention_days,
                 log_retention_days=self._config.log_retention_days,
+                probe_share=self._config.probe_share,
             )
 
         if not self.attempt(sweep) or report is None or report.broker_error:
@@ -296,6 +311,21 @@ class Bookkeeping:
             _log.warning("a lease ran out", evaluation=str(evaluation_id), recorded=recorded.value)
         if report.missing:
             _log.info("messages were missing from Redis", count=report.missing)
+        for pause in report.probes.paused:
+            _log.error(
+                "probes were judged wrongly",
+                host=pause.host,
+                device=pause.device,
+                finding=pause.finding.value,
+                reason=pause.reason,
+                pause=pause.id,
+                doubted=pause.doubted,
+            )
+        for one in report.probes.settled:
+            if one.finding not in (Finding.AGREED, Finding.VOID):
+                _log.warning(
+                    "a probe was judged wrongly", evaluation=str(one.evaluation_id), worker=one.worker, said=one.words
+                )
         if report.pruned:
             _log.info("old evaluations removed", **asdict(report.pruned))
         if report.idle:

@@ -5,7 +5,8 @@ lets a worker take messages once its row is in the database, and renews its leas
 worker's evaluation again and starts another. It also sweeps: overdue leases, expired waits, messages that Redis lost.
 
 Workers pause while their GPU may not be used (:mod:`workers.monitor`), while the host is short of memory or disk
-(:mod:`workers.pressure`), and while something that was killed in their slot does not die. A paused worker finishes its
+(:mod:`workers.pressure`), while something that was killed in their slot does not die, and on CPUs until an operator
+resumes them where probes were judged wrongly. A paused worker finishes its
 evaluation, and its row has the reason.
 
 SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers that judge are killed
@@ -108,6 +109,8 @@ class Supervisor:
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
         self._look_at = 0.0
+        #: Why CPU slots must take no evaluations: probes were judged wrongly.
+        self._held: str | None = None
         #: Devices that others keep from workers: since when on the monotonic clock, and who was said to.
         self._waits: dict[str, tuple[float, str]] = {}
         #: The workers that wait for such a device, and who has it, as last written.
@@ -188,6 +191,7 @@ class Supervisor:
         if looking:
             self._look_at = now + _LOOK_EVERY_S
             self._pressure.look()
+            self._held = self._books.held() if any(worker.slot.device == "cpu" for worker in self._workers) else None
             self._monitor.step(self._books.attempt)
             self._look_at_locks(now)
         self._let_in()
@@ -196,7 +200,8 @@ class Supervisor:
 
     def _reason(self, worker: WorkerProcess) -> str | None:
         """Return the reason why a slot must take no evaluations, or None."""
-        return worker.stuck or self._pressure.reason or self._monitor.pauses(worker.slot.device)
+        held = self._held if worker.slot.device == "cpu" else self._monitor.pauses(worker.slot.device)
+        return worker.stuck or self._pressure.reason or held
 
     def _let_in(self) -> None:
         """Register the workers that are ready, and tell them to take messages or to pause."""

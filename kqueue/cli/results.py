@@ -81,6 +81,10 @@ def status(as_json: _Json = False) -> None:
     config = load()
     config.require_database()  # said at once, before what takes long to import
     from kqueue import broker
+<<<<<<< HEAD
+=======
+    from kqueue.cli.probe import last_day
+>>>>>>> canaries
     from kqueue.store import gpus, reports, workers
 
     with database("status") as engine:
@@ -91,6 +95,7 @@ def status(as_json: _Json = False) -> None:
         known = gpus.find(engine)
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
         crowds = reports.crowds(engine)
+        probes = last_day(engine, config)
     for worker in live:
         for lane in worker.lanes:
             lanes.setdefault(lane, {**dict.fromkeys(EvaluationState, 0), "workers": 0})["workers"] += 1
@@ -108,6 +113,7 @@ def status(as_json: _Json = False) -> None:
         "workers": [asdict(worker) for worker in live],
         "gpus_not_serving": [asdict(gpu) for gpu in known if gpu.paused is not None],
         "gpu_memory": list(_gpu_memory(known, live)),
+        "probes": probes,
         "last_hour": {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         "broker": {"reachable": failure is None, "error": failure},
     }
@@ -134,6 +140,7 @@ def _gpu_memory(known: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Itera
 
 def _print_status(record: Mapping[str, Any]) -> None:
     from kqueue.categories import Category
+    from kqueue.cli.probe import print_last_day
     from kqueue.cli.render import age, category_text, console, print_table, text
 
     lanes, live = record["lanes"], record["workers"]
@@ -167,6 +174,7 @@ def _print_status(record: Mapping[str, Any]) -> None:
     for gpu in record["gpus_not_serving"]:
         what = f"GPU {gpu['index']} of {gpu['host']} does not serve since {age(gpu['since'])}: {gpu['state']}"
         console().print(text(what + (f", {gpu['reason']}" if gpu["reason"] else ""), "yellow"))
+    print_last_day(record["probes"])
     counted = record["last_hour"]["by_category"]
     if counted:
         rows = ((category_text(name, Category(name).blame), Category(name).blame, n) for name, n in counted.items())

@@ -32,8 +32,8 @@ from kqueue.categories import Blame, Category
 from kqueue.http.auth import Reader
 from kqueue.http.devices import Fleet, View
 from kqueue.http.gateway import Gateway
-from kqueue.states import EvaluationState, GpuState, Writer
-from kqueue.store import reports
+from kqueue.states import EvaluationState, Finding, GpuState, Writer
+from kqueue.store import probes, reports
 from kqueue.store.reports import Crowd, Ended
 
 router: Final = APIRouter(tags=["metrics"])
@@ -49,6 +49,8 @@ _MANY: Final = 20_000
 _FEW: Final = 500
 #: The most lanes that are told apart. Those of further ones are counted as one, named `other`.
 _LANES: Final = 32
+#: The time of which probes are told.
+_PROBED: Final = timedelta(days=1)
 #: The beginning of the names of steps for which a device is held alone.
 _ALONE: Final = "alone_"
 #: Figures of GPUs: the name, the fact that it is, and what it means.
@@ -75,6 +77,7 @@ class Metrics:
         self._registry.register(_Now(self))
         self.view: View | None = None
         self.crowds: list[Crowd] = []
+        self.probes: probes.Record | None = None
         self.now = self._since
 
         def counter(name: str, words: str, *labels: str) -> Counter:
@@ -117,6 +120,7 @@ class Metrics:
 
     def _text(self, engine: Engine, view: View) -> bytes:
         self.view, self.now, self.crowds = view, reports.now(engine), reports.crowds(engine)
+        self.probes = probes.record(engine, since=self.now - _PROBED, live_s=self._gateway.config.lease_s)
         for lane in view.lanes:
             self._show(lane)
         for page in self._pages(engine):
@@ -188,6 +192,8 @@ class _Now(Collector):
         yield from self._queue(view)
         yield from self._workers(view)
         yield from _gpus(view)
+        assert self._metrics.probes is not None
+        yield from _probes(self._metrics.probes)
 
     def _queue(self, view: View) -> Iterator[Metric]:
         queued: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -237,6 +243,25 @@ def _gpus(view: View) -> Iterator[Metric]:
         (*place, reason): 1.0 for place, device in devices.items() for reason in device.gpu.facts.get("throttle", ())
     }
     yield _gauge("gpu_clocks_reason", "1 for each of NVML's reasons for lower clocks.", (*labels, "reason"), reasons)
+
+
+def _probes(record: probes.Record) -> Iterator[Metric]:
+    found: dict[tuple[str, ...], float] = {
+        (finding.value,): record.findings.get(finding, 0) for finding in Finding if finding is not Finding.VOID
+    }
+    yield _gauge("probes_day", "Probes of the judge in the last day, by what they showed.", ("finding",), found)
+    bias: dict[tuple[str, ...], float] = {(one.resource,): one.bias for one in record.clocks}
+    words = "What spins of a known time were timed at too much in the last day, as a share: the median."
+    yield _gauge("probe_clock_bias_ratio", words, ("device",), bias)
+    paused: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    doubted: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for one in record.pauses:
+        where = one.host, "cpu" if one.device == "cpu" else "gpu"
+        paused[where] += 1
+        doubted[where] += one.doubted
+    yield _gauge("probe_paused", "Places that are paused as probes were judged wrongly.", ("host", "device"), paused)
+    words = "Verdicts that these places reached since their last good probe."
+    yield _gauge("probe_doubted", words, ("host", "device"), doubted)
 
 
 def _gauge(

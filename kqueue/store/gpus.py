@@ -19,7 +19,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.states import GpuState
 from kqueue.store import clean
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Gpu, Worker
+from kqueue.store.models import Attempt, Gpu, ProbePause, Worker
 from kqueue.store.sql import any_text
 
 #: Failed tests in a row that take a GPU out of service. One may be chance.
@@ -212,6 +212,21 @@ def resume(engine: Engine, uuid: str) -> None:
             _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=func.now())
 
 
+def quarantine(connection: Connection, uuid: str, *, reason: str) -> None:
+    """Within the caller's transaction, take a GPU out of service until an operator resumes it. No test does.
+
+    A GPU that an operator drained stays drained.
+
+    Args:
+        connection: the transaction.
+        uuid: the GPU.
+        reason: why, in one line.
+    """
+    state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
+    if state is not None and state != GpuState.DRAINED:
+        _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=None)
+
+
 def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> None:
     """Within the caller's transaction, ask the GPU's supervisor to test it now.
 
@@ -269,7 +284,9 @@ def test_after_reset(engine: Engine, uuid: str) -> None:
 def record_pass(engine: Engine, uuid: str) -> None:
     """Record a passed test: the GPU serves, unless an operator has drained it."""
     with transaction(engine) as connection:
-        row = connection.execute(select(Gpu.state, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()).first()
+        row = connection.execute(
+            select(Gpu.state, Gpu.reset_at, Gpu.check_at).where(Gpu.uuid == uuid).with_for_update()
+        ).first()
         _count(connection, uuid, failures=0)
         if row is not None and _left_to_tests(row):
             _move(connection, uuid, GpuState.SERVING, None, check_at=None)
@@ -283,7 +300,7 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
     """
     with transaction(engine) as connection:
         row = connection.execute(
-            select(Gpu.state, Gpu.failures, Gpu.reset_at).where(Gpu.uuid == uuid).with_for_update()
+            select(Gpu.state, Gpu.failures, Gpu.reset_at, Gpu.check_at).where(Gpu.uuid == uuid).with_for_update()
         ).first()
         if row is None:
             return None
@@ -306,8 +323,12 @@ def _count(connection: Connection, uuid: str, *, failures: int) -> None:
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
-    """Return True if a test decides on a GPU's state: no operator drained it, and no reset is under way."""
-    return row.state != GpuState.DRAINED and row.reset_at is None
+    """Return True if a test decides on a GPU's state.
+
+    None does while an operator has drained it, while a reset is under way, or after :func:`quarantine`.
+    """
+    left_alone = row.state == GpuState.QUARANTINED and row.check_at is None
+    return row.state != GpuState.DRAINED and row.reset_at is None and not left_alone
 
 
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
@@ -315,7 +336,7 @@ def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu)
-            .where(Gpu.uuid == uuid, or_(Gpu.state != GpuState.DRAINED, Gpu.check_at.is_not(None)))
+            .where(Gpu.uuid == uuid, Gpu.check_at.is_not(None))
             .values(
                 reason=case((Gpu.state == GpuState.DRAINED, Gpu.reason), else_=clean.text(reason)[:_REASON_CHARACTERS]),
                 check_at=func.now() + timedelta(seconds=seconds),
@@ -336,7 +357,11 @@ def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None
             since=case((Gpu.state == state, Gpu.since), else_=func.now()),
         )
     )
-    if state != GpuState.SERVING:
+    if state == GpuState.SERVING:
+        # Whatever probes had taken it out of service for, it was put back.
+        paused = update(ProbePause).where(ProbePause.device == uuid, ProbePause.resumed_at.is_(None))
+        connection.execute(paused.values(resumed_at=func.now()))
+    else:
         # At once, so that a claim before its supervisor has looked is refused. The supervisor lifts it.
         [gpu] = _find(connection, uuids=[uuid], host=None)
         connection.execute(

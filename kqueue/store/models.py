@@ -25,13 +25,14 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    Uuid,
     func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from kqueue.states import EvaluationState, GpuState, Priority, SearchState
+from kqueue.states import EvaluationState, Finding, GpuState, Priority, ProbeKind, SearchState
 
 
 class Base(DeclarativeBase):
@@ -50,6 +51,7 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
         list[str]: ARRAY(Text),
+        list[UUID]: ARRAY(Uuid),
         str: Text,
         float: Double,
     }
@@ -151,6 +153,8 @@ class Evaluation(Base):
     """The token with which it was submitted over HTTP."""
     reuse: Mapped[bool] = mapped_column(server_default=text("false"))
     """True if the verdict of an equal evaluation will do."""
+    probe: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True for one of the fleet's own, which shows what its judge is worth (:mod:`kqueue.store.probes`)."""
 
 
 class Share(Base):
@@ -356,6 +360,87 @@ class Token(Base):
     """The highest :class:`~kqueue.states.Priority` that its holder may ask for."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
     """Its share of the devices beside other producers', each of whom has 1."""
+
+
+class Probe(Base):
+    """A probe of the fleet's own judge: an evaluation whose outcome is known, and what it came to.
+
+    It stays when the evaluation is removed.
+    """
+
+    __tablename__ = "probes"
+    __table_args__ = (
+        CheckConstraint(_one_of(ProbeKind, "kind"), name="kind"),
+        CheckConstraint(_one_of(Finding, "finding"), name="finding"),
+        Index("ix_probes_settled_at", "settled_at"),
+        Index("ix_probes_open", "lane", postgresql_where=text("settled_at IS NULL")),
+    )
+
+    evaluation_id: Mapped[UUID] = mapped_column(primary_key=True)
+    lane: Mapped[str]
+    kind: Mapped[str]
+    """A :class:`~kqueue.states.ProbeKind`."""
+    idea: Mapped[str]
+    """Which of its kind."""
+    spin_ms: Mapped[float | None]
+    """How long its ``forward`` takes; null for one that does not spin."""
+    confirms: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True if it was submitted because another one was judged wrongly."""
+    submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    settled_at: Mapped[datetime | None]
+    """When its verdict was looked at; null before, and the rest with it."""
+    finding: Mapped[str | None]
+    """A :class:`~kqueue.states.Finding`."""
+    words: Mapped[str | None]
+    """The same for people."""
+    bias: Mapped[float | None]
+    """By how much the judged time of a spin differed from what it took, as a share of that."""
+    judged_at: Mapped[datetime | None]
+    """When it got its verdict."""
+    worker: Mapped[str | None]
+    """The worker that judged it, by its name; null if none did."""
+    host: Mapped[str | None]
+    device: Mapped[str | None]
+    """A GPU's UUID, or ``cpu``."""
+    spent: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True if its place was paused since: it is no evidence any more."""
+
+
+class ProbeLane(Base):
+    """How many evaluations a lane has ended since its last probe."""
+
+    __tablename__ = "probe_lanes"
+
+    lane: Mapped[str] = mapped_column(primary_key=True)
+    ended: Mapped[float] = mapped_column(server_default=text("0"))
+    """Evaluations that a judge reached a verdict on, without probes."""
+    due_after: Mapped[float]
+    """After so many of them the next probe is due; drawn by lot each time."""
+    looked_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """Those that ended before are counted."""
+
+
+class ProbePause(Base):
+    """A GPU, or a host's CPU slots, that was taken out of service because probes were judged wrongly."""
+
+    __tablename__ = "probe_pauses"
+    __table_args__ = (Index("ix_probe_pauses_open", "host", postgresql_where=text("resumed_at IS NULL")),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    host: Mapped[str]
+    device: Mapped[str]
+    """A GPU's UUID, or ``cpu``."""
+    finding: Mapped[str]
+    """What was wrong, a :class:`~kqueue.states.Finding`."""
+    reason: Mapped[str]
+    """The same for people."""
+    probes: Mapped[list[UUID]]
+    """The evaluations that showed it."""
+    doubted_since: Mapped[datetime | None]
+    """Since its last good probe of that kind; null if there was none."""
+    paused_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    resumed_at: Mapped[datetime | None]
+    """When an operator put it back into service; null before."""
 
 
 #: What a search may be called. The name becomes part of a folder's.

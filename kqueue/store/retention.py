@@ -74,7 +74,7 @@ def prune(engine: Engine, *, retention_days: float | None, log_retention_days: f
 
     A verdict whose log is emptied loses the long entries of its evidence too, and keeps the rest; ``emptied_at`` in the
     evidence says when. An evaluation's idempotency key is removed with it: given again, it makes a new evaluation.
-    Baselines, their problems, and environments stay.
+    Baselines, their problems, and environments stay, but for those of probes. What probes came to stays too.
 
     Args:
         engine: the database.
@@ -94,7 +94,7 @@ def prune(engine: Engine, *, retention_days: float | None, log_retention_days: f
 def _remove(engine: Engine, age: timedelta) -> Pruned:
     with transaction(engine) as connection:
         old = connection.execute(
-            select(Evaluation.id, Evaluation.problem_hash, Evaluation.kernel_hash)
+            select(Evaluation.id, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.probe)
             .join(Verdict, Verdict.evaluation_id == Evaluation.id)
             .where(Verdict.finished_at < func.now() - age)
             .order_by(Verdict.finished_at)
@@ -106,6 +106,9 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
         connection.execute(delete(Verdict).where(Verdict.evaluation_id == ids))
         connection.execute(delete(Attempt).where(Attempt.evaluation_id == ids))
         connection.execute(delete(Evaluation).where(Evaluation.id == ids))
+        # Nobody asks for a probe's problem again.
+        probed = [row.problem_hash for row in old if row.probe]
+        connection.execute(delete(Baseline).where(Baseline.problem_hash == any_text(probed)))
     return Pruned(
         evaluations=len(old),
         problems=_forget(engine, Problem, {row.problem_hash for row in old}),

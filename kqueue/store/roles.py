@@ -40,6 +40,9 @@ _READABLE: Final = (
     "evaluations",
     "gpus",
     "kernels",
+    "probe_lanes",
+    "probe_pauses",
+    "probes",
     "problems",
     "search_proposals",
     "search_runs",
@@ -100,6 +103,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         # An operator's resets and tests of GPUs.
         "gpus": {"UPDATE": ("state", "reason", "since", "failures", "check_at", "reset_at")},
         "workers": {"UPDATE": ("paused",)},
+        "probe_pauses": {"UPDATE": ("resumed_at",)},
     },
     WORKER: {
         "evaluations": {"UPDATE": ("state", "attempts", "available_at", "published_at")},
@@ -124,6 +128,12 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         # Rows of workers that ended long ago are removed; those that an attempt refers to cannot be.
         "workers": {"INSERT": _ALL, "UPDATE": _ALL, "DELETE": _ALL},
         "gpus": {"INSERT": _ALL, "UPDATE": _ALL},
+        "probes": {
+            "UPDATE": ("settled_at", "finding", "words", "bias", "judged_at", "worker", "host", "device", "spent")
+        },
+        "probe_lanes": {"INSERT": _ALL, "UPDATE": _ALL},
+        "probe_pauses": {"INSERT": _ALL, "UPDATE": ("resumed_at",)},
+        "kqueue_probe": {"EXECUTE": _ALL},
         "kqueue_cancel": {"EXECUTE": _ALL},
         "kqueue_conclude": {"EXECUTE": _ALL},
         "kqueue_reuse": {"EXECUTE": _ALL},

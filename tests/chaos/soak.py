@@ -248,7 +248,8 @@ def _start_fleet(root: Path, gpus: str | None, slots: int) -> Child:
         devices = ["--gpus", gpus, "--slots-per-gpu", str(slots), "--cpu-slots", "0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     environment |= {"KQUEUE_HOME": str(root / "home"), "KQUEUE_SCRATCH": str(root / "scratch")}
-    environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true"}
+    # The soak counts what it submitted, and processes by what they do: nobody else gives them work.
+    environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true", "KQUEUE_PROBE_SHARE": "0"}
     fleet = Child(
         [sys.executable, "-c", up, "up", "--no-flower", "--no-http", *devices],
         log=root / "home" / "logs" / "up.log",

@@ -25,7 +25,7 @@ def test_every_command_has_a_row() -> None:
     table = (ROOT / "docs" / "cli.md").read_text().partition("<!-- commands")[2].partition("<!-- end of commands")[0]
     rows = re.findall(r"`kqueue ([a-z ]+)`", table)
     assert {words.split()[0] for words in rows} == listed()
-    for group in ("db", "gpu", "token"):
+    for group in ("db", "gpu", "probe", "token"):
         assert {words.split()[1] for words in rows if words.startswith(f"{group} ")} == listed(group)
 
 

@@ -21,7 +21,9 @@ def live_fleet() -> Iterator[LocalFleet]:
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
         root.chmod(0o711)  # pytest's folders are closed to candidates
-        config = load(home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False)
+        config = load(
+            home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False, probe_share=0
+        )
         try:
             running = LocalFleet(config, durable=False).start()
         except LocalFleetError as error:

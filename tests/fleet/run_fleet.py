@@ -1,4 +1,4 @@
-"""A supervisor whose workers run the application `judges`."""
+"""A supervisor whose workers run the application `judges`, or another module of this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ config = load()
 logs.configure(config)
 gpus = choose(config.gpus, devices())
 canary = os.environ.get("JUDGES_CANARY", "workers.judge.gpu.canary")
-supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program="judges", canary=canary)
+program = os.environ.get("JUDGES_PROGRAM", "judges")
+supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program=program, canary=canary)
 supervisor.check_services()
 supervisor.run()
 sys.exit(0)

@@ -51,7 +51,7 @@ class Services:
 
     def config(self, **settings: Any) -> Config:
         places = {"home": self.directory / "home", "scratch": self.directory / "scratch"}
-        return load(**self._addresses | places | {"gpus": "none", "reuse": False} | settings)
+        return load(**self._addresses | places | {"gpus": "none", "reuse": False, "probe_share": 0} | settings)
 
     def submit(
         self,
@@ -132,7 +132,8 @@ class Fleet:
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.
 
-    The judges are scripted (judges.py), or with `true` real. `prefix` is a command that runs a command, such as one
+    The judges are scripted (judges.py), or with `true` real, or real but for what the module `broken` of this folder
+    replaces. `prefix` is a command that runs a command, such as one
     that enters a namespace. `variables` are added to the environment.
     """
     started: list[Fleet] = []
@@ -143,11 +144,12 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
         slots: int = 1,
         torch: bool = False,
         true: bool = False,
+        broken: str = "",
         prefix: Sequence[str] = (),
         variables: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> Fleet:
-        if true and "scratch" not in settings:
+        if (true or broken) and "scratch" not in settings:
             settings["scratch"] = Path(tempfile.mkdtemp(prefix="kqueue-scratch-"))
             settings["scratch"].chmod(0o711)  # pytest's folders are closed to candidates
             scratches.append(settings["scratch"])
@@ -158,6 +160,8 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
             program = [str(HERE / "run_fleet.py")]
             places = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment |= {"PYTHONPATH": os.pathsep.join(places), "JUDGES": str(services.directory)}
+        if broken:
+            environment["JUDGES_PROGRAM"] = broken
         if torch:
             environment["JUDGES_TORCH"] = "1"
         environment |= variables

@@ -16,7 +16,8 @@ from kqueue.categories import Category
 from kqueue.config import Config
 from kqueue.contract import Outcome
 from kqueue.evidence import Evidence
-from kqueue.store import evaluations, gpus, workers
+from kqueue.states import ProbeKind
+from kqueue.store import evaluations, gpus, probes, workers
 from tests.http.serving import problem_of
 from tests.http.standin import Served, submit
 from tests.samples import ended, passed
@@ -171,3 +172,19 @@ def test_nothing_is_lost_between_two_looks_far_apart(
         )
     for _ in range(2):
         assert sum(samples(http)["kqueue_evaluations_total"].values()) == 2
+
+
+def test_probes_are_told_and_counted_as_nobodys(
+    http: httpx.Client, judge: Callable[..., None], engine: Engine, worker_id: Any
+) -> None:
+    """What they showed, what is paused for it, and how many verdicts are in doubt."""
+    judge(submit(http, 0))
+    probed = probes.submit(engine, "cpu", ProbeKind.CHEAT)
+    assert "kqueue_queued" not in samples(http)
+    judge(probed)
+    probes.step(engine, share=0, live_s=60)
+    found = samples(http)
+    assert sum(found["kqueue_evaluations_total"].values()) == 1
+    assert only(found["kqueue_probes_day"], finding="cheat_accepted") == sum(found["kqueue_probes_day"].values()) == 1
+    assert only(found["kqueue_probe_paused"], device="cpu") == only(found["kqueue_probe_doubted"], device="cpu") == 1
+    assert "kqueue_probe_clock_bias_ratio" not in found

@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
-from kqueue.states import EvaluationState, GpuState
+from kqueue.states import EvaluationState, Finding, GpuState, ProbeKind
 from kqueue.store import schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
@@ -77,12 +77,20 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-@pytest.mark.parametrize(("table", "states"), [("evaluations", EvaluationState), ("gpus", GpuState)])
-def test_the_database_takes_the_states_that_there_are(engine: Engine, table: str, states: type[StrEnum]) -> None:
-    """The constraint on a table's column `state` names each state of the enum and no other."""
+@pytest.mark.parametrize(
+    ("column", "states"),
+    [
+        ("evaluations_state", EvaluationState),
+        ("gpus_state", GpuState),
+        ("probes_kind", ProbeKind),
+        ("probes_finding", Finding),
+    ],
+)
+def test_the_database_takes_the_states_that_there_are(engine: Engine, column: str, states: type[StrEnum]) -> None:
+    """The constraint on a column of a table names each state of the enum and no other."""
     with engine.connect() as connection:
         constraint = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
-        known = connection.scalars(constraint, {"name": f"ck_{table}_state"}).one()
+        known = connection.scalars(constraint, {"name": f"ck_{column}"}).one()
     assert set(re.findall(r"'(\w+)'", known)) == set(states)
 
 

@@ -17,6 +17,9 @@ OPEN: Final = Evaluation.state != literal_column(f"'{EvaluationState.DONE}'")
 EXPIRED: Final = and_(QUEUED, Evaluation.attempts == 0, func.coalesce(Evaluation.expires_at <= func.now(), false()))
 #: The same, with a second comparison that can use the index.
 EXPIRED_INDEXED: Final = and_(EXPIRED, Evaluation.expires_at <= func.now())
+#: True for an evaluation that somebody asked for. The others are the fleet's own (:mod:`kqueue.store.probes`), which
+#: are nobody's: no report counts or lists them, no producer pays for them.
+REAL: Final = Evaluation.probe.is_(False)
 #: True for an attempt whose lease has run out.
 OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
 

@@ -23,6 +23,7 @@ from sqlalchemy import CTE, Connection, Double, Engine, cast, func, insert, lite
 
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations.conditions import REAL
 from kqueue.store.models import Evaluation, Share
 
 #: After so many seconds what a producer has used counts half. A producer that had all devices for long waits for about
@@ -234,7 +235,7 @@ def tally(engine: Engine) -> None:
 def charge(closed: CTE) -> CTE:
     """Return the part of a statement that counts an attempt's seconds as used by its producer.
 
-    What nobody could end, as Postgres was away, counts until its lease ran out.
+    What nobody could end, as Postgres was away, counts until its lease ran out. Probes are nobody's, and used by none.
 
     Args:
         closed: the part that ends the attempt, with what it returns of it.
@@ -245,6 +246,7 @@ def charge(closed: CTE) -> CTE:
         select(Evaluation.producer, func.split_part(Evaluation.lane, ".", 1), Evaluation.priority, seconds)
         .add_columns(seconds * seconds, literal(1.0), func.now())
         .join(closed, closed.c.evaluation_id == Evaluation.id)
+        .where(REAL)
     )
     return insert(Share).from_select(["producer", "resource", "priority", *_NUMBERS, "at"], used).cte("charged")
 

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Double, Engine, case, cast, func, select, 
 
 from kqueue.categories import Blame
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict
 from kqueue.store.sql import read
 
@@ -107,7 +108,7 @@ def cost(engine: Engine, *, by: By, since: datetime, limit: int = 100) -> list[C
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .join(tried, true())
         .join(alone, true())
-        .where(Verdict.finished_at >= since)
+        .where(Verdict.finished_at >= since, REAL)
         .group_by(key)
         .order_by(func.sum(tried.c.seconds).desc(), key)
         .limit(limit)

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from kqueue.categories import Blame, Category
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN, QUEUED
+from kqueue.store.evaluations import OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 from kqueue.store.sql import read
 
@@ -22,6 +22,7 @@ def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     with transaction(engine) as connection:
         for lane, state, number in connection.execute(
             select(Evaluation.lane, Evaluation.state, func.count())
+            .where(REAL)
             .group_by(Evaluation.lane, Evaluation.state)
             .order_by(Evaluation.lane)
         ):
@@ -36,7 +37,7 @@ def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     with transaction(engine) as connection:
         for lane, state, number in connection.execute(
             select(Evaluation.lane, Evaluation.state, func.count())
-            .where(OPEN)
+            .where(OPEN, REAL)
             .group_by(Evaluation.lane, Evaluation.state)
         ):
             counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
@@ -65,7 +66,7 @@ def crowds(engine: Engine) -> list[Crowd]:
     group = (Evaluation.lane, Evaluation.priority, Evaluation.producer)
     number = func.count()
     query = select(*group, number.label("queued"), func.min(Evaluation.submitted_at).label("since"))
-    query = query.where(QUEUED).group_by(*group)
+    query = query.where(QUEUED, REAL).group_by(*group)
     with transaction(engine) as connection:
         rows = connection.execute(query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
         return read(Crowd, rows)
@@ -80,10 +81,11 @@ def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None
         batch: only of this batch.
     """
     query = select(Verdict.category, func.count().label("number")).group_by(Verdict.category)
+    query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(REAL)
     if since is not None:
         query = query.where(Verdict.finished_at >= since)
     if batch is not None:
-        query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(Evaluation.batch == batch)
+        query = query.where(Evaluation.batch == batch)
     with transaction(engine) as connection:
         counted = {row.category: row.number for row in connection.execute(query)}
     return {category: counted[category.value] for category in Category if category.value in counted}
@@ -96,7 +98,8 @@ def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Cat
         for device, category, number in connection.execute(
             select(Worker.device, Attempt.category, func.count())
             .join(Attempt, Attempt.worker_id == Worker.id)
-            .where(Worker.heartbeat_at >= since, Attempt.started_at >= since, Attempt.category.is_not(None))
+            .join(Evaluation, Evaluation.id == Attempt.evaluation_id)
+            .where(Worker.heartbeat_at >= since, Attempt.started_at >= since, Attempt.category.is_not(None), REAL)
             .group_by(Worker.device, Attempt.category)
             .order_by(Worker.device, Attempt.category)
         ):

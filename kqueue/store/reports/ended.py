@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONPATH
 from kqueue.categories import Category
 from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict
 from kqueue.store.sql import any_uuid, read
 
@@ -77,7 +78,7 @@ def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> lis
 
 
 def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
-    """Return what became of evaluations; those without a verdict are left out."""
+    """Return what became of evaluations; those without a verdict, and probes, are left out."""
     first = select(Attempt.started_at).where(Attempt.evaluation_id == Evaluation.id, Attempt.number == 1)
     evidence: Any = Verdict.evidence
     query = (
@@ -96,7 +97,7 @@ def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
             func.jsonb_path_query_array(evidence, cast(_FAILED, JSONPATH)).label("earlier"),
         )
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Verdict.evaluation_id == any_uuid(ids))
+        .where(Verdict.evaluation_id == any_uuid(ids), REAL)
     )
     with transaction(engine) as connection:
         return read(Ended, connection.execute(query))

@@ -14,7 +14,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN
+from kqueue.store.evaluations import OPEN, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
 from kqueue.store.sql import read
 
@@ -258,7 +258,8 @@ def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
         "producer": Evaluation.producer,
     }
     wanted: list[ColumnElement[bool]] = [
-        column == value for name, column in columns.items() if (value := filters.get(name)) is not None
+        REAL,
+        *(column == value for name, column in columns.items() if (value := filters.get(name)) is not None),
     ]
     if (problem := filters.get("problem")) is not None:
         wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))

@@ -1,0 +1,181 @@
+"""`kqueue probe`: what probes of the fleet's judge showed, and what was paused for it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.cli.render import age, console, print_table, text, write_json
+from kqueue.cli.results import database
+from kqueue.errors import InvalidRequest
+from kqueue.states import Finding, ProbeKind
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kqueue.config import Config
+
+#: How far back `status` and `list` look.
+DAY: Final = timedelta(days=1)
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands to ``app``."""
+    group = typer.Typer(no_args_is_help=True, help="Show what probes of the judge came to, and what was paused for it.")
+    group.command("list")(list_probes)
+    group.command()(pauses)
+    group.command()(doubted)
+    group.command()(now)
+    group.command()(resume)
+    app.add_typer(group, name="probe", cls=app.info.cls)
+
+
+def last_day(engine: Engine, config: Config) -> dict[str, Any]:
+    """Return the record of the last day, as `status` shows it."""
+    from kqueue.store import probes
+
+    found = probes.record(engine, since=datetime.now(UTC) - DAY, live_s=config.live_s)
+    return asdict(found) | {
+        "cheats_accepted": found.cheats_accepted,
+        "honest_refused": found.honest_refused,
+        "wrong": found.wrong,
+    }
+
+
+def print_last_day(record: dict[str, Any]) -> None:
+    """Print what :func:`last_day` returned, for people. Nothing if no probe was judged and nothing is paused."""
+    if record["judged"]:
+        honest = record["honest"] + record["spins"]
+        words = (
+            f"the judge: {record['judged']} probes in the last day; {record['cheats_accepted']} of {record['cheats']} "
+            f"cheats accepted, {record['honest_refused']} of {honest} honest kernels refused"
+        )
+        words += "".join(
+            f"; the {one['resource']} clock {one['bias']:+.1%} (at worst {one['worst']:+.1%}, {one['spins']} spins)"
+            for one in record["clocks"]
+        )
+        console().print(text(words, "yellow" if record["wrong"] else ""))
+    for one in record["pauses"]:
+        words = (
+            f"paused by probes since {age(one['paused_at'])}: {one['device']} of {one['host']}: {one['reason']}; "
+            f"{one['doubted']} verdicts are in doubt (`kqueue probe doubted {one['id']}`)"
+        )
+        console().print(text(words, "bold red"))
+
+
+def list_probes(
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
+    days: Annotated[float, typer.Option(min=0.01, help="Those of so many days.")] = 1.0,
+    as_json: _Json = False,
+) -> None:
+    """List the probes that were judged, and what each showed."""
+    from kqueue.store import probes
+
+    with database("probe list") as engine:
+        found = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
+    if as_json:
+        for one in found:
+            write_json(asdict(one))
+        return
+    if not found:
+        typer.echo("no probe was judged in that time")
+        return
+    print_table(
+        ("probe", "lane", "kind", "idea", "worker", "judged", "finding", "what it showed"),
+        (
+            (
+                str(one.evaluation_id)[:8],
+                one.lane,
+                one.kind,
+                one.idea,
+                one.worker or "",
+                age(one.judged_at) if one.judged_at else "",
+                text(one.finding, "" if one.finding in (Finding.AGREED, Finding.VOID) else "bold red"),
+                one.words,
+            )
+            for one in found
+        ),
+    )
+
+
+def pauses(
+    days: Annotated[float, typer.Option(min=0.01, help="Also those of so many days that are over.")] = 30.0,
+    as_json: _Json = False,
+) -> None:
+    """List what was paused because probes were judged wrongly."""
+    from kqueue.store import probes
+
+    with database("probe pauses") as engine:
+        found = probes.pauses(engine, since=datetime.now(UTC) - timedelta(days=days))
+    if as_json:
+        for one in found:
+            write_json(asdict(one))
+        return
+    if not found:
+        typer.echo("nothing was paused in that time")
+        return
+    print_table(
+        ("pause", "host", "device", "since", "ended", "verdicts in doubt", "reason"),
+        (
+            (
+                one.id,
+                one.host,
+                one.device[:12],
+                age(one.paused_at),
+                age(one.resumed_at) if one.resumed_at else "",
+                one.doubted,
+                one.reason,
+            )
+            for one in found
+        ),
+    )
+
+
+def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], as_json: _Json = False) -> None:
+    """List the evaluations that a paused place judged since its last good probe, one id a line."""
+    from kqueue.store import probes
+
+    with database("probe doubted") as engine:
+        found = probes.doubted(engine, pause)
+    for one in found:
+        if as_json:
+            write_json({"evaluation_id": one})
+        else:
+            typer.echo(str(one))
+
+
+def now(
+    lane: Annotated[str, typer.Option(help="The lane on which it waits.")],
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="honest, cheat or spin; by default any.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Submit a probe now, such as after a judge was mended."""
+    from kqueue.config import LANE
+    from kqueue.store import probes
+
+    if kind is not None and kind not in list(ProbeKind):
+        raise InvalidRequest(f"--kind {kind}: it is one of {', '.join(ProbeKind)}")
+    if not LANE.fullmatch(lane):
+        raise InvalidRequest(f"--lane {lane}: it is cpu, gpu, or gpu.<model> such as gpu.h200")
+    with database("probe now") as engine:
+        identity = probes.submit(engine, lane, None if kind is None else ProbeKind(kind))
+    if as_json:
+        write_json({"evaluation_id": identity})
+    else:
+        typer.echo(f"submitted {identity}; `kqueue probe list` shows what it comes to")
+
+
+def resume(host: Annotated[str, typer.Argument(help="The host's name.")], as_json: _Json = False) -> None:
+    """Let a host's CPU slots take evaluations again. GPUs go on by `kqueue gpu resume`."""
+    from kqueue.store import probes
+
+    with database("probe resume") as engine:
+        ended = probes.resume(engine, host)
+    if as_json:
+        write_json({"host": host, "resumed": ended})
+    else:
+        typer.echo(f"the CPU slots of {host} go on" if ended else f"the CPU slots of {host} were not paused by probes")

@@ -1,0 +1,296 @@
+"""Probes: evaluations whose outcome is known beforehand, which a fleet runs among the real ones to prove its judge.
+
+A probe is a kernel that must pass, a cheat that must be refused, or a *spin*, whose ``forward`` takes a known time.
+Each is drawn anew: names, constants and shapes are random, so nothing can be kept or keyed to one.
+
+What a spin shows follows from where it runs. It looks at a clock of its own until its time is over, so a call never
+takes less. On a GPU nothing else takes long either, and the judged time must be that time. On a CPU others may take
+the cores at the moment in which a spin is over: there only the shortest of many calls counts, and the bounds are wide.
+"""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Request, Timing, Verdict
+from kqueue.states import Finding, ProbeKind
+
+#: Of the probes of a lane that are drawn by lot.
+_WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.SPIN: 1}
+#: The categories that say that a kernel's answers are wrong.
+_FOUND_OUT: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC})
+#: These say that a host lacked time or memory, whatever it judged.
+_SHORTAGES: Final = frozenset(
+    {
+        Category.TIMEOUT,
+        Category.COMPILE_TIMEOUT,
+        Category.HOST_OUT_OF_MEMORY,
+        Category.GPU_OUT_OF_MEMORY,
+        Category.OUTPUT_LIMIT,
+    }
+)
+#: Seconds after which a probe that no worker began ends by itself.
+_WAIT_S: Final = 900.0
+#: How long a spin takes, in milliseconds: on a CPU long beside the pauses of a busy host, on a GPU beside a launch.
+_CPU_SPIN_MS: Final = (20.0, 30.0)
+_GPU_SPIN_MS: Final = (2.0, 4.0)
+#: The reference of a spin on a CPU takes so many times as long.
+_LONGER: Final = 2.0
+#: What a judged time may be, as a share of the time that was spun: of the median by the GPU's clock, and of the
+#: shortest call by the CPU's. A call cannot be shorter than its spin; 5 % are for clocks that run apart.
+_GPU_BAND: Final = (0.95, 1.1)
+_CPU_BAND: Final = (0.95, 1.75)
+#: What the reference may take by the CPU's clock, as a share of the kernel's time: :data:`_LONGER` is right.
+_CPU_RATIO: Final = (1.3, 3.0)
+#: Timed calls of a spin. Among so many a busy CPU lets some end undisturbed.
+_SPIN_CALLS: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An evaluation to submit, and what it must come to.
+
+    Attributes:
+        kind: what it is.
+        idea: which of its kind.
+        request: what is submitted.
+        spin_ms: how long its ``forward`` takes, in milliseconds; None for one that does not spin.
+    """
+
+    kind: ProbeKind
+    idea: str
+    request: Request
+    spin_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the verdict on a probe shows.
+
+    Attributes:
+        finding: whether it is right, or what is wrong with it.
+        words: the same for people, in one line.
+        bias: by how much the judged time differs from what was spun, as a share of that; None where none was.
+    """
+
+    finding: Finding
+    words: str
+    bias: float | None = None
+
+
+#: Kernels that must be refused: what ``forward`` does, with ``ANSWER`` for the right answer.
+_CHEATS: Final[Mapping[str, str]] = {
+    "zeros": "return torch.zeros_like(GIVEN)",
+    "cached": "if not hasattr(self, 'KEPT'):\n    self.KEPT = ANSWER\nreturn self.KEPT.clone()",
+    "copy": "return GIVEN.clone()",
+    "sample": "OUT = torch.zeros_like(GIVEN)\nOUT[:2] = (ANSWER)[:2]\nreturn OUT",
+    "near": "return (ANSWER) + OFF",
+    "last row": "OUT = ANSWER\nOUT[-1] = GIVEN[-1]\nreturn OUT",
+}
+#: Problems: what ``forward`` returns, and the same in other words, which agrees within the tolerance.
+_ANSWERS: Final[Mapping[str, tuple[str, str]]] = {
+    "affine": ("GIVEN * FIRST + SECOND", "torch.add(torch.mul(GIVEN, FIRST), SECOND)"),
+    "wave": ("torch.sin(GIVEN * FIRST) + SECOND", "SECOND + (FIRST * GIVEN).sin()"),
+    "ramp": ("torch.relu(GIVEN + FIRST) * SECOND", "SECOND * (GIVEN + FIRST).clamp(min=0.0)"),
+    "curve": ("GIVEN * GIVEN * FIRST - SECOND", "(GIVEN ** 2) * FIRST - SECOND"),
+}
+_PROBLEM: Final = """
+import time
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, GIVEN):
+BODY
+
+def get_inputs():
+    return [torch.randn(ROWS, COLUMNS)]
+
+def get_init_inputs():
+    return []
+"""
+_KERNEL: Final = """
+import time
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, GIVEN):
+BODY
+"""
+_TRITON: Final = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def LAUNCHED(source, target, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    GIVEN = tl.load(source + place, mask=place < count)
+    tl.store(target + place, GIVEN * FIRST + SECOND, mask=place < count)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, GIVEN):
+        OUT = torch.empty_like(GIVEN)
+        LAUNCHED[(triton.cdiv(GIVEN.numel(), 256),)](GIVEN, OUT, GIVEN.numel(), BLOCK=256)
+        return OUT
+"""
+#: One program does all, and writes when the GPU's own clock of nanoseconds says so.
+_TRITON_SPIN: Final = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def clock(after):
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l,l", [after], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+@triton.jit
+def LAUNCHED(source, target, count, spin, BLOCK: tl.constexpr):
+    begun = clock(spin)
+    now = begun
+    while now - begun < spin:
+        now = clock(now)
+    for first in range(0, count, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        GIVEN = tl.load(source + place, mask=place < count)
+        tl.store(target + place, GIVEN * FIRST + SECOND, mask=place < count)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, GIVEN):
+        OUT = torch.empty_like(GIVEN)
+        LAUNCHED[(1,)](GIVEN, OUT, GIVEN.numel(), SPIN_NS, BLOCK=256)
+        return OUT
+"""
+_CPU_SPIN: Final = "OVER = time.perf_counter() + SPIN_S\nOUT = ANSWER\nwhile time.perf_counter() < OVER:\n    pass\n"
+
+
+def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
+    """Return a probe for a lane, drawn by lot.
+
+    Args:
+        lane: which one.
+        kind: of this kind; None for any.
+    """
+    lot = random.SystemRandom()
+    if kind is None:
+        kind = lot.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    on_gpu = lane.startswith("gpu")
+    words = _words(lot)
+    if kind is ProbeKind.SPIN:
+        return _spin(lane, lot, words, on_gpu=on_gpu)
+    answer = lot.choice(list(_ANSWERS))
+    right, same = _ANSWERS[answer]
+    backend = Backend.TORCH
+    if kind is ProbeKind.HONEST:
+        idea, kernel = answer, _source(_KERNEL, f"return {same}", words)
+        if on_gpu and answer == "affine":
+            idea, kernel, backend = "triton", _filled(_TRITON, words), Backend.TRITON
+    else:
+        idea = lot.choice(list(_CHEATS))
+        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), words)
+    problem = _source(_PROBLEM, f"return {right}", words)
+    return Probe(kind, idea, _request(lane, problem, kernel, backend, Timing(enabled=False)))
+
+
+def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgement:
+    """Return what a verdict on a probe shows. A failure of the fleet or of a host's room shows nothing.
+
+    Args:
+        verdict: the verdict.
+        kind: the probe's.
+        spin_ms: as :class:`Probe` has it.
+    """
+    category = verdict.category
+    if category.blame not in (Blame.NONE, Blame.CANDIDATE) or category in _SHORTAGES:
+        return Judgement(Finding.VOID, f"{category}: it shows nothing of the judge")
+    if kind is ProbeKind.CHEAT:
+        if category is Category.PASSED:
+            return Judgement(Finding.CHEAT_ACCEPTED, "a cheat passed")
+        if category in _FOUND_OUT:
+            return Judgement(Finding.AGREED, f"a cheat was refused: {category}")
+        return Judgement(Finding.CHEAT_MISTAKEN, f"a cheat that runs was refused as {category}")
+    if category is not Category.PASSED:
+        return Judgement(Finding.HONEST_REFUSED, f"an honest kernel was refused: {category}")
+    if spin_ms is None:
+        return Judgement(Finding.AGREED, "an honest kernel passed")
+    return _judge_clock(verdict, spin_ms)
+
+
+def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
+    taken, other = verdict.runtime, verdict.baseline
+    if taken is None:
+        return Judgement(Finding.CLOCK_UNEVEN, "a spin passed without a time")
+    if taken.basis == "gpu_clock":
+        low, high = _GPU_BAND
+        least = most = taken.median_ms
+    else:
+        # The null is the judge's to take away. With it the shortest call is at least its spin, however busy a host is.
+        low, high = _CPU_BAND
+        least, most = taken.min_ms + taken.null_ms, taken.min_ms
+    bias = (most if most > spin_ms else min(least, spin_ms)) / spin_ms - 1
+    said = f"a spin of {spin_ms:.3f} ms was timed at {most:.3f} ms"
+    if least < low * spin_ms:
+        return Judgement(Finding.CLOCK_SHORT, said, bias)
+    if most > high * spin_ms:
+        return Judgement(Finding.CLOCK_LONG, said, bias)
+    if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
+        ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
+        if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
+            words = f"{said}, and its reference, which takes {_LONGER:.0f} times as long, at {ratio:.2f} times that"
+            return Judgement(Finding.CLOCK_UNEVEN, words, bias)
+    return Judgement(Finding.AGREED, said, bias)
+
+
+def _spin(lane: str, lot: random.SystemRandom, words: dict[str, str], *, on_gpu: bool) -> Probe:
+    spin_ms = round(lot.uniform(*(_GPU_SPIN_MS if on_gpu else _CPU_SPIN_MS)), 3)
+    right, same = _ANSWERS["affine"]
+    timing = Timing(calls=_SPIN_CALLS, precision=0.0, warmup=1)
+    if on_gpu:
+        words["SPIN_NS"] = str(round(spin_ms * 1e6))
+        problem = _source(_PROBLEM, f"return {right}", words)
+        request = _request(lane, problem, _filled(_TRITON_SPIN, words), Backend.TRITON, timing)
+        return Probe(ProbeKind.SPIN, "GPU's timer", request, spin_ms)
+    bodies = [
+        (_CPU_SPIN + "return OUT").replace("ANSWER", answer).replace("SPIN_S", repr(spin_ms * times / 1e3))
+        for answer, times in ((right, _LONGER), (same, 1.0))
+    ]
+    problem, kernel = _source(_PROBLEM, bodies[0], words), _source(_KERNEL, bodies[1], words)
+    request = _request(lane, problem, kernel, Backend.TORCH, timing)
+    return Probe(ProbeKind.SPIN, "host's clock", request, spin_ms)
+
+
+def _request(lane: str, problem: str, kernel: str, backend: Backend, timing: Timing) -> Request:
+    settings: dict[str, Any] = {"checks": 2, "timing": timing}
+    return Request.model_validate(
+        {"problem": problem, "kernel": kernel, "backend": backend, "lane": lane, "settings": settings}
+        | {"reuse": False, "queue_wait_s": _WAIT_S}
+    )
+
+
+def _words(lot: random.SystemRandom) -> dict[str, str]:
+    """Return what stands for the words in capitals of a probe's sources."""
+    names = {word: f"v{lot.getrandbits(48):012x}" for word in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
+    return names | {
+        "FIRST": f"{lot.uniform(0.6, 1.4):.6f}",
+        "SECOND": f"{lot.uniform(0.6, 1.4):.6f}",
+        # Beyond the tolerance of 1e-4 + 1e-4 of values that are hardly larger than 10.
+        "OFF": f"{lot.choice((-1, 1)) * lot.uniform(3e-3, 6e-3):.6f}",
+        "ROWS": str(lot.randint(8, 40)),
+        "COLUMNS": str(lot.randint(24, 96)),
+    }
+
+
+def _source(form: str, body: str, words: Mapping[str, str]) -> str:
+    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), words)
+
+
+def _filled(form: str, words: Mapping[str, str]) -> str:
+    for word, stands_for in words.items():
+        form = form.replace(word, stands_for)
+    return form

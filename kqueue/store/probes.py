@@ -1,0 +1,581 @@
+"""Probes: when one is due, what they came to, and what is paused for it. The database's clock decides.
+
+A sweeper calls :func:`step` every few seconds. It settles the probes that have their verdicts, pauses what judged
+wrongly, and says which probes to submit. A *place* is what is paused: a GPU, or a host's CPU slots.
+
+- A cheat that passed pauses its place at once. It cannot be chance.
+- Whatever else was judged wrongly is confirmed first, by further probes of the same kind on the lane: two of the last
+  three of a place. Workers cannot be chosen, so others may get some of these; there is an end to them.
+
+Every function is one transaction unless it says otherwise, and raises :class:`~kqueue.errors.DatabaseUnavailable` if
+Postgres cannot be used.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, func, literal, or_, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from kqueue import probes
+from kqueue.probes import Judgement
+from kqueue.states import Finding, ProbeKind
+from kqueue.store import clean, gpus
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
+from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
+from kqueue.store.sql import any_text, any_uuid, read
+
+#: Whose probes are: a producer like others where turns are taken, and none where anything is charged.
+PRODUCER: Final = "kqueue's probes"
+#: Seconds of ended evaluations that count at most after nobody swept.
+_COUNTED_S: Final = 600.0
+#: Of the last so many probes of a kind at a place, so many wrong ones are no chance.
+_LAST: Final = 3
+_WRONG: Final = 2
+#: How many probes confirm one that was judged wrongly: so many for each place on the lane, and at most.
+_CONFIRMING: Final = 4
+_MOST_CONFIRMING: Final = 24
+#: A finding that was not confirmed in this time was chance.
+_RECENT: Final = timedelta(hours=6)
+#: Findings that say nothing against the judge.
+_GOOD: Final = (Finding.AGREED, Finding.VOID)
+_REASON_CHARACTERS: Final = 300
+#: One sweeper at a time settles and submits.
+_LOCK: Final = 0x6B71_7565_7565_0004
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A probe that has its verdict, and what that shows.
+
+    Attributes:
+        evaluation_id, lane, kind, idea: which one.
+        finding, words, bias: as :class:`~kqueue.probes.Judgement` has them.
+        worker, host, device: who judged it; None if nobody did.
+        judged_at: when it had its verdict, UTC.
+    """
+
+    evaluation_id: UUID
+    lane: str
+    kind: ProbeKind
+    idea: str
+    finding: Finding
+    words: str
+    bias: float | None
+    worker: str | None
+    host: str | None
+    device: str | None
+    judged_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A place that was taken out of service.
+
+    Attributes:
+        id: its number.
+        host, device: the place; ``device`` is a GPU's UUID, or ``cpu``.
+        finding, reason: why.
+        probes: the evaluations that showed it.
+        doubted_since: since its last good probe of that kind, UTC; None if there was none.
+        paused_at, resumed_at: from when to when, UTC.
+        doubted: how many verdicts of real evaluations the place reached since then.
+    """
+
+    id: int
+    host: str
+    device: str
+    finding: Finding
+    reason: str
+    probes: tuple[UUID, ...]
+    doubted_since: datetime | None
+    paused_at: datetime
+    resumed_at: datetime | None
+    doubted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What :func:`step` did.
+
+    Attributes:
+        settled: the probes that were found to have their verdicts.
+        paused: the places that were taken out of service.
+        submitted: the probes that were submitted; their messages are the sweeper's to send.
+    """
+
+    settled: tuple[Settled, ...] = ()
+    paused: tuple[Pause, ...] = ()
+    submitted: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How spins were timed on one kind of device.
+
+    Attributes:
+        resource: ``cpu`` or ``gpu``.
+        spins: how many there were.
+        bias: the median of what they were timed at too much, as a share of their time.
+        worst: the largest such, whatever its sign.
+    """
+
+    resource: str
+    spins: int
+    bias: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What probes showed since a moment.
+
+    Attributes:
+        judged: those that show something.
+        void: those that show nothing, as the fleet failed or nobody judged them.
+        cheats, honest, spins: how many of each kind were judged.
+        findings: how many came to each finding, without those that are void.
+        clocks: how spins were timed.
+        places: how many GPUs, and hosts with CPU slots, were met.
+        unmet: live workers, by their names, that judged none.
+        pauses: the places that are out of service now.
+    """
+
+    judged: int
+    void: int
+    cheats: int
+    honest: int
+    spins: int
+    findings: dict[Finding, int]
+    clocks: tuple[Clock, ...]
+    places: int
+    unmet: tuple[str, ...]
+    pauses: tuple[Pause, ...]
+
+    @property
+    def cheats_accepted(self) -> int:
+        """How many cheats passed."""
+        return self.findings.get(Finding.CHEAT_ACCEPTED, 0)
+
+    @property
+    def honest_refused(self) -> int:
+        """How many honest kernels did not."""
+        return self.findings.get(Finding.HONEST_REFUSED, 0)
+
+    @property
+    def wrong(self) -> int:
+        """How many were judged wrongly, in whatever way."""
+        return sum(number for finding, number in self.findings.items() if finding not in _GOOD)
+
+
+def step(engine: Engine, *, share: float, live_s: float) -> Step:
+    """Settle probes, pause what judged them wrongly, and submit those that are due. In several transactions.
+
+    Any number of sweepers may do so at once: each probe is settled by one, and each that is due is submitted once.
+
+    Args:
+        engine: the database.
+        share: probes for each judged evaluation; 0 submits none.
+        live_s: seconds without a heartbeat for which a worker counts as alive.
+    """
+    with transaction(engine) as connection:
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        settled = _settle(connection)
+        paused = _pause_all(connection)
+    if share <= 0:
+        return Step(settled, paused)
+    with transaction(engine) as connection:
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        submitted = _submit_due(connection, share, live_s)
+    return Step(settled, paused, submitted)
+
+
+def submit(engine: Engine, lane: str, kind: ProbeKind | None = None) -> UUID:
+    """Submit a probe now, whether one is due or not, and return its evaluation.
+
+    Args:
+        engine: the database.
+        lane: where it waits.
+        kind: of this kind; None for any.
+    """
+    with transaction(engine) as connection:
+        return _write(connection, probes.draw(lane, kind), confirms=False)
+
+
+def held(engine: Engine, host: str) -> str | None:
+    """Return why a host's CPU slots must take no evaluations; None if they may."""
+    query = select(ProbePause.reason).where(
+        ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
+    )
+    with transaction(engine) as connection:
+        return connection.scalars(query.order_by(ProbePause.id).limit(1)).first()
+
+
+def resume(engine: Engine, host: str) -> int:
+    """Let a host's CPU slots take evaluations again; return how many pauses that ended. Their supervisor lifts them."""
+    ended = update(ProbePause).where(
+        ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
+    )
+    with transaction(engine) as connection:
+        return connection.execute(ended.values(resumed_at=func.now())).rowcount
+
+
+def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
+    """Return the places that are out of service, and those that were at some time since a moment; the latest first."""
+    now = ProbePause.resumed_at.is_(None)
+    with transaction(engine) as connection:
+        return _pauses(connection, now if since is None else or_(now, ProbePause.paused_at >= since))
+
+
+def doubted(engine: Engine, pause_id: int) -> list[UUID]:
+    """Return the evaluations whose verdicts a pause puts in doubt, the earliest first; none if there is no such."""
+    with transaction(engine) as connection:
+        row = connection.execute(select(*ProbePause.__table__.columns).where(ProbePause.id == pause_id)).one_or_none()
+        if row is None:
+            return []
+        query = _doubted(row, Evaluation.id).order_by(Verdict.finished_at, Evaluation.id)
+        return list(connection.scalars(query))
+
+
+def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
+    """Return the probes that were settled since a moment, the latest first."""
+    columns = [getattr(Probe, name) for name in Settled.__dataclass_fields__]
+    query = select(*columns).where(Probe.settled_at >= since).order_by(Probe.settled_at.desc(), Probe.evaluation_id)
+    with transaction(engine) as connection:
+        return read(Settled, connection.execute(query.limit(limit)))
+
+
+def record(engine: Engine, *, since: datetime, live_s: float) -> Record:
+    """Return what probes showed since a moment.
+
+    Args:
+        engine: the database.
+        since: the moment.
+        live_s: seconds without a heartbeat for which a worker counts as alive.
+    """
+    columns = (Probe.kind, Probe.finding, Probe.bias, Probe.lane, Probe.worker, Probe.host, Probe.device)
+    with transaction(engine) as connection:
+        rows = connection.execute(select(*columns).where(Probe.settled_at >= since)).all()
+        live = connection.scalars(
+            select(Worker.name).where(
+                Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s)
+            )
+        ).all()
+        paused = _pauses(connection, ProbePause.resumed_at.is_(None))
+    shown = [row for row in rows if row.finding != Finding.VOID]
+    findings: defaultdict[Finding, int] = defaultdict(int)
+    kinds: defaultdict[str, int] = defaultdict(int)
+    biases: defaultdict[str, list[float]] = defaultdict(list)
+    for row in shown:
+        findings[Finding(row.finding)] += 1
+        kinds[row.kind] += 1
+        if row.bias is not None:
+            biases["cpu" if row.device == "cpu" else "gpu"].append(row.bias)
+    return Record(
+        judged=len(shown),
+        void=len(rows) - len(shown),
+        cheats=kinds[ProbeKind.CHEAT],
+        honest=kinds[ProbeKind.HONEST],
+        spins=kinds[ProbeKind.SPIN],
+        findings={finding: findings[finding] for finding in Finding if findings[finding]},
+        clocks=tuple(
+            Clock(resource, len(of), statistics.median(of), max(of, key=abs)) for resource, of in sorted(biases.items())
+        ),
+        places=len({(row.host, row.device) for row in shown}),
+        unmet=tuple(sorted(set(live) - {row.worker for row in shown})),
+        pauses=tuple(paused),
+    )
+
+
+# What they came to ------------------------------------------------------------------------------------
+
+
+def _settle(connection: Connection) -> tuple[Settled, ...]:
+    """Look at the verdicts that probes have got. One whose evaluation was removed shows nothing."""
+    gone = ~select(Evaluation.id).where(Evaluation.id == Probe.evaluation_id).exists()
+    judged = select(Verdict.evaluation_id).where(Verdict.evaluation_id == Probe.evaluation_id).exists()
+    open_ones = connection.execute(
+        select(Probe.evaluation_id, Probe.lane, Probe.kind, Probe.idea, Probe.spin_ms)
+        .where(Probe.settled_at.is_(None), or_(judged, gone))
+        .order_by(Probe.submitted_at)
+    ).all()
+    if not open_ones:
+        return ()
+    ids = [row.evaluation_id for row in open_ones]
+    verdicts = {
+        row["id"]: to_verdict(row)
+        for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings()
+    }
+    by = {
+        row.evaluation_id: row
+        for row in connection.execute(
+            select(Verdict.evaluation_id, Worker.name, Worker.host, Worker.device)
+            .join(Attempt, Attempt.id == Verdict.attempt_id)
+            .join(Worker, Worker.id == Attempt.worker_id)
+            .where(Verdict.evaluation_id == any_uuid(ids))
+        )
+    }
+    settled = [_settled(row, verdicts.get(row.evaluation_id), by.get(row.evaluation_id)) for row in open_ones]
+    for one in settled:
+        told = ("finding", "words", "bias", "judged_at", "worker", "host", "device")
+        values = {name: getattr(one, name) for name in told}
+        connection.execute(
+            update(Probe).where(Probe.evaluation_id == one.evaluation_id).values(settled_at=func.now(), **values)
+        )
+    return tuple(settled)
+
+
+def _settled(row: Row[*tuple[Any, ...]], verdict: Any, by: Row[*tuple[Any, ...]] | None) -> Settled:
+    kind = ProbeKind(row.kind)
+    if verdict is None:
+        shown = Judgement(Finding.VOID, "the evaluation was removed")
+    elif by is None:
+        shown = Judgement(Finding.VOID, f"{verdict.category}: nobody judged it")
+    else:
+        shown = probes.judge(verdict, kind=kind, spin_ms=row.spin_ms)
+    return Settled(
+        evaluation_id=row.evaluation_id,
+        lane=row.lane,
+        kind=kind,
+        idea=row.idea,
+        finding=shown.finding,
+        words=shown.words,
+        bias=shown.bias,
+        worker=by.name if by else None,
+        host=by.host if by else None,
+        device=by.device if by else None,
+        judged_at=verdict.finished_at if verdict else None,
+    )
+
+
+# What is paused -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A place at which a probe of a kind was judged wrongly: its last ones of that kind, the latest first."""
+
+    host: str
+    device: str
+    kind: ProbeKind
+    last: list[Row[*tuple[Any, ...]]]
+
+    @property
+    def wrong(self) -> list[Row[*tuple[Any, ...]]]:
+        """Those that were judged wrongly."""
+        return [row for row in self.last if row.finding not in _GOOD]
+
+    @property
+    def is_sure(self) -> bool:
+        """True if it was no chance."""
+        return len(self.wrong) >= _WRONG or any(row.finding == Finding.CHEAT_ACCEPTED for row in self.wrong)
+
+    @property
+    def is_open(self) -> bool:
+        """True if one more probe could confirm it."""
+        return bool(self.wrong) and not self.is_sure and self.last.index(self.wrong[0]) < _LAST - _WRONG + 1
+
+
+#: The last probes of each place and kind for which something was judged wrongly of late.
+_SUSPECTED: Final = text("""
+    WITH suspected AS (
+        SELECT DISTINCT host, device, kind FROM probes
+        WHERE settled_at > now() - :recent AND NOT spent AND finding NOT IN ('agreed', 'void') AND host IS NOT NULL
+    )
+    SELECT host, device, kind, last.* FROM suspected CROSS JOIN LATERAL (
+        SELECT p.evaluation_id, p.lane, p.finding, p.words, p.worker, p.settled_at FROM probes AS p
+        WHERE p.host = suspected.host AND p.device = suspected.device AND p.kind = suspected.kind
+          AND p.settled_at > now() - :recent AND NOT p.spent AND p.finding <> 'void'
+        ORDER BY p.settled_at DESC, p.judged_at DESC LIMIT :last
+    ) AS last
+    ORDER BY host, device, kind, settled_at DESC
+""")
+
+
+def _suspicions(connection: Connection) -> list[_Suspicion]:
+    found: dict[tuple[str, str, str], _Suspicion] = {}
+    for row in connection.execute(_SUSPECTED, {"recent": _RECENT, "last": _LAST}):
+        where = row.host, row.device, row.kind
+        found.setdefault(where, _Suspicion(row.host, row.device, ProbeKind(row.kind), [])).last.append(row)
+    return list(found.values())
+
+
+def _pause_all(connection: Connection) -> tuple[Pause, ...]:
+    paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
+    return tuple(pause for pause in paused if pause is not None)
+
+
+def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
+    """Take a place out of service, unless it is. Its probes so far count no more, so that it can be put back."""
+    wrong = [row for row in one.wrong if row.finding == Finding.CHEAT_ACCEPTED] or one.wrong
+    latest = wrong[0]
+    here = (Probe.host == one.host, Probe.device == one.device)
+    good = connection.scalar(
+        select(func.max(Probe.judged_at)).where(*here, Probe.kind == one.kind, Probe.finding == Finding.AGREED)
+    )
+    reason = clean.text(f"probes were judged wrongly: {latest.words} by {latest.worker}")[:_REASON_CHARACTERS]
+    connection.execute(update(Probe).where(*here, Probe.settled_at.is_not(None)).values(spent=True))
+    since = select(ProbePause.id).where(
+        ProbePause.host == one.host, ProbePause.device == one.device, ProbePause.resumed_at.is_(None)
+    )
+    if connection.scalars(since.limit(1)).first() is not None:
+        return None  # these had begun before
+    pause_id = connection.scalars(
+        insert(ProbePause)
+        .values(
+            host=one.host,
+            device=one.device,
+            finding=latest.finding,
+            reason=reason,
+            probes=[row.evaluation_id for row in wrong],
+            doubted_since=good,
+        )
+        .returning(ProbePause.id)
+    ).one()
+    if one.device == "cpu":
+        # At once, so that a claim before the supervisor has looked is refused. The supervisor lifts it.
+        mine = (Worker.host == one.host, Worker.device == "cpu", Worker.stopped_at.is_(None))
+        connection.execute(update(Worker).where(*mine).values(paused=reason))
+    else:
+        gpus.quarantine(connection, one.device, reason=reason)
+    [pause] = _pauses(connection, ProbePause.id == pause_id)
+    return pause
+
+
+def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
+    rows = connection.execute(select(*ProbePause.__table__.columns).where(which).order_by(ProbePause.id.desc())).all()
+    return [read(Pause, [row], doubted=connection.scalar(_doubted(row, func.count())))[0] for row in rows]
+
+
+def _doubted(pause: Row[*tuple[Any, ...]], what: Any) -> Any:
+    """Select something of the real evaluations that a paused place judged since its last good probe."""
+    query = (
+        select(what)
+        .select_from(Verdict)
+        .join(Attempt, Attempt.id == Verdict.attempt_id)
+        .join(Worker, Worker.id == Attempt.worker_id)
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(
+            Worker.host == pause.host,
+            Worker.device == pause.device,
+            Verdict.finished_at <= func.coalesce(pause.resumed_at, func.now()),
+            REAL,
+        )
+    )
+    return query if pause.doubted_since is None else query.where(Verdict.finished_at > pause.doubted_since)
+
+
+# Which are due ------------------------------------------------------------------------------------------
+
+#: Verdicts that a judge reached since each lane was last looked at. Those that commit meanwhile are missed, which
+#: matters to nobody.
+_COUNT: Final = text("""
+    WITH counted AS (
+        SELECT e.lane, count(*) AS number
+        FROM verdicts AS v
+        JOIN evaluations AS e ON e.id = v.evaluation_id
+        JOIN probe_lanes AS l ON l.lane = e.lane
+        WHERE v.finished_at > greatest(:oldest, now() - make_interval(secs => :counted_s))
+          AND v.finished_at > l.looked_at AND v.attempt_id IS NOT NULL AND NOT e.probe
+        GROUP BY e.lane
+    )
+    UPDATE probe_lanes AS l
+    SET ended = l.ended + coalesce((SELECT number FROM counted WHERE counted.lane = l.lane), 0), looked_at = now()
+    WHERE EXISTS (SELECT FROM counted) AND l.lane = ANY(:lanes)
+""")
+
+
+def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UUID, ...]:
+    """Submit at most one probe for each lane that has none under way."""
+    free = _free_lanes(connection, live_s)
+    if not free:
+        return ()
+    fresh = [{"lane": lane, "due_after": _interval(share)} for lane in sorted(free)]
+    connection.execute(insert(ProbeLane).on_conflict_do_nothing(), fresh)
+    oldest = connection.scalar(select(func.min(ProbeLane.looked_at)).where(ProbeLane.lane == any_text(free)))
+    connection.execute(_COUNT, {"oldest": oldest, "counted_s": _COUNTED_S, "lanes": list(free)})
+    busy = set(connection.scalars(select(Probe.lane).where(Probe.settled_at.is_(None)).distinct()))
+    due = {
+        row.lane: row.due_after
+        for row in connection.execute(
+            select(ProbeLane.lane, ProbeLane.due_after).where(
+                ProbeLane.lane == any_text(free), ProbeLane.ended >= ProbeLane.due_after
+            )
+        )
+    }
+    submitted: list[UUID] = []
+    for lane, kind in _wanted(connection, free).items():
+        if lane not in busy:
+            submitted.append(_write(connection, probes.draw(lane, kind), confirms=True))
+            busy.add(lane)
+    for lane in sorted(due.keys() - busy):
+        submitted.append(_write(connection, probes.draw(lane), confirms=False))
+        connection.execute(
+            update(ProbeLane).where(ProbeLane.lane == lane).values(ended=0.0, due_after=_interval(share))
+        )
+    return tuple(submitted)
+
+
+def _interval(share: float) -> float:
+    """Return after how many evaluations the next probe is due: about ``1 / share``, by lot, so that nobody can tell."""
+    return random.SystemRandom().uniform(0.5, 1.5) / share
+
+
+def _free_lanes(connection: Connection, live_s: float) -> dict[str, int]:
+    """Return the lanes that some live worker serves which does not pause, and on how many places."""
+    places: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    alive = (Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s))
+    query = select(Worker.lanes, Worker.host, Worker.device).where(*alive, Worker.paused.is_(None))
+    for lanes, host, device in connection.execute(query):
+        for lane in lanes:
+            places[lane].add((host, device))
+    return {lane: len(of) for lane, of in places.items()}
+
+
+def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind]:
+    """Return by lane the kind of probe that would confirm what was judged wrongly there, as long as there is hope."""
+    wanted: dict[str, ProbeKind] = {}
+    for one in _suspicions(connection):
+        first = min(one.wrong, key=lambda row: row.settled_at) if one.wrong else None
+        if first is None or not one.is_open or first.lane not in free:
+            continue
+        tried = connection.scalar(
+            select(func.count()).where(
+                Probe.lane == first.lane,
+                Probe.kind == one.kind,
+                Probe.confirms.is_(True),
+                Probe.submitted_at >= first.settled_at,
+            )
+        )
+        if (tried or 0) < min(_CONFIRMING * free[first.lane], _MOST_CONFIRMING):
+            wanted.setdefault(first.lane, one.kind)
+    return wanted
+
+
+def _write(connection: Connection, probe: probes.Probe, *, confirms: bool) -> UUID:
+    identity, request = uuid4(), probe.request
+    # A function of the database: sweepers have no right to write sources and evaluations.
+    fields = {
+        "id": str(identity),
+        "problem": request.problem,
+        "kernel": request.kernel,
+        "backend": request.backend.value,
+        "lane": request.lane,
+        "settings": request.settings.model_dump(mode="json"),
+        "queue_wait_s": request.queue_wait_s,
+        "producer": PRODUCER,
+        "kind": probe.kind.value,
+        "idea": probe.idea,
+        "spin_ms": probe.spin_ms,
+        "confirms": confirms,
+    }
+    connection.execute(select(func.kqueue_probe(literal(fields, JSONB))))
+    return identity

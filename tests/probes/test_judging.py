@@ -1,0 +1,127 @@
+"""Probes as they are drawn, and what verdicts on them show."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from kqueue import probes
+from kqueue.categories import Category
+from kqueue.contract import Verdict
+from kqueue.evidence import Measurement
+from kqueue.states import Finding, ProbeKind
+from tests.samples import ended, measurement, passed
+
+LANES = ("cpu", "gpu", "gpu.h200")
+
+
+def verdict(category: Category = Category.PASSED, **times: Measurement | None) -> Verdict:
+    """A verdict of this category on some evaluation."""
+    outcome = passed(**times) if category is Category.PASSED else ended(category)
+    now = datetime.now(UTC)
+    fields: dict[str, Any] = {"submitted_at": now, "finished_at": now, "attempts": 1, "lane": "cpu"}
+    fields |= {"backend": "torch", "environment": None, "problem_label": None, "kernel_label": None}
+    fields |= {"written_by": "judge", "reused_from": None, "judged_at": None}
+    return Verdict.load(outcome.model_dump() | fields | {"evaluation_id": uuid4()})
+
+
+def finding(kind: ProbeKind, known: Verdict, spin_ms: float | None = None) -> Finding:
+    """What the verdict shows."""
+    return probes.judge(known, kind=kind, spin_ms=spin_ms).finding
+
+
+def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", null_ms: float = 0.1) -> Measurement:
+    """A time with this shortest call, less the null, and this median."""
+    changes = {"min_ms": shortest_ms, "median_ms": median_ms, "basis": basis, "null_ms": null_ms}
+    return measurement(median_ms).model_copy(update=changes)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("kind", ProbeKind)
+def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
+    """It is Python, fresh each time, never reused, and of the kind that was asked for."""
+    drawn = [probes.draw(lane, kind) for _ in range(30)]
+    assert {probe.kind for probe in drawn} == {kind}
+    for probe in drawn:
+        compile(probe.request.problem, "problem", "exec")
+        compile(probe.request.kernel, "kernel", "exec")
+        for word in ("GIVEN", "ANSWER", "OUT", "FIRST", "SECOND", "BODY", "SPIN_", "ROWS", "OVER", "OFF", "KEPT"):
+            assert word not in probe.request.problem + probe.request.kernel
+    assert len({probe.request.kernel_hash for probe in drawn}) == len(drawn)
+    assert len({probe.request.problem_hash for probe in drawn}) == len(drawn)
+    assert not any(probe.request.reuse for probe in drawn)
+    assert {probe.spin_ms is not None for probe in drawn} == {kind is ProbeKind.SPIN}
+
+
+def test_all_kinds_and_ideas_are_drawn() -> None:
+    """None is forgotten."""
+    drawn = [probes.draw("cpu") for _ in range(600)]
+    assert {probe.kind for probe in drawn} == set(ProbeKind)
+    assert {probe.idea for probe in drawn if probe.kind is ProbeKind.CHEAT} == set(probes._CHEATS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "category", "shows"),
+    [
+        (ProbeKind.CHEAT, Category.PASSED, Finding.CHEAT_ACCEPTED),
+        (ProbeKind.CHEAT, Category.WRONG_VALUES, Finding.AGREED),
+        (ProbeKind.CHEAT, Category.RUNTIME_ERROR, Finding.CHEAT_MISTAKEN),
+        (ProbeKind.HONEST, Category.PASSED, Finding.AGREED),
+        (ProbeKind.HONEST, Category.WRONG_VALUES, Finding.HONEST_REFUSED),
+        (ProbeKind.SPIN, Category.NONDETERMINISTIC, Finding.HONEST_REFUSED),
+        *((kind, category, Finding.VOID) for kind in ProbeKind for category in (
+            Category.WORKER_LOST, Category.JUDGE_ERROR, Category.GPU_UNHEALTHY, Category.TIMING_UNSTABLE,
+            Category.TIMEOUT, Category.HOST_OUT_OF_MEMORY, Category.CANCELLED, Category.EXPIRED,
+            Category.REFERENCE_ERROR,
+        )),
+    ],
+)  # fmt: skip
+def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category: Category, shows: Finding) -> None:
+    """A failure of the fleet, of a host's room, or of nobody is no sign against the judge."""
+    assert finding(kind, verdict(category), 25.0 if kind is ProbeKind.SPIN else None) is shows
+
+
+@pytest.mark.parametrize(
+    ("shortest_ms", "null_ms", "reference_ms", "shows"),
+    [
+        (25.0, 0.1, 50.0, Finding.AGREED),
+        (33.0, 0.1, 60.0, Finding.AGREED),  # a busy host
+        (20.0, 6.0, 45.0, Finding.AGREED),  # a slow null, which is taken away
+        (12.5, 0.1, 25.0, Finding.CLOCK_SHORT),
+        (50.0, 0.1, 100.0, Finding.CLOCK_LONG),
+        (25.0, 0.1, 100.0, Finding.CLOCK_UNEVEN),
+        (25.0, 0.1, 25.0, Finding.CLOCK_UNEVEN),
+    ],
+)
+def test_a_clock_of_a_cpu_has_wide_bounds(
+    shortest_ms: float, null_ms: float, reference_ms: float, shows: Finding
+) -> None:
+    """It is found out by half and by double, alone or beside the reference's, and by nothing that a busy host does."""
+    times = {"runtime": taken(shortest_ms, null_ms=null_ms), "baseline": taken(reference_ms, null_ms=null_ms)}
+    assert finding(ProbeKind.SPIN, verdict(**times), 25.0) is shows
+
+
+@pytest.mark.parametrize(
+    ("median_ms", "shows"),
+    [
+        (2.0, Finding.AGREED),
+        (2.05, Finding.AGREED),
+        (1.8, Finding.CLOCK_SHORT),
+        (2.4, Finding.CLOCK_LONG),
+        (4.0, Finding.CLOCK_LONG),
+    ],
+)
+def test_a_clock_of_a_gpu_has_narrow_bounds(median_ms: float, shows: Finding) -> None:
+    """The median is what a spin took."""
+    times = {"runtime": taken(median_ms, median_ms, "gpu_clock"), "baseline": taken(0.01, 0.01, "gpu_clock")}
+    known = probes.judge(verdict(**times), kind=ProbeKind.SPIN, spin_ms=2.0)
+    assert known.finding is shows
+    assert known.bias == pytest.approx(median_ms / 2.0 - 1)
+
+
+def test_a_spin_without_a_time_is_wrong() -> None:
+    """A judge that times nothing is no judge of times."""
+    assert finding(ProbeKind.SPIN, verdict(runtime=None, baseline=None), 25.0) is Finding.CLOCK_UNEVEN

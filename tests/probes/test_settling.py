@@ -1,0 +1,231 @@
+"""Probes in the database: when they are due, what is paused for them, and that no report counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.states import Finding, GpuState, ProbeKind
+from kqueue.store import evaluations, gpus, probes, reports, retention, workers
+from tests.samples import ended, measurement, passed
+from tests.store.steps import change, count, finish, together
+
+LIVE_S = 60.0
+PAST = datetime.now(UTC) - timedelta(days=1)
+
+
+@pytest.fixture
+def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
+    """Ends an evaluation with an outcome, by a worker."""
+
+    def one(identity: UUID, outcome: Outcome, by: UUID = worker_id) -> None:
+        claimed = evaluations.claim(engine, identity, worker_id=by, lease_s=30)
+        assert claimed is not None
+        finish(engine, claimed, outcome)
+
+    return one
+
+
+@pytest.fixture
+def work(engine: Engine, fields: Callable[..., Any], judge: Callable[..., None]) -> Callable[[int], list[UUID]]:
+    """Has so many evaluations of somebody judged."""
+
+    def some(number: int) -> list[UUID]:
+        requests = [Request(**fields(uuid4().int)) for _ in range(number)]
+        ids = [one.evaluation_id for one in evaluations.submit(engine, requests)]
+        for identity in ids:
+            judge(identity, passed())
+        return ids
+
+    return some
+
+
+def step(engine: Engine, share: float = 0.5) -> probes.Step:
+    """What a sweeper does."""
+    return probes.step(engine, share=share, live_s=LIVE_S)
+
+
+def judged(engine: Engine, judge: Callable[..., None], kind: ProbeKind, outcome: Outcome, **by: Any) -> probes.Step:
+    """Have a probe of this kind come to an outcome, and look at it."""
+    judge(probes.submit(engine, "cpu", kind), outcome, **by)
+    return step(engine, share=0)
+
+
+def test_none_comes_when_nobody_works(engine: Engine, worker_id: UUID) -> None:
+    """However often one looks."""
+    assert [step(engine) for _ in range(3)] == [probes.Step()] * 3
+
+
+def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
+    """One for so many, on their lane, and never two at once; switched off, none does."""
+    assert step(engine).submitted == ()
+    work(3)  # at a half one is due after three at the latest
+    assert step(engine, share=0).submitted == ()
+    [identity] = step(engine).submitted
+    work(6)
+    assert step(engine).submitted == ()
+    with engine.connect():
+        assert count(engine, "evaluations", f"probe AND id = '{identity}' AND lane = 'cpu'") == 1
+
+
+def test_two_sweepers_submit_one(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
+    """And settle one once, and pause once."""
+    step(engine)
+    work(3)
+    steps = together(8, lambda _: step(engine))
+    assert sum(len(one.submitted) for one in steps) == 1
+    assert count(engine, "probes") == 1
+
+
+def test_a_cheat_that_passes_pauses_at_once(
+    engine: Engine, worker_id: UUID, judge: Callable[..., None], work: Callable[[int], list[UUID]]
+) -> None:
+    """With the verdicts since the last good probe; the place is claimed for by nobody until it is resumed."""
+    before, since = work(1), []
+    assert judged(engine, judge, ProbeKind.CHEAT, ended(Category.WRONG_VALUES)).paused == ()
+    since = work(2)
+    [pause] = judged(engine, judge, ProbeKind.CHEAT, passed()).paused
+    assert (pause.host, pause.device, pause.finding, pause.doubted) == ("here", "cpu", Finding.CHEAT_ACCEPTED, 2)
+    assert probes.doubted(engine, pause.id) == since
+    assert not set(before) & set(since)
+    assert probes.held(engine, "here") == pause.reason
+    assert workers.live(engine, within_s=LIVE_S)[0].paused == pause.reason
+    assert step(engine).paused == ()
+    assert probes.resume(engine, "here") == 1
+    assert probes.held(engine, "here") is None
+    workers.pause(engine, {worker_id: None})  # as its supervisor does
+    assert judged(engine, judge, ProbeKind.CHEAT, ended(Category.WRONG_VALUES)).paused == ()
+
+
+def test_other_findings_are_confirmed_first(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
+    """By two of three; each is followed by one of its kind at once, also when nobody works, until that is clear."""
+    refused = ended(Category.WRONG_VALUES)
+    assert judged(engine, judge, ProbeKind.HONEST, refused).paused == ()
+    for _ in range(2):
+        [confirming] = step(engine).submitted
+        assert count(engine, "probes", f"evaluation_id = '{confirming}' AND confirms AND kind = 'honest'") == 1
+        judge(confirming, passed())
+    assert step(engine).submitted == ()
+    assert judged(engine, judge, ProbeKind.HONEST, refused).paused == ()
+    [confirming] = step(engine).submitted
+    judge(confirming, refused)
+    [pause] = step(engine, share=0).paused
+    assert (pause.finding, len(pause.probes)) == (Finding.HONEST_REFUSED, 2)
+
+
+def test_there_is_an_end_to_confirming(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
+    """If others get all of them, the next ones come when their turn does."""
+    other = uuid4()
+    workers.register(engine, id=other, name="cpu-0@there", host="there", pid=1, lanes=["cpu"], device="cpu")
+    judged(engine, judge, ProbeKind.HONEST, ended(Category.WRONG_VALUES))
+    submitted = 0
+    while found := step(engine).submitted:
+        judge(found[0], passed(), by=other)
+        submitted += 1
+    assert submitted == 2 * probes._CONFIRMING
+    assert probes.pauses(engine) == []
+
+
+def test_a_lost_worker_shows_nothing(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
+    """Nor does a second try after it, but for what that came to."""
+    lost = probes.submit(engine, "cpu", ProbeKind.CHEAT)
+    claimed = evaluations.claim(engine, lost, worker_id=worker_id, lease_s=30)
+    assert claimed is not None
+    finish(engine, claimed, ended(Category.WORKER_LOST))
+    assert step(engine).settled == ()
+    judge(lost, ended(Category.WRONG_VALUES))
+    [settled] = step(engine).settled
+    assert (settled.finding, settled.worker) == (Finding.AGREED, "cpu-0@here")
+    for outcome in (ended(Category.JUDGE_ERROR), ended(Category.TIMEOUT)):
+        for _ in range(3):
+            identity = probes.submit(engine, "cpu", ProbeKind.HONEST)
+            change(
+                engine,
+                "UPDATE evaluations SET settings = settings || '{\"max_attempts\": 1}' WHERE id = :id",
+                id=identity,
+            )
+            judge(identity, outcome)
+            assert [one.finding for one in step(engine, share=0).settled] == [Finding.VOID]
+    cancelled = probes.submit(engine, "cpu", ProbeKind.HONEST)
+    evaluations.cancel(engine, cancelled)
+    assert [one.finding for one in step(engine, share=0).settled] == [Finding.VOID]
+    assert probes.pauses(engine) == []
+    known = probes.record(engine, since=PAST, live_s=LIVE_S)
+    assert (known.judged, known.void, known.wrong) == (1, 7, 0)
+
+
+def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge: Callable[..., None]) -> None:
+    """No test of it changes that, not even one that was under way; a drained one stays drained."""
+    uuid, mine = "GPU-1", uuid4()
+    gpus.register(engine, host="here", index=0, uuid=uuid, name="none")
+    workers.register(engine, id=mine, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=uuid)
+    gpus.ask_for_test(engine, uuid, reason="a sign")
+    [pause] = judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine).paused
+    gpus.record_pass(engine, uuid)
+    gpus.postpone(engine, uuid, reason="no room", seconds=0)
+    [known] = gpus.find(engine)
+    assert (known.state, known.reason, known.due) == (GpuState.QUARANTINED, pause.reason, False)
+    assert probes.held(engine, "here") is None
+    gpus.resume(engine, uuid)
+    assert gpus.find(engine)[0].state == GpuState.SERVING
+    assert probes.pauses(engine) == []
+    gpus.drain(engine, uuid, reason="mine")
+    workers.pause(engine, {mine: None})
+    judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine)
+    assert gpus.find(engine)[0].reason == "mine"
+
+
+def test_no_report_counts_them(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
+    """Nor list them, nor is anybody charged; retention removes them with their problems, and keeps the record."""
+    identity = probes.submit(engine, "cpu", ProbeKind.SPIN)
+    assert reports.crowds(engine) == []
+    assert reports.backlog(engine) == {}
+    assert reports.unfinished(engine) == []
+    judge(identity, passed(runtime=measurement(25.0)))
+    step(engine, share=0)
+    assert reports.states(engine) == {}
+    assert reports.outcomes(engine) == {}
+    assert reports.results(engine) == reports.listing(engine) == []
+    assert reports.best(engine) == []
+    assert reports.cost(engine, by=reports.By.PRODUCER, since=PAST) == []
+    assert reports.ended(engine, [identity]) == []
+    assert reports.problems(engine, limit=10) == []
+    assert reports.attempts_by_device(engine, since=PAST) == {}
+    assert [count(engine, view) for view in ("evaluation_overview", "outcomes", "best_verdicts")] == [0, 0, 0]
+    assert count(engine, "shares") == 0
+    change(engine, "UPDATE verdicts SET finished_at = now() - interval '2 days'")
+    assert retention.prune(engine, retention_days=1, log_retention_days=None).problems == 1
+    assert (count(engine, "evaluations"), count(engine, "probes")) == (0, 1)
+
+
+def test_what_was_removed_shows_nothing(engine: Engine, worker_id: UUID) -> None:
+    """And leaves the lane free for the next one."""
+    identity = probes.submit(engine, "cpu", ProbeKind.HONEST)
+    change(engine, "DELETE FROM evaluations WHERE id = :id", id=identity)
+    assert [one.finding for one in step(engine).settled] == [Finding.VOID]
+
+
+def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
+    """By the median and the worst, and who was not met."""
+    other = uuid4()
+    workers.register(engine, id=other, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
+    for shortest in (30.0, 31.0, 33.0):
+        identity = probes.submit(engine, "cpu", ProbeKind.SPIN)
+        change(engine, "UPDATE probes SET spin_ms = 30 WHERE evaluation_id = :id", id=identity)
+        times = {"min_ms": shortest, "null_ms": 0.1}
+        runtime, baseline = (measurement(shortest).model_copy(update=times | more) for more in ({}, {"min_ms": 60.0}))
+        judge(identity, passed(runtime=runtime, baseline=baseline))
+        step(engine, share=0)
+    known = probes.record(engine, since=PAST, live_s=LIVE_S)
+    assert known.findings == {Finding.AGREED: 3}
+    [clock] = known.clocks
+    assert (clock.resource, clock.spins) == ("cpu", 3)
+    assert (clock.bias, clock.worst) == (pytest.approx(1 / 30), pytest.approx(0.1))
+    assert known.unmet == ("cpu-1@here",)
