@@ -236,3 +236,11 @@ def test_the_command_prints_a_link_that_lets_in(served: Served, config: Config) 
     with stranger(served) as client:
         assert client.get(done.stdout.strip()).status_code == 200
         assert client.get("/evaluations").status_code == 200
+
+
+def test_browsers_that_came_by_a_former_secret_are_out(served: Served, engine: Engine) -> None:
+    identity = uuid4()
+    with visitor(served, tokens.renew(engine, identity, "it", [tokens.Scope.READ])) as client:
+        assert client.get("/evaluations").status_code == 200
+        tokens.renew(engine, identity, "it", [tokens.Scope.READ])
+        assert client.get("/evaluations").status_code == 303
