@@ -13,6 +13,7 @@ import typer.core
 
 from kqueue.cli import (
     autopsy,
+    browse,
     categories,
     database,
     diff,
@@ -119,6 +120,7 @@ for group in (
     probe,
     pytest,
     serve,
+    browse,
     mcp,
     token,
     sweep,
