@@ -192,7 +192,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _starlette)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
@@ -231,6 +231,7 @@ async def _gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Return the answer to a request that failed by the server's own fault, and log the error."""
     _log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
     return answer(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])
