@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kqueue.errors import AccessRefused as AccessRefused
 from kqueue.errors import BrokerUnavailable as BrokerUnavailable
+from kqueue.errors import BudgetSpent as BudgetSpent
 from kqueue.errors import ConfigError as ConfigError
 from kqueue.errors import DatabaseUnavailable as DatabaseUnavailable
 from kqueue.errors import EvaluationFailed as EvaluationFailed

@@ -105,6 +105,8 @@ class Config(BaseSettings):
     """Maximum number of evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
     """Maximum number of evaluations without a verdict per token."""
+    http_access_log: bool = True
+    """Whether `kqueue serve` logs a line for each request that it has answered."""
     reuse: bool = True
     """Whether equal evaluations may have the verdicts of this host's workers. False: none of them is reused."""
     probe_share: float = Field(default=0.005, ge=0, le=0.5)

@@ -288,7 +288,7 @@ class Request(_Model):
     """Submitting the same key again returns the same evaluation. What decides the verdict must be the same too:
     problem, kernel, settings and lane; and where ``reuse`` was allowed at first, it must be again."""
     priority: Priority = Priority.BATCH
-    """``interactive`` comes before all of ``batch``, which keeps a tenth of the devices' time."""
+    """``interactive`` comes before all of ``batch``, which keeps a tenth of the devices' time; ``idle`` comes last."""
     producer: _Label | None = None
     """Whose evaluation it is. Producers share the devices by the seconds that they used of late. Over HTTP a token is
     its own producer, whatever is said here."""

@@ -14,7 +14,8 @@
     ├── AccessRefused           the server needs a token, or one with a wider scope
     ├── JudgeUnavailable        this machine cannot judge
     ├── EvaluationFailed        a verdict that says nothing about the kernel, where only a result can be returned
-    └── ServiceError            a service of the fleet failed
+    └── ServiceError            a service of the fleet failed, or has no room
+        ├── BudgetSpent         the token's budget is used up
         ├── DatabaseUnavailable Postgres cannot be reached or refused
         ├── BrokerUnavailable   Redis cannot be reached or refused
         ├── ServerUnavailable   `kqueue serve` cannot be reached, or is full
@@ -29,6 +30,7 @@ Each message says what to do about it.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -147,6 +149,28 @@ class BrokerUnavailable(ServiceError):
 
 class ServerUnavailable(ServiceError):
     """The address does not answer, is not a ``kqueue serve``, or takes no more evaluations for now."""
+
+
+class BudgetSpent(ServiceError):
+    """The token's budget is used up, so nothing new is accepted for a while; what was accepted is judged.
+
+    Attributes:
+        budget_s: the budget, in seconds of slots.
+        window_s: the time in which they may be used, in seconds.
+        retry_after_s: seconds after which there is some left, if nothing more is used.
+    """
+
+    def __init__(self, budget_s: float, window_s: float, retry_after_s: float) -> None:
+        self.budget_s = budget_s
+        self.window_s = window_s
+        self.retry_after_s = max(1.0, retry_after_s)
+        super().__init__(
+            f"this token's budget of {budget_s:g} s of slots in {window_s:g} s is used up: submit again in "
+            f"{math.ceil(self.retry_after_s)} s"
+        )
+
+    def __reduce__(self) -> tuple[type[BudgetSpent], tuple[float, float, float]]:
+        return type(self), (self.budget_s, self.window_s, self.retry_after_s)
 
 
 class SchemaMismatch(ServiceError):

@@ -1,14 +1,35 @@
-"""Structured logs on stderr, for kqueue, Celery and all other libraries of a fleet's processes."""
+"""Structured logs on stderr, for kqueue, Celery and all other libraries of a fleet's processes.
+
+Whatever works on one evaluation binds its id and the attempt's number (``structlog.contextvars``), so that each of its
+lines has the fields ``evaluation`` and ``attempt``; `kqueue logs` finds them by these. Texts may be foreign: they are
+escaped and cut.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import Any
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from kqueue.config import Config
+from kqueue.text import clean, one_line
+
+if TYPE_CHECKING:
+    from kqueue.config import Config
+
+#: Most characters of a field, and of a traceback, whose end is kept.
+_FIELD_CHARACTERS: Final = 2000
+_TRACEBACK_CHARACTERS: Final = 16_000
+#: Fields of many lines.
+_TRACEBACKS: Final = frozenset({"exception", "traceback"})
+#: Most entries of a list or a mapping in a field, and characters of each.
+_ENTRIES: Final = 50
+_ENTRY_CHARACTERS: Final = 200
+#: Variables by which a process without settings learns the two that apply to logs. Neither is a secret.
+_LEVEL, _JSON = "KQUEUE_LOG_LEVEL", "KQUEUE_LOG_JSON"
 
 
 def configure(config: Config, **context: str) -> None:
@@ -18,6 +39,20 @@ def configure(config: Config, **context: str) -> None:
         config: the settings, of which ``log_level`` and ``log_json`` apply.
         context: fields to add to every line of this process and its children.
     """
+    _configure(config.log_level, as_json=config.log_json, context=context)
+
+
+def environment(config: Config) -> dict[str, str]:
+    """Return the variables from which :func:`configure_early` knows how to log."""
+    return {_LEVEL: config.log_level, _JSON: str(config.log_json).lower()}
+
+
+def configure_early(**context: str) -> None:
+    """As :func:`configure`, in a process that never reads the settings. Without a fleet it tells warnings only."""
+    _configure(os.environ.get(_LEVEL, "WARNING"), as_json=os.environ.get(_JSON) == "true", context=context)
+
+
+def _configure(level: str, *, as_json: bool, context: Mapping[str, str]) -> None:
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -35,11 +70,12 @@ def configure(config: Config, **context: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    if config.log_json:
-        final: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    final: list[Any] = [structlog.processors.format_exc_info, _tame]
+    if as_json:
+        final.append(structlog.processors.JSONRenderer())
     else:
         plain = structlog.dev.plain_traceback
-        final = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        final.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -47,6 +83,29 @@ def configure(config: Config, **context: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
         )
     )
-    logging.basicConfig(handlers=[handler], level=config.log_level.upper(), force=True)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(**context)
+
+
+def _tame(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape and cut every text: messages of kernels, of callers and of libraries come here too."""
+    return {
+        name: clean(value)[-_TRACEBACK_CHARACTERS:] if name in _TRACEBACKS else _tamed(value)
+        for name, value in fields.items()
+    }
+
+
+def _tamed(value: Any, most: int = _FIELD_CHARACTERS) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_tamed(one, _ENTRY_CHARACTERS) for one in list(value)[:_ENTRIES]]
+    if isinstance(value, Mapping):
+        return {
+            one_line(str(name)[:_ENTRY_CHARACTERS]): _tamed(one, _ENTRY_CHARACTERS)
+            for name, one in list(value.items())[:_ENTRIES]
+        }
+    text = str(value)
+    shown = one_line(text[:most])[:most]
+    return shown if len(text) <= most else f"{shown}..."

@@ -1,4 +1,4 @@
-"""The states and priorities of evaluations, of GPUs, searches and probes, and who may record an outcome.
+"""States of evaluations, GPUs, searches and probes, priorities, and the other words that the database holds.
 
 The database holds each as text; a test compares these names with its constraints.
 """
@@ -26,6 +26,17 @@ class Priority(StrEnum):
     """Somebody waits for it: it comes before all of ``batch``, which keeps a tenth of the devices' time."""
     BATCH = "batch"
     """It can wait."""
+    IDLE = "idle"
+    """It comes after all else that waits on its lane."""
+
+
+class Spent(StrEnum):
+    """What becomes of submissions with a token whose budget is used up."""
+
+    REFUSE = "refuse"
+    """They are refused until there is some left."""
+    LOWER = "lower"
+    """They are accepted with the priority ``idle``."""
 
 
 class GpuState(StrEnum):

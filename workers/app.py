@@ -23,6 +23,7 @@ import structlog
 from celery import Task, signals
 from celery.platforms import SecurityWarning
 from sqlalchemy import Engine
+from structlog.contextvars import bound_contextvars
 
 from kqueue import broker, logs
 from kqueue.categories import Blame
@@ -111,7 +112,8 @@ def evaluate(evaluation_id: str) -> dict[str, Any]:
     """
     worker = _require()
     try:
-        return _execute(worker, UUID(evaluation_id))
+        with bound_contextvars(evaluation=evaluation_id):
+            return _execute(worker, UUID(evaluation_id))
     except BaseException:
         worker.judges.blackbox.use()
         raise
@@ -122,6 +124,13 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
     if claim is None:
         return {"evaluation": str(evaluation_id), "category": None, "note": "not claimed"}
     worker.judges.blackbox.open(claim.evaluation_id, claim.number)
+    with bound_contextvars(attempt=claim.number):
+        return _see_to(worker, claim)
+
+
+def _see_to(worker: _Worker, claim: Claim) -> dict[str, Any]:
+    """Have a claimed evaluation judged, and record the outcome."""
+    _log.debug("an attempt begins", lane=claim.lane, alone=claim.alone)
     outcome, writer = _judge(worker, claim)
     _child.read += 1
     if outcome.category.blame is Blame.FLEET or _child.read >= _MOST_READ:
@@ -131,8 +140,9 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
         os.kill(worker.pid, signal.SIGTERM)
     recorded = _finish(worker, claim, outcome, writer)
     worker.judges.blackbox.close()
+    _log.info("an attempt ended", category=str(outcome.category), recorded=recorded.value, lane=claim.lane)
     return {
-        "evaluation": str(evaluation_id),
+        "evaluation": str(claim.evaluation_id),
         "category": str(outcome.category),
         "blame": str(outcome.category.blame),
         "attempt": claim.number,
@@ -179,7 +189,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
             # The connection is as old as this child. Another server may have taken over since.
             worker.engine.dispose()
             if not failed:
-                _log.warning("an evaluation waits for Postgres", evaluation=str(evaluation_id), reason=str(error))
+                _log.warning("an evaluation waits for Postgres", reason=str(error))
             failed = True
             time.sleep(_RETRY_S)
 
@@ -191,11 +201,10 @@ def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
         outcome = deaths.outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
     except deaths.JudgeDied as died:
         outcome, writer = died.outcome, Writer.WORKER
-        _log.warning("the judge died", evaluation=str(claim.evaluation_id), reason=outcome.message)
+        _log.warning("the judge died", reason=outcome.message)
     evidence = outcome.evidence
     if evidence.traceback is not None:
-        attempt = {"evaluation": str(claim.evaluation_id), "attempt": claim.number}
-        _log.error("the judge failed", **attempt, traceback=evidence.traceback)
+        _log.error("the judge failed", traceback=evidence.traceback)
     if claim.alone:
         outcome = outcome.model_copy(update={"evidence": evidence.model_copy(update={"alone": True})})
     return outcome, writer
@@ -217,7 +226,6 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> 
             if time.monotonic() >= deadline:
                 _log.error(
                     "an outcome is lost, as Postgres stayed away: the evaluation will be judged again",
-                    evaluation=str(claim.evaluation_id),
                     category=str(outcome.category),
                     reason=str(error),
                 )

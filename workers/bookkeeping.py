@@ -242,13 +242,20 @@ class Bookkeeping:
             loss = self._losses[0]
 
             def close(loss: _Loss = loss) -> None:
-                evaluations.lose_worker(
+                lost = evaluations.lose_worker(
                     self.engine,
                     loss.worker_id,
                     retry_delay_s=self._config.retry_delay_s,
                     message=loss.message,
                     handed_back=loss.handed_back,
                 )
+                for evaluation_id, recorded in lost:
+                    _log.warning(
+                        "an attempt ended with its worker",
+                        evaluation=str(evaluation_id),
+                        recorded=recorded.value,
+                        reason=loss.message,
+                    )
                 registry.stop(self.engine, loss.worker_id)
 
             if not self.attempt(close):

@@ -165,7 +165,11 @@ class Recorder:
         except UnknownEvaluation:
             _log.warning("a task was revoked that is no evaluation", evaluation=str(evaluation_id))
         except ServiceError as error:
-            _log.error("a revoked evaluation could not be cancelled and will be sent again", reason=str(error))
+            _log.error(
+                "a revoked evaluation could not be cancelled and will be sent again",
+                evaluation=str(evaluation_id),
+                reason=str(error),
+            )
 
     def _record(self, write: Callable[[], object]) -> None:
         try:

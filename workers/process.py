@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import structlog
 
-from kqueue import broker
+from kqueue import broker, logs
 from kqueue.config import Config
 from workers.judge.host import linux
 from workers.judge.keeper.handle import clean_environment
@@ -95,7 +95,8 @@ class WorkerProcess:
         # A killed worker's temporary files go with the slot's directory when the next worker starts.
         full = environment(slot, config, cores, os.environ) | {"TMPDIR": str(slot.scratch)}
         settings = _in_memory(full)
-        env = clean_environment(full) | {
+        env = clean_environment(full) | logs.environment(config)
+        env |= {
             VARIABLE: full[VARIABLE],
             READY_VARIABLE: str(theirs.fileno()),
             SETTINGS_VARIABLE: str(settings),

@@ -232,8 +232,10 @@ def cost(
 ) -> None:
     """Show what finished evaluations cost: time of slots, time of devices held alone, waiting."""
     from kqueue.cli.render import print_table, write_json
+    from kqueue.cli.token import budget_record, budget_text
 
     after = moments.since(since)
+    from kqueue.store import budgets
     from kqueue.store.reports import By
     from kqueue.store.reports import cost as costs
 
@@ -241,16 +243,19 @@ def cost(
         raise InvalidRequest(f"--by {by}: it is one of {', '.join(By)}")
     with database("cost") as engine:
         found = costs(engine, by=By(by), since=after, limit=limit)
+        payers = {row.key: budgets.token_of(row.key) for row in found if by == By.PRODUCER}
+        known = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
+    limits = {key: known[payer] for key, payer in payers.items() if payer is not None and payer in known}
     if as_json:
         for row in found:
-            write_json({"by": by, **asdict(row)})
+            write_json({"by": by, **asdict(row), "budget": budget_record(limits.get(row.key))})
         return
     if not found:
         typer.echo("no evaluation has finished since then")
         return
     columns = (by, "evaluations", "passed", "reused", "fleet failed", "attempts", "slots s", "alone s", "waited s")
     print_table(
-        columns,
+        (*columns, "budget") if limits else columns,
         (
             (
                 row.key or "-",
@@ -260,6 +265,7 @@ def cost(
                 row.fleet_failed,
                 row.attempts,
                 *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.waited_s)),
+                *([budget_text(limits.get(row.key))] if limits else []),
             )
             for row in found
         ),

@@ -104,7 +104,9 @@ def submit(
     ] = None,
     priority: Annotated[
         str | None,
-        typer.Option(help="`interactive`, which comes first, or `batch`.", show_default="batch"),
+        typer.Option(
+            help="`interactive`, which comes first, `batch`, or `idle`, which comes last.", show_default="batch"
+        ),
     ] = None,
     producer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose they are: producers share the devices' time.")

@@ -12,14 +12,33 @@ from kqueue.cli.render import moment, print_table, write_json
 from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.moments import duration
-from kqueue.states import Priority
+from kqueue.states import Priority, Spent
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
+    from kqueue.store.budgets import Budget
     from kqueue.store.tokens import Known
 
 _group = typer.Typer(help="Tokens of the HTTP server.", no_args_is_help=True)
 _LONGEST: Final = timedelta(days=3660)
+_LONGEST_WINDOW: Final = timedelta(days=366)
+#: The highest priorities that a token may have, and the windows of budgets that have names.
+_HIGHEST: Final = (Priority.INTERACTIVE, Priority.BATCH)
+_WINDOWS: Final = {"hour": "1h", "day": "1d", "week": "1w"}
+_Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SECONDS/TIME",
+        help="Seconds of slots that it may use in any such time: `3600s/day`, `10h/7d`; no limit unless given.",
+    ),
+]
+_WhenSpent = Annotated[
+    str,
+    typer.Option(
+        help="With a budget that is used up: `refuse` submissions, or `lower` their priority, so that they come after "
+        "all else."
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="One line of JSON for each token.")]
 
 
@@ -47,6 +66,8 @@ def create(
     weight: Annotated[
         float, typer.Option(min=0.01, max=100, help="Its share of the devices' time, where others have 1.")
     ] = 1.0,
+    budget: _Budget = None,
+    when_spent: _WhenSpent = "refuse",
     as_json: _Json = False,
 ) -> None:
     """Make a token and print it. It is shown this once and kept nowhere."""
@@ -58,8 +79,9 @@ def create(
         scopes = [tokens.Scope(one) for one in dict.fromkeys(scope)]
     except ValueError:
         raise InvalidRequest(f"--scope: {', '.join(scope)}: use read, submit, problems or admin") from None
-    if priority not in set(Priority):
-        raise InvalidRequest(f"--priority: {priority}: use {' or '.join(Priority)}")
+    if priority not in _HIGHEST:
+        raise InvalidRequest(f"--priority: {priority}: use {' or '.join(_HIGHEST)}")
+    allowed = None if budget is None else _budget(budget, when_spent)
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
     with database("token") as engine:
@@ -70,11 +92,37 @@ def create(
             expires_after=None if expires is None else _lifetime(expires),
             priority=Priority(priority),
             weight=weight,
+            budget=allowed,
         )
     if as_json:
         write_json(_record(made) | {"token": secret})
     else:
         typer.echo(secret)
+
+
+@_group.command()
+def edit(
+    which: Annotated[str, typer.Argument(help="An id, or a name: all tokens that have it.")],
+    budget: _Budget = None,
+    when_spent: _WhenSpent = "refuse",
+    no_budget: Annotated[bool, typer.Option("--no-budget", help="No limit any more.")] = False,
+) -> None:
+    """Change the budget of tokens. It holds for the next submission.
+
+    The exit status is 1 if no valid token has this id or name.
+    """
+    from kqueue.store import tokens
+
+    if (budget is None) is not no_budget:
+        raise InvalidRequest("give either --budget or --no-budget")
+    allowed = None if budget is None else _budget(budget, when_spent)
+    with database("token") as engine:
+        changed = tokens.set_budget(engine, which, allowed)
+    for token in changed:
+        typer.echo(f"changed {token.id} {one_line(token.name)}")
+    if not changed:
+        typer.echo(f"no valid token has the id or name {one_line(which)}", err=True)
+        raise typer.Exit(1)
 
 
 @_group.command("list")
@@ -99,10 +147,12 @@ def list_(as_json: _Json = False) -> None:
             moment(token.expires_at),
             moment(token.revoked_at),
             moment(token.last_used_at),
+            budget_text(token.budget),
         )
         for token in known
     )
-    print_table(("id", "name", "scopes", "priority", "weight", "created", "expires", "revoked", "last used"), rows)
+    columns = ("id", "name", "scopes", "priority", "weight", "created", "expires", "revoked", "last used", "budget")
+    print_table(columns, rows)
 
 
 @_group.command()
@@ -125,7 +175,44 @@ def revoke(which: Annotated[str, typer.Argument(help="An id, or a name: all toke
 def _record(token: Known) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(token) | {"scopes": [scope.value for scope in token.scopes]}
+    return asdict(token) | {"scopes": [scope.value for scope in token.scopes], "budget": budget_record(token.budget)}
+
+
+def budget_record(budget: Budget | None) -> dict[str, Any] | None:
+    """Return a budget as JSON has it; None for none."""
+    from dataclasses import asdict
+
+    if budget is None:
+        return None
+    record = asdict(budget) | {"left_s": budget.left_s}
+    del record["token_id"]
+    return record
+
+
+def budget_text(budget: Budget | None) -> str:
+    """Return in a line how much of a budget is used and left, and what happens when it is used up; empty for none."""
+    if budget is None:
+        return ""
+    used = f"{budget.used_s:.0f} of {budget.seconds:g} s in {budget.window_s:g} s, {budget.left_s:.0f} s left"
+    return f"{used}, then {budget.then}"
+
+
+def _budget(text: str, when_spent: str) -> Budget:
+    from kqueue.store.budgets import Budget
+
+    amount, _, window = text.partition("/")
+    try:
+        seconds = duration(amount)
+        length = duration(_WINDOWS.get(window, window))
+    except OverflowError:
+        seconds = length = None
+    if not seconds or not length or seconds > _LONGEST or length > _LONGEST_WINDOW:
+        raise InvalidRequest(
+            f"--budget {text}: write seconds of slots and a time, such as 3600s/day, 10h/7d or 60m/hour"
+        )
+    if when_spent not in set(Spent):
+        raise InvalidRequest(f"--when-spent: {when_spent}: use {' or '.join(Spent)}")
+    return Budget(seconds.total_seconds(), length.total_seconds(), Spent(when_spent))
 
 
 def _lifetime(text: str) -> timedelta:

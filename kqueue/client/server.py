@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kqueue.client import wire
-from kqueue.errors import ConfigError, KqueueError, ServerUnavailable
+from kqueue.errors import BudgetSpent, ConfigError, KqueueError, ServerUnavailable
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -126,7 +126,8 @@ class Server:
                 if answer.is_success:
                     return answer
                 error = _error(answer)
-                if answer.status_code not in _AGAIN:
+                # A budget may be used up for days: whoever submits decides whether to wait.
+                if answer.status_code not in _AGAIN or isinstance(error, BudgetSpent):
                     raise error
                 wait_s = _retry_after_s(answer)
             if not patient and time.monotonic() - began > self._retry_s:

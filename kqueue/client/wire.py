@@ -11,6 +11,7 @@ from kqueue.contract import Request
 from kqueue.errors import (
     AccessRefused,
     BrokerUnavailable,
+    BudgetSpent,
     DatabaseUnavailable,
     IdempotencyConflict,
     InvalidRequest,
@@ -100,6 +101,8 @@ def load_error(problem: Mapping[str, Any]) -> KqueueError:
     code, detail = problem["code"], problem["detail"]
     if code == "idempotency_conflict":
         return IdempotencyConflict(problem["keys"])
+    if code == "budget_spent":
+        return BudgetSpent(problem["budget_s"], problem["window_s"], problem["retry_after_s"])
     if code == "unknown_problem":
         return UnknownProblem(problem["problem_hashes"])
     if code == "unknown_evaluation":

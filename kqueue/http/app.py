@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
+from kqueue.http.access import AccessLog
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -81,6 +82,8 @@ def create_app(
     failures.install(app)
     openapi.install(app)
     app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms)
+    # The last is the outermost: refusals of the guard have lines too.
+    app.add_middleware(AccessLog, tells=config.http_access_log)
     return app
 
 

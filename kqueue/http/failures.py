@@ -7,6 +7,7 @@ Programs decide on the code, which is kqueue's short name of the error. Sources 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from kqueue.errors import (
     BrokerUnavailable,
+    BudgetSpent,
     DatabaseUnavailable,
     IdempotencyConflict,
     InvalidRequest,
@@ -45,6 +47,7 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     UnknownProblem: (422, "unknown_problem"),
     InvalidRequest: (422, "invalid_request"),
     UnknownEvaluation: (404, "unknown_evaluation"),
+    BudgetSpent: (429, "budget_spent"),
     DatabaseUnavailable: (503, "database_unavailable"),
     BrokerUnavailable: (503, "broker_unavailable"),
     SchemaMismatch: (503, "schema_mismatch"),
@@ -103,6 +106,12 @@ class ProblemDetails(BaseModel):
     """The hashes of the problems in question."""
     evaluation_ids: list[str] | None = None
     """The evaluations in question."""
+    budget_s: float | None = None
+    """The token's budget, in seconds of slots."""
+    window_s: float | None = None
+    """The time in which they may be used, in seconds."""
+    retry_after_s: float | None = None
+    """Seconds after which there is some left, if nothing more is used."""
 
 
 class HttpError(Exception):
@@ -138,6 +147,8 @@ def describe(error: KqueueError | HttpError, instance: str) -> ProblemDetails:
         more["keys"] = sorted(error.keys)
     if isinstance(error, UnknownProblem):
         more["problem_hashes"] = sorted(error.hashes)
+    if isinstance(error, BudgetSpent):
+        more["retry_after_s"], more["budget_s"], more["window_s"] = error.retry_after_s, error.budget_s, error.window_s
     status, code = next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
     detail = str(error)
     if status >= 500:
@@ -181,7 +192,7 @@ def _details(instance: str, status: int, code: str, detail: str, **more: Any) ->
 def _answer(body: ProblemDetails, headers: Mapping[str, str] = {}) -> JSONResponse:
     known = dict(headers)
     if body.status in {429, 503}:
-        known.setdefault("Retry-After", str(RETRY_AFTER_S))
+        known.setdefault("Retry-After", str(math.ceil(body.retry_after_s or RETRY_AFTER_S)))
     return JSONResponse(body.model_dump(exclude_none=True), body.status, headers=known, media_type=MEDIA_TYPE)
 
 
@@ -192,7 +203,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _starlette)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
@@ -231,6 +242,7 @@ async def _gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Return the answer to a request that failed by the server's own fault, and log the error."""
     _log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
     return answer(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])

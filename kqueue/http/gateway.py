@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
@@ -21,6 +22,7 @@ from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.config import Config
 from kqueue.contract import Verdict
 from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownProblem
+from kqueue.http.access import is_about
 from kqueue.http.failures import HttpError
 from kqueue.states import Priority
 from kqueue.store import schema, tokens
@@ -73,7 +75,8 @@ class _Threads:
 
     async def run(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return ``query(engine, ...)``, called in one of them."""
-        call = partial(query, self.engine, *args, **kwargs)
+        # With the request's context: what is logged there names the request.
+        call = partial(copy_context().run, query, self.engine, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
@@ -235,7 +238,9 @@ class Gateway:
             self._submitting[token_id] -= number
 
     async def _attribute(self, caller: Caller, tickets: Iterable[AsyncTicket]) -> None:
-        """Note the token with which evaluations were submitted."""
+        """Note the token with which evaluations were submitted, and in the access log what was."""
+        tickets = list(tickets)
+        is_about(ticket.evaluation_id for ticket in tickets)
         if caller.token_id is not None:
             await self.read(tokens.attribute, caller.token_id, [ticket.evaluation_id for ticket in tickets])
 
@@ -274,6 +279,7 @@ class Gateway:
 
     async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
         """As :meth:`wait`, for several: return the first verdict that comes, with all others that are there by then."""
+        is_about(ids)
         futures = {asyncio.wrap_future(self._listener.watch(identity)): identity for identity in ids}
         stopping = asyncio.create_task(self.stopping.wait())
         gone = asyncio.create_task(_gone(request))

@@ -83,7 +83,8 @@ class Door:
         from kqueue.http.app import create_app
         from kqueue.http.server import from_peer
 
-        app = create_app(config)
+        # Its requests are this process's own.
+        app = create_app(config.model_copy(update={"http_access_log": False}))
         async with app.router.lifespan_context(app):
             # Who has the database's credentials is the fleet's owner. Who is relayed shows a token.
             own = app if self._relays else from_peer(app, os.geteuid())

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from kqueue.states import EvaluationState, Finding, GpuState, Priority, ProbeKind, SearchState
+from kqueue.states import EvaluationState, Finding, GpuState, Priority, ProbeKind, SearchState, Spent
 
 
 class Base(DeclarativeBase):
@@ -264,6 +264,7 @@ class Attempt(Base):
         Index("ix_attempts_running", "lease_until", postgresql_where=text("ended_at IS NULL")),
         Index("ix_attempts_worker_id", "worker_id", "id"),
         Index("ix_attempts_busy", "worker_id", "id", postgresql_where=text("ended_at IS NULL")),
+        Index("ix_attempts_payer", "payer", "ended_at", postgresql_where=text("payer IS NOT NULL")),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
@@ -283,6 +284,8 @@ class Attempt(Base):
     """A :class:`~kqueue.states.Writer`."""
     handed_back: Mapped[bool] = mapped_column(server_default=text("false"))
     """True if it was broken off because its worker was told to stop: it is no try, and no sign against the kernel."""
+    payer: Mapped[str | None]
+    """The producer whose budget its seconds count for, if that is a token."""
 
 
 class Verdict(Base):
@@ -345,6 +348,13 @@ class Token(Base):
     """A credential for the HTTP server, and what its holder may do."""
 
     __tablename__ = "tokens"
+    __table_args__ = (
+        CheckConstraint(_one_of(Spent, "budget_then"), name="budget_then"),
+        CheckConstraint(
+            "(budget_s IS NULL) = (budget_window_s IS NULL) AND (budget_s IS NULL) = (budget_then IS NULL)",
+            name="budget",
+        ),
+    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -360,6 +370,11 @@ class Token(Base):
     """The highest :class:`~kqueue.states.Priority` that its holder may ask for."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
     """Its share of the devices beside other producers', each of whom has 1."""
+    budget_s: Mapped[float | None]
+    """Seconds of slots that it may use in any window of ``budget_window_s`` seconds; null for no limit."""
+    budget_window_s: Mapped[float | None]
+    budget_then: Mapped[str | None]
+    """A :class:`~kqueue.states.Spent`: what becomes of submissions when they are used up."""
 
 
 class Probe(Base):
@@ -441,6 +456,8 @@ class ProbePause(Base):
     paused_at: Mapped[datetime] = mapped_column(server_default=func.now())
     resumed_at: Mapped[datetime | None]
     """When an operator put it back into service; null before."""
+
+
 class Session(Base):
     """A browser that is logged in with a token, or a link that logs one in."""
 

@@ -60,8 +60,8 @@ _READABLE: Final = (
 #: Privileges on a relation or function, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
 
-#: What decides whose turn it is, and with that why an evaluation waits.
-_WEIGHTS: Final = {"SELECT": ("id", "weight")}
+#: What decides whose turn it is, and with that why an evaluation waits, and whether it is accepted.
+_WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "budget_then")}
 
 _PRODUCE: Final[_Rights] = {
     "tokens": _WEIGHTS,
@@ -111,7 +111,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
     WORKER: {
         "evaluations": {"UPDATE": ("state", "attempts", "available_at", "published_at")},
         "attempts": {
-            "INSERT": ("evaluation_id", "number", "worker_id", "lease_until"),
+            "INSERT": ("evaluation_id", "number", "worker_id", "lease_until", "payer"),
             "UPDATE": (
                 "environment_hash",
                 "fingerprint",

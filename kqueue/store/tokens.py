@@ -9,16 +9,18 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import Engine, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.states import Priority
+from kqueue.store import budgets
+from kqueue.store.budgets import Budget
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Session, Token
@@ -54,7 +56,8 @@ _ORDER: Final = list(Scope)
 class Known:
     """A token, without its secret; moments in UTC.
 
-    ``priority`` is the highest that its holder may ask for, ``weight`` its share of the devices beside others' 1.
+    ``priority`` is the highest that its holder may ask for, ``weight`` its share of the devices beside others' 1,
+    ``budget`` what it may use, and has used by then; None for no limit.
     """
 
     id: UUID
@@ -66,6 +69,7 @@ class Known:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    budget: Budget | None = None
 
 
 def create(
@@ -76,6 +80,7 @@ def create(
     expires_after: timedelta | None = None,
     priority: Priority = Priority.INTERACTIVE,
     weight: float = 1.0,
+    budget: Budget | None = None,
 ) -> tuple[Known, str]:
     """Make a token. Return it and its secret, which is kept nowhere.
 
@@ -86,6 +91,7 @@ def create(
         expires_after: how long the token is valid; None for ever.
         priority: the highest that its holder may ask for.
         weight: its share of the devices, where every other producer has 1.
+        budget: what it may use; None for no limit.
     """
     secret = new_secret(PREFIX)
     with transaction(engine) as connection:
@@ -99,11 +105,27 @@ def create(
                 expires_at=None if expires_after is None else func.now() + expires_after,
                 priority=priority,
                 weight=weight,
+                **_budget_columns(budget),
             )
             .returning(*COLUMNS)
         )
-        [made] = read(Known, rows)
+        [made] = read(Known, rows, budget=budget)
     return made, secret
+
+
+def set_budget(engine: Engine, which: str, budget: Budget | None) -> list[Known]:
+    """Give the valid tokens whose id or name is ``which`` a budget, or with None no limit. Return them.
+
+    What they have used counts from their first attempts on, as far as the window reaches.
+    """
+    with transaction(engine) as connection:
+        rows = connection.execute(
+            update(Token)
+            .where(_matches(which), Token.revoked_at.is_(None))
+            .values(**_budget_columns(budget))
+            .returning(*COLUMNS)
+        )
+        return read(Known, rows, budget=budget)
 
 
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
@@ -152,7 +174,9 @@ def find(engine: Engine, secret: str) -> Known | None:
 def listing(engine: Engine) -> list[Known]:
     """Return all tokens in the order in which they were made, those that are no longer valid included."""
     with transaction(engine) as connection:
-        return read(Known, connection.execute(select(*COLUMNS).order_by(Token.created_at, Token.id)))
+        known = read(Known, connection.execute(select(*COLUMNS).order_by(Token.created_at, Token.id)))
+        _, found = budgets.look(connection, [token.id for token in known])
+    return [replace(token, budget=found.get(token.id)) for token in known]
 
 
 def revoke(engine: Engine, which: str) -> list[Known]:
@@ -161,13 +185,12 @@ def revoke(engine: Engine, which: str) -> list[Known]:
     Returns:
         Those that were not revoked before.
     """
-    try:
-        matches = Token.id == UUID(which)
-    except ValueError:
-        matches = Token.name == which
     with transaction(engine) as connection:
         rows = connection.execute(
-            update(Token).where(matches, Token.revoked_at.is_(None)).values(revoked_at=func.now()).returning(*COLUMNS)
+            update(Token)
+            .where(_matches(which), Token.revoked_at.is_(None))
+            .values(revoked_at=func.now())
+            .returning(*COLUMNS)
         )
         revoked = read(Known, rows)
         connection.execute(delete(Session).where(Session.token_id == any_uuid([token.id for token in revoked])))
@@ -206,6 +229,20 @@ COLUMNS: Final = (
 )
 #: The condition that a token is good at present.
 VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
+
+
+def _matches(which: str) -> ColumnElement[bool]:
+    """The condition that a token has this id or name."""
+    try:
+        return Token.id == UUID(which)
+    except ValueError:
+        return Token.name == which
+
+
+def _budget_columns(budget: Budget | None) -> dict[str, Any]:
+    if budget is None:
+        return dict.fromkeys(("budget_s", "budget_window_s", "budget_then"))
+    return {"budget_s": budget.seconds, "budget_window_s": budget.window_s, "budget_then": budget.then}
 
 
 def new_secret(prefix: str) -> str:

@@ -22,12 +22,13 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, Self, cast
 
+import structlog
 import torch
 
+from kqueue import logs
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request, Settings
 from workers.judge import deaths
@@ -43,6 +44,8 @@ from workers.judge.place import Place
 from workers.judge.ports import AskedRecords
 from workers.judge.trial import answers, health
 from workers.judge.trial.run import evaluate
+
+_log: Any = structlog.get_logger(__name__)
 
 #: What a judge says to the seat: it has taken the conversation; the evaluation is over, and its asker may go.
 _TAKEN: Final = b"taken"
@@ -83,12 +86,13 @@ def main(requests: socket.socket, parent: int, blackbox: BlackBox, forkserver: F
             signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
+        logs.configure_early(slot=forkserver.place.name)
         gc.collect()
         gc.freeze()
         _Seat(requests, blackbox, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
-        traceback.print_exc()
+        _log.exception("the process that forks judges failed", **_about(blackbox))
     finally:
         _exit(status)
 
@@ -240,7 +244,7 @@ def _become_judge(words: socket.socket, seat: int, blackbox: BlackBox, forkserve
         linux.set_name("kq-judge")
         status = _sit(words, blackbox, forkserver)
     except BaseException:  # noqa: BLE001 -- nothing may return into the seat's frames
-        traceback.print_exc()
+        _log.exception("the judge failed beyond its evaluation")
     finally:
         _exit(status)
 
@@ -269,7 +273,7 @@ def _sit(words: socket.socket, blackbox: BlackBox, forkserver: ForkServer) -> in
             if not is_well or not _give_back():
                 break
             if more := _Holdings.now().beyond(at_first):
-                sys.stderr.write(f"a judge makes room for another: it has come to hold {more}\n")
+                _log.warning("a judge makes room for another", holds=more)
                 break
             signal.setitimer(signal.ITIMER_REAL, 0)
     return _MADE_ROOM
@@ -289,6 +293,9 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
     request, place = Request.model_validate(asked["request"]), Place.from_json(asked["place"])
+    about = _about(blackbox)
+    forkserver.about = {"slot": place.name, **about}
+    structlog.contextvars.bind_contextvars(**about)  # until the next one: what comes of it is logged after its end too
     forkserver.isolation = asked["isolation"]
     forkserver.builds = Store(*asked["builds"]) if asked["builds"] else None
 
@@ -313,6 +320,14 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     words.send(_FREE)
     _say(conversation, outcome=told)
     return outcome.blame is not Blame.FLEET
+
+
+def _about(blackbox: BlackBox) -> dict[str, str | int]:
+    """Return whose evaluation is judged now, as logs tell it; nothing where there is none, or it has no id."""
+    record = blackbox.read()
+    if record is None or not record.evaluation_id.int:
+        return {}
+    return {"evaluation": str(record.evaluation_id), "attempt": record.number}
 
 
 def _say(conversation: BinaryIO, **words: Any) -> None:

@@ -36,6 +36,7 @@ from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
 from kqueue.states import EvaluationState
 from kqueue.store import clean
+from kqueue.store.budgets import PRODUCER
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import EXPIRED, QUEUED
 from kqueue.store.evaluations.history import History
@@ -124,6 +125,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
         number: int = row.pop("number")
         attempt_id: int = row.pop("attempt_id")
         hashes = (row.pop("problem_hash"), row.pop("kernel_hash"))
+        del row["producer"]  # it is not for judges
         alone = number > 1 and History.read(connection, evaluation_id).suspected
     return Claim(evaluation_id, attempt_id, number, row["lane"], alone, hashes, row)
 
@@ -194,6 +196,7 @@ def _claiming() -> Select[*tuple[Any, ...]]:
             Evaluation.problem_hash,
             Evaluation.kernel_hash,
             Evaluation.lane,
+            Evaluation.producer,
             Evaluation.settings,
             Evaluation.problem_label,
             Evaluation.kernel_label,
@@ -208,8 +211,14 @@ def _claiming() -> Select[*tuple[Any, ...]]:
     attempt = (
         insert(Attempt)
         .from_select(
-            ["evaluation_id", "number", "worker_id", "lease_until"],
-            select(evaluation_id, begun.c.number, worker_id, func.now() + lease),
+            ["evaluation_id", "number", "worker_id", "lease_until", "payer"],
+            select(
+                evaluation_id,
+                begun.c.number,
+                worker_id,
+                func.now() + lease,
+                case((begun.c.producer.startswith(PRODUCER), begun.c.producer)),
+            ),
         )
         .returning(Attempt.id, Attempt.number)
         .cte("attempt")

@@ -6,7 +6,7 @@ that has used the least of late: seconds of devices, divided by its weight, whic
 if it does. Between priorities ``interactive`` goes first, but ``batch`` keeps :data:`BATCH_SHARE` of the seconds.
 
 Nothing of this is fixed when an evaluation is submitted: whoever asks for the next ones gets them in the order that
-holds then.
+holds then. What is ``idle`` goes after all else on its lane.
 """
 
 from __future__ import annotations

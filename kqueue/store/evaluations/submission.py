@@ -18,6 +18,8 @@ from sqlalchemy.exc import IntegrityError
 from kqueue.contract import Request, Settings
 from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
+from kqueue.states import Priority, Spent
+from kqueue.store import budgets
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.conditions import QUEUED
@@ -87,6 +89,7 @@ def submit(
         IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings, or
             for a verdict that may be reused and now for one that may not.
         UnknownProblem: a request names a problem that is not stored.
+        BudgetSpent: a request is a token's whose budget is used up, and it needs to be judged.
     """
     if not requests:
         return []
@@ -119,7 +122,16 @@ def _submit(
     ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
     with transaction(engine) as connection:
         _write_sources(connection, requests)
-        now = connection.scalars(select(func.now())).one()
+        payers = [budgets.token_of(request.producer) for request in requests]
+        now, known = budgets.look(connection, {token_id for token_id in payers if token_id is not None})
+        spent = {token_id: budget for token_id, budget in known.items() if budget.spent}
+        if spent:
+            requests = [
+                request.model_copy(update={"priority": Priority.IDLE})
+                if payer is not None and payer in spent and spent[payer].then is Spent.LOWER
+                else request
+                for request, payer in zip(requests, payers, strict=True)
+            ]
         crowd, nexts = _places(connection, {i: requests[i].lane for i in made}, slots)
         connection.execute(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
@@ -144,7 +156,12 @@ def _submit(
             raise IdempotencyConflict(conflicts)
         may = [identity for i, identity in ids.items() if found[i].id == identity and requests[i].reuse]
         reused = answer(connection, may, live_s=reuse_s) if reuse_s is not None else set[UUID]()
-    created = [ids.get(i) == row.id for i, row in enumerate(found)]
+        created = [ids.get(i) == row.id for i, row in enumerate(found)]
+        for row, payer, is_new in zip(found, payers, created, strict=True):
+            # What is there already, and what has a reused verdict, costs nothing.
+            budget = None if payer is None else spent.get(payer)
+            if is_new and row.id not in reused and budget is not None and budget.then is Spent.REFUSE:
+                raise budgets.refusal(connection, budget)
     if crowd and any(created):
         # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk. The
         # next sweep does without it.

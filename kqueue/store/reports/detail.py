@@ -35,6 +35,7 @@ class AttemptDetail:
         ended_at: None while it runs.
         category: what it came to; None while it runs.
         message: one line about that.
+        phase: where it ended; of one whose judge died, by the flight recorder.
         written_by: who recorded it.
         environment: the facts of what it ran on; None if it ended before they were recorded.
     """
@@ -45,6 +46,7 @@ class AttemptDetail:
     ended_at: datetime | None
     category: Category | None
     message: str | None
+    phase: str | None
     written_by: Writer | None
     environment: Mapping[str, Any] | None
 
@@ -146,6 +148,7 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
                 Attempt.ended_at,
                 Attempt.category,
                 Attempt.message,
+                Attempt.outcome["phase"].astext.label("phase"),
                 Attempt.written_by,
                 Environment.facts.label("environment"),
             )

@@ -235,7 +235,7 @@ def _before(
     mine = shares.of(priority, producer)
     same, other = _Work(), _Work()
     for (of, name), number in waiting.items():
-        if of is not priority:
+        if of is not priority and of is not Priority.IDLE:
             other.add(number, shares.of(of, name))
             other.more = other.more or number >= most
 
@@ -258,6 +258,8 @@ def _before(
             turns = max(0, math.ceil(seconds / max(used.mean_s, 1e-3)))
             same.add(min(number, turns), used)
             same.more = same.more or turns > number >= most
+    if priority is Priority.IDLE:
+        return same.plus(other, 1.0)
     used_s = {p: sum(used.seconds for (of, _), used in shares.used.items() if of is p) for p in Priority}
     interactive, batch = used_s[Priority.INTERACTIVE], used_s[Priority.BATCH]
     if priority is Priority.BATCH:

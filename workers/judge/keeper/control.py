@@ -9,7 +9,7 @@ The judge asks on the fork server's request socket, with descriptors beside the 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -44,9 +44,15 @@ class End(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Spawn:
     """Fork a sealed process. Beside it: the process's end of the channel, the fork server's of the control socket, the
-    page of flags."""
+    page of flags.
+
+    Attributes:
+        profile: its limits.
+        about: whose evaluation it is for, as the fork server's log tells it.
+    """
 
     profile: Profile
+    about: dict[str, str | int] = field(default_factory=dict[str, "str | int"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,14 @@ class Take:
     """Hand over the reference that is kept under a key, and end the one that is kept under another.
 
     Beside it: a socket for the answer, :class:`Keep` with its descriptors, or nothing but its end.
+
+    Attributes:
+        key: the problem and the settings that it serves.
+        about: as for :class:`Spawn`.
     """
 
     key: str
+    about: dict[str, str | int] = field(default_factory=dict[str, "str | int"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import structlog
 import torch
 
+from kqueue import logs
 from workers.judge.candidate import harness, reference
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
@@ -42,6 +44,8 @@ from workers.judge.keeper.launchers import Launchers
 from workers.judge.sandbox import ground, seal, shelf
 from workers.judge.sandbox.cgroups import Group, Lack
 from workers.judge.sandbox.seal import Role
+
+_log: Any = structlog.get_logger(__name__)
 
 #: What is kept of a process's output, in bytes.
 _TAIL: Final = 16 << 10
@@ -62,6 +66,9 @@ _REAP: Final = 10.0
 _SWEEP: Final = 1.0
 #: How long a process may live on that has closed the channel, in seconds.
 _DYING: Final = 1.0
+#: Ends that the log does not tell, and those that are the host's trouble.
+_QUIET_ENDS: Final = frozenset({End.STOPPED, End.EXITED})
+_OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
 
 
 @dataclass(slots=True)
@@ -103,8 +110,10 @@ class _Sealed:
         page: memoryview[int],
         output: int,
         files: Files,
+        about: dict[str, str | int],
     ) -> None:
         self.pid = pid
+        self.about = about
         self.profile = profile
         self.files = files
         self.group = group
@@ -293,14 +302,14 @@ class ForkServer:
             self._requests.close()
             return
         match control.unpack(data, (Spawn, Keep, Take)):
-            case Spawn(profile):
+            case Spawn() as word:
                 channel, control_end, page = fds
-                self._spawn(profile, channel, socket.socket(fileno=control_end), page)
+                self._spawn(word, channel, socket.socket(fileno=control_end), page)
             case Keep() as word:
                 self._keep(_Kept(word, fds))
-            case Take(key):
+            case Take() as word:
                 with socket.socket(fileno=fds[0]) as answer:
-                    self._hand_over(key, answer)
+                    self._hand_over(word, answer)
 
     def _process_of(self, kept: _Kept) -> _Sealed | None:
         """Return the process that is kept, if it still runs."""
@@ -318,10 +327,11 @@ class ForkServer:
         if len(self._kept) > _MOST_KEPT:
             self._end_kept(self._kept[0])
 
-    def _hand_over(self, key: str, answer: socket.socket) -> None:
+    def _hand_over(self, word: Take, answer: socket.socket) -> None:
         """Give the reference that is kept under a key to a judge, or nothing."""
-        for kept in [kept for kept in self._kept if kept.word.key == key]:
-            if self._process_of(kept) is not None:
+        for kept in [kept for kept in self._kept if kept.word.key == word.key]:
+            if (process := self._process_of(kept)) is not None:
+                process.about = word.about
                 with contextlib.suppress(OSError):  # else the judge is gone, and its end of the sockets is closed below
                     send_with_fds(answer, control.pack(kept.word), kept.descriptors)
                 self._forget_kept(kept)
@@ -377,7 +387,8 @@ class ForkServer:
         elif process.written > process.profile.output_bytes:
             self._end(process, End.OUTPUT)
 
-    def _spawn(self, profile: seal.Profile, channel: int, control_end: socket.socket, page: int) -> None:
+    def _spawn(self, word: Spawn, channel: int, control_end: socket.socket, page: int) -> None:
+        profile = word.profile
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
@@ -402,6 +413,7 @@ class ForkServer:
             # No space, no process, no uid to be had: the host's trouble. The judge hears of it and nothing was run.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
+            _log.error("a sealed process cannot be had", role=str(profile.role), reason=str(error), **word.about)
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
@@ -411,16 +423,16 @@ class ForkServer:
         view: Any = flags.attach(page)
         # Else the next process to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
-        process = _Sealed(pid, profile, group, control_end, view, reader, files)
+        process = _Sealed(pid, profile, group, control_end, view, reader, files, word.about)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._running[pid] = process
         # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
-        word = b""
+        said = b""
         while select.select([sealed], [], [], _REAP)[0] and (more := os.read(sealed, 4096)):
-            word += more
+            said += more
         os.close(sealed)
-        process.unsealed = "" if word == _SEALED else word.decode("utf-8", "replace") or "it did not answer"
+        process.unsealed = "" if said == _SEALED else said.decode("utf-8", "replace") or "it did not answer"
         self._register(control_end, lambda: self._on_control(process))
         self._register(reader, lambda: self._on_output(process))
         if process.unsealed:
@@ -501,6 +513,7 @@ class ForkServer:
             robbed=lack is Lack.OTHERS,
         )
         _send(process.control, report)
+        _tell(process, report)
         self._remove(process.files)
 
     def _remove(self, files: Files) -> None:
@@ -596,6 +609,23 @@ def _kill_uid(uid: int) -> None:
         time.sleep(0.0002)
 
 
+def _tell(process: _Sealed, report: Report) -> None:
+    """Log how a sealed process ended, unless the judge had it end or it has ended by itself. Its own words stay out."""
+    if report.reason in _QUIET_ENDS:
+        return
+    say = _log.warning if report.reason in _OUR_TROUBLE else _log.info
+    say(
+        "a sealed process was ended",
+        role=str(process.profile.role),
+        how=str(report.reason),
+        phase=report.phase,
+        status=report.status,
+        leftovers=report.leftovers,
+        peak_bytes=report.peak_bytes,
+        **process.about,
+    )
+
+
 def _become_sealed(
     profile: seal.Profile,
     means: seal.Means,
@@ -662,6 +692,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     if uid is not None and base.measures["own_uid"] is True:
         for leftover in uids.all_of(uid):
             _kill_uid(leftover)
+    logs.configure_early()
     # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     triton_files = ahead.prepare()
@@ -673,7 +704,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
         base.groups.close()
         status = 0
     except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
-        traceback.print_exc()
+        _log.exception("the fork server failed")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

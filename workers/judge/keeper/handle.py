@@ -69,7 +69,11 @@ class ForkServerError(RuntimeError):
 
 
 class ForkServer:
-    """A handle that the fork server's parent holds, and that the judges which it forks inherit."""
+    """A handle that the fork server's parent holds, and that the judges which it forks inherit.
+
+    Attributes:
+        about: whose evaluation is judged now: fields for the fork server's log.
+    """
 
     def __init__(self, place: Place, pid: int, requests: socket.socket) -> None:
         """Hold on to a fork server that this process has just started.
@@ -83,6 +87,7 @@ class ForkServer:
         self.pid = pid
         self.isolation: dict[str, Any] = {}
         self.builds: Store | None = None
+        self.about: dict[str, str | int] = {}
         self._requests = requests
         self._ended = False
 
@@ -141,7 +146,7 @@ class ForkServer:
         Raises:
             ForkServerError: the fork server is gone.
         """
-        self._ask(Spawn(profile), [channel, control_end, page])
+        self._ask(Spawn(profile, self.about), [channel, control_end, page])
 
     def keep(self, word: Keep, descriptors: Sequence[int]) -> None:
         """Have a reference kept for a later judge; close the descriptors afterwards.
@@ -161,7 +166,7 @@ class ForkServer:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            self._ask(Take(key), [theirs.fileno()])
+            self._ask(Take(key, self.about), [theirs.fileno()])
             theirs.close()
             ours.settimeout(_TAKE_S)
             try:

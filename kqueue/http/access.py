@@ -1,0 +1,137 @@
+"""The access log: one line for each request that was answered, and an id for it that all its lines have.
+
+A line never has a query, a body, a header or a token's secret. The path stands in it as the route's template.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+import structlog
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from kqueue.http import failures
+
+if TYPE_CHECKING:
+    from kqueue.http.gateway import Caller
+
+_log: Any = structlog.get_logger(__name__)
+
+#: The header that names a request, and the names that a caller may give.
+HEADER: Final = "X-Request-ID"
+_GIVEN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: Routes that machines ask all the time: their successes are told at the level ``debug``.
+_QUIET: Final = frozenset({"/health", "/metrics", "/openapi.json"})
+#: The most evaluations that a line names.
+_NAMED: Final = 20
+#: The longest method that is told whole.
+_METHOD_CHARACTERS: Final = 16
+
+#: The evaluations that the request of this context is about.
+_about: ContextVar[list[UUID] | None] = ContextVar("kqueue_request_is_about", default=None)
+
+
+def is_about(evaluation_ids: Iterable[UUID]) -> None:
+    """Note evaluations that the request of this context submits or asks for. Outside of a request nothing happens."""
+    named = _about.get()
+    if named is not None:
+        named += evaluation_ids
+
+
+class AccessLog:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, *, tells: bool) -> None:
+        """Wrap ``app``. Without ``tells`` requests get their ids, and no line is written."""
+        self._app = app
+        self._tells = tells
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        given = request.headers.get(HEADER, "")
+        identity = given if _GIVEN.fullmatch(given) else uuid4().hex
+        seen = _Seen(identity)
+
+        async def hear() -> Message:
+            message = await receive()
+            seen.bytes_in += len(message.get("body", b""))
+            return message
+
+        async def say(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen.status = message["status"]
+                message["headers"] = [*message["headers"], (HEADER.lower().encode(), identity.encode())]
+            seen.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        mark = _about.set(seen.evaluations)
+        try:
+            with bound_contextvars(request=identity):
+                try:
+                    await self._app(scope, hear, say)
+                except Exception as error:
+                    if seen.status:
+                        raise
+                    # Answered here, so that the answer has the id and the error's lines too.
+                    answer = await failures.unexpected(request, error)
+                    await answer(scope, hear, say)
+                finally:
+                    if self._tells:
+                        _tell(request, seen)
+        finally:
+            _about.reset(mark)
+
+
+class _Seen:
+    """What is seen of one request."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.begun = time.perf_counter()
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.evaluations: list[UUID] = []
+
+
+def _tell(request: Request, seen: _Seen) -> None:
+    route = _template(request)
+    caller: Caller | None = getattr(request.state, "caller", None)
+    named = request.path_params.get("evaluation_id")
+    evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in seen.evaluations]))
+    fields: dict[str, Any] = {
+        "method": request.method[:_METHOD_CHARACTERS],
+        "route": route,
+        "status": seen.status,  # 0: the connection broke before an answer
+        "duration_ms": round((time.perf_counter() - seen.begun) * 1000, 3),
+        "bytes_in": seen.bytes_in,
+        "bytes_out": seen.bytes_out,
+        "client": request.client.host if request.client else "unix",
+        "caller": caller and caller.name,
+        "token": caller and caller.token_id and str(caller.token_id),
+    }
+    if len(evaluations) == 1:
+        fields["evaluation"] = evaluations[0]
+    elif evaluations:
+        fields |= {"evaluations": evaluations[:_NAMED], "evaluations_count": len(evaluations)}
+    quiet = route in _QUIET and 200 <= seen.status < 300
+    (_log.debug if quiet else _log.info)("request", **fields)
+
+
+def _template(request: Request) -> str | None:
+    """Return the template of the route that answered; None where there is none, as its text is the caller's."""
+    route = request.scope.get("route")
+    found = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if found is None and request.scope["path"] in _QUIET:
+        return request.scope["path"]
+    return found

@@ -1,0 +1,126 @@
+"""Lines of logs: what is written of foreign text, and what `kqueue logs` finds in files of any size."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from kqueue.cli.logs import Event, latest, lines_about
+
+MINE: Final = UUID("11111111-2222-3333-4444-555555555555")
+OTHER: Final = UUID("99999999-2222-3333-4444-555555555555")
+HOSTILE: Final = "\x1b[2J\nfake line \u202e" + "x" * 100_000
+#: Logs a hostile text as structlog and as stdlib logging do, and an error that quotes it.
+PROGRAM: Final = """
+import logging, sys
+import structlog
+from kqueue import logs
+from kqueue.config import load
+hostile = sys.stdin.read()
+logs.configure(load(), slot="cpu-0")
+structlog.contextvars.bind_contextvars(evaluation="an id", attempt=2)
+structlog.get_logger("a").warning(hostile, reason=hostile, many=[hostile] * 1000, mapped={hostile: hostile}, count=3)
+logging.getLogger("b").warning("it said %s", hostile)
+try:
+    raise ValueError(hostile)
+except ValueError:
+    structlog.get_logger("a").exception("failed")
+"""
+
+
+def written(**environment: str) -> list[str]:
+    """What a process logs of a hostile text."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=HOSTILE.encode(), capture_output=True, check=True, env=environment
+    )
+    assert done.stdout == b""
+    text = done.stderr.decode()
+    assert not set(text) & set("\x1b\u202e\x07\r")
+    return text.splitlines()
+
+
+def test_foreign_text_is_escaped_and_cut() -> None:
+    """Of the same fields in JSON and as text; a line stays a line, and what is bound is on each."""
+    lines = [json.loads(line) for line in written(KQUEUE_LOG_JSON="true")]
+    assert [line["logger"] for line in lines] == ["a", "b", "a"]
+    for line in lines:
+        assert (line["slot"], line["evaluation"], line["attempt"]) == ("cpu-0", "an id", 2)
+        assert len(json.dumps(line)) < 50_000
+        assert "\n" not in line["event"]
+        assert len(line["event"]) < 3000
+    assert len(lines[0]["reason"]) < 3000
+    assert lines[0]["count"] == 3
+    assert lines[2]["exception"].endswith("xxx")
+    as_text = written()
+    assert not any(line.startswith("fake line") for line in as_text[:2])
+
+
+def line(number: int, identity: UUID = MINE, **more: Any) -> bytes:
+    """A line as kqueue writes it, of this many seconds after the hour."""
+    at = datetime(2026, 1, 2, 3, tzinfo=UTC) + timedelta(seconds=number)
+    known = {"evaluation": str(identity), "event": f"event {number}", "timestamp": at.isoformat()}
+    return json.dumps(known | more).encode() + b"\n"
+
+
+def found(text: bytes) -> list[Event]:
+    return list(lines_about(io.BytesIO(text), "a.log", MINE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"2026-01-02T03:04:05.678000Z [warning] died evaluation={MINE}",
+        f"worker-1  | 2026-01-02T03:04:05.678Z [warning] died evaluation={MINE}",
+        f"2026-01-02T04:04:05,678+0100 host kqueue[1]: died {MINE}",
+        f"2026-01-02 03:04:05.678 UTC [77] ERROR: {MINE}",
+        json.dumps({"event": "died", "evaluation": str(MINE), "timestamp": "2026-01-02T03:04:05.678Z"}),
+        f'worker-1  | {{"event": "died {MINE}", "timestamp": "2026-01-02T03:04:05.678Z"}}',
+    ],
+)
+def test_times_are_read_as_they_are_written(text: str) -> None:
+    """By kqueue, Postgres, containers and the journal."""
+    [event] = found(text.encode())
+    assert event.at == datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
+    assert "died" in event.event or str(MINE) in event.event
+
+
+def test_a_traceback_belongs_to_its_line() -> None:
+    """Lines without a time that follow come with it; those of others do not."""
+    text = f"2026-01-02T03:04:05Z [error] failed {MINE}\nTraceback:\n  here\n2026-01-02T03:04:06Z other\nTraceback:\n"
+    [event] = found(text.encode())
+    assert event.lines == ("Traceback:", "  here")
+
+
+def test_lines_that_are_no_logs_do_no_harm() -> None:
+    """Wrong JSON, wrong times, bytes that are no text, and a line without an end."""
+    mine = str(MINE).encode()
+    text = b"\xff\xfe{" + mine + b"}\n" + b'{"timestamp": "2026-99-99T99:99:99Z", "event": "x' + mine + b'"}\n[' + mine
+    events = found(text)
+    assert len(events) == 3
+    assert [event.at for event in events] == [None] * 3
+
+
+def test_memory_is_bounded() -> None:
+    """A log of many lines, and one of a single endless line, are read in pieces; the latest events are kept."""
+
+    # Made beforehand: what is measured is what reading takes.
+    text = b"".join(line(number) if number % 3 else line(number, OTHER, filling="x" * 500) for number in range(30_000))
+    stream = io.BytesIO(text + b"y" * (32 << 20))
+    tracemalloc.start()
+    try:
+        events, left_out = latest(lines_about(stream, "a.log", MINE), 100)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(events) == 100
+    assert left_out == 20_000 - 100
+    assert [event.event for event in events[-3:]] == ["event 29996", "event 29998", "event 29999"]
+    assert peak < 4 << 20

@@ -1,0 +1,161 @@
+"""Budgets of tokens: what counts, what is refused or comes last, and what is promised to submitters at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.contract import Request
+from kqueue.errors import BudgetSpent
+from kqueue.states import Priority, Spent
+from kqueue.store import budgets, evaluations, reports, tokens
+from kqueue.store.budgets import Budget
+from kqueue.store.evaluations import Submitted
+from tests.samples import passed, request_fields
+
+
+def token(engine: Engine, seconds: float = 100, *, then: Spent = Spent.REFUSE) -> UUID:
+    """A token with a budget of so many seconds in an hour."""
+    return tokens.create(engine, "t", [tokens.Scope.PROBLEMS], budget=Budget(seconds, 3600, then))[0].id
+
+
+def request_of(token_id: UUID | None, number: int = 0, **changes: object) -> Request:
+    """A request as the HTTP server submits it for a token."""
+    request = Request.model_validate(request_fields(number, **changes))
+    return request if token_id is None else request.model_copy(update={"producer": f"token:{token_id}"})
+
+
+def submit(engine: Engine, token_id: UUID | None, number: int = 0, **changes: object) -> Submitted:
+    return evaluations.submit(engine, [request_of(token_id, number, **changes)])[0]
+
+
+def use(engine: Engine, worker_id: UUID, identity: UUID, seconds: float, *, ago: float = 0, ends: bool = True) -> None:
+    """Have an attempt run for so many seconds, until so many seconds ago; or have it run still."""
+    claim = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)
+    assert claim is not None
+    if ends:
+        evaluations.finish(engine, identity, claim.number, passed(), written_by="judge", retry_delay_s=0)
+    times = {"id": claim.attempt_id, "begun": seconds + ago, "ended": ago, "ends": ends}
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE attempts SET started_at = now() - make_interval(secs => :begun), ended_at = CASE WHEN :ends "
+                "THEN now() - make_interval(secs => :ended) END WHERE id = :id"
+            ),
+            times,
+        )
+
+
+def used(engine: Engine, token_id: UUID) -> float:
+    return budgets.of(engine, [token_id])[token_id].used_s
+
+
+def priority_of(engine: Engine, identity: UUID) -> str:
+    with engine.connect() as connection:
+        return connection.scalar(text("SELECT priority FROM evaluations WHERE id = :id"), {"id": identity})
+
+
+def test_what_counts(engine: Engine, worker_id: UUID) -> None:
+    """Attempts as far as they lie in the window, and what runs; not those of others, nor what is older."""
+    mine, other = token(engine, 5000), token(engine)
+    # Half of it lies in the hour, and less as time goes on; all of it does; none does; another's.
+    for number, (whose, seconds, ago) in enumerate(
+        [(mine, 2000, 2600), (mine, 30, 60), (mine, 50, 3700), (other, 9, 0)]
+    ):
+        use(engine, worker_id, submit(engine, whose, number).evaluation_id, seconds, ago=ago)
+    before = used(engine, mine)
+    assert 800 <= before <= 1030
+    use(engine, worker_id, submit(engine, mine, 9).evaluation_id, 25, ends=False)
+    assert used(engine, mine) >= 25 + 30 + 700
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET lease_until = started_at WHERE ended_at IS NULL"))
+    assert used(engine, mine) <= before, "a worker that fell silent uses nothing after its lease"
+    found = budgets.of(engine, [mine, other, uuid4()])
+    assert set(found) == {mine, other}
+    assert 9 <= found[other].used_s < 10
+    assert 90 < found[other].left_s <= 91
+
+
+def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> None:
+    """Nothing of it is written; what is there already, others and what was accepted before are as ever."""
+    mine = token(engine)
+    early = submit(engine, mine, 1, idempotency_key="early")
+    use(engine, worker_id, submit(engine, mine, 2).evaluation_id, 99, ago=600)
+    late = submit(engine, mine, 3)
+    use(engine, worker_id, late.evaluation_id, 2, ago=300)
+    with pytest.raises(BudgetSpent) as refused:
+        evaluations.submit(engine, [request_of(mine, 4), request_of(None, 5)])
+    error = refused.value
+    assert (error.budget_s, error.window_s) == (100, 3600)
+    # There is some left when the first attempt has left the window.
+    assert 2800 <= error.retry_after_s <= 3000
+    assert "100 s" in str(error)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 3
+    again = submit(engine, mine, 1, idempotency_key="early")
+    assert (again.evaluation_id, again.created) == (early.evaluation_id, False)
+    assert submit(engine, None, 6).created
+    assert evaluations.claim(engine, early.evaluation_id, worker_id=worker_id, lease_s=30) is not None
+    tokens.set_budget(engine, str(mine), Budget(200, 3600, Spent.REFUSE))
+    assert submit(engine, mine, 7).created
+    tokens.set_budget(engine, str(mine), None)
+    assert budgets.of(engine, [mine]) == {}
+
+
+def test_a_reused_verdict_costs_nothing(engine: Engine, worker_id: UUID) -> None:
+    """It is answered although the budget is used up."""
+    mine = token(engine)
+    identity = submit(engine, mine, 1).evaluation_id
+    claim = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)
+    assert claim is not None
+    facts = {"device": "cpu", "torch": "2", "python": "3", "host": "here"}
+    evaluations.set_environment(engine, claim.attempt_id, facts, conditions="c")
+    evaluations.finish(engine, identity, claim.number, passed(), written_by="judge", retry_delay_s=0)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE attempts SET started_at = now() - interval '600 s'"))
+    [same] = evaluations.submit(engine, [request_of(mine, 1)], reuse_s=3600)
+    assert same.reused
+    with pytest.raises(BudgetSpent):
+        evaluations.submit(engine, [request_of(mine, 2)], reuse_s=3600)
+
+
+def test_a_spent_budget_lowers(engine: Engine, worker_id: UUID) -> None:
+    """What is submitted then comes after all else, whoever's it is; `waiting` knows."""
+    mine = token(engine, then=Spent.LOWER)
+    use(engine, worker_id, submit(engine, mine, 1).evaluation_id, 101)
+    first = submit(engine, mine, 2, priority="interactive").evaluation_id
+    assert priority_of(engine, first) == Priority.IDLE
+    others = [submit(engine, None, number).evaluation_id for number in (3, 4)]
+    order = [one.id for one in evaluations.upcoming(engine, {"cpu": 1})["cpu"]]
+    assert order == [*others, first]
+    why = reports.waiting(engine, first, within_s=3600)
+    assert why is not None
+    assert why.ahead == 2
+    before = reports.waiting(engine, others[1], within_s=3600)
+    assert before is not None
+    assert before.ahead == 1
+    tokens.set_budget(engine, str(mine), Budget(1000, 3600, Spent.LOWER))
+    assert priority_of(engine, submit(engine, mine, 5).evaluation_id) == Priority.BATCH
+
+
+def test_submitters_at_once(engine: Engine, worker_id: UUID) -> None:
+    """Of many at once, none is accepted that begins after the budget was used up, and all before are."""
+    mine = token(engine, 10)
+    with ThreadPoolExecutor(16) as pool:
+        before = list(pool.map(lambda number: submit(engine, mine, number), range(100)))
+        assert all(one.created for one in before)
+        use(engine, worker_id, before[0].evaluation_id, 11)
+
+        def refused(number: int) -> bool:
+            try:
+                submit(engine, mine, number)
+            except BudgetSpent:
+                return True
+            return False
+
+        assert all(pool.map(refused, range(100, 200)))
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 100
