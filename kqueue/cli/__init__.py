@@ -22,6 +22,7 @@ from kqueue.cli import (
     judge,
     kernelbench,
     mcp,
+    plot,
     pytest,
     results,
     search,
@@ -29,7 +30,9 @@ from kqueue.cli import (
     submit,
     sweep,
     token,
+    top,
     tune,
+    watch,
 )
 from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
@@ -57,7 +60,7 @@ STATUSES: dict[type[KqueueError], int] = {
 }
 
 #: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
-_ANSWERING: Final = frozenset({"judge", "submit", "wait", "kernelbench", "autopsy", "doctor"})
+_ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "doctor"})
 #: Commands that go on where nobody reads their output.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: The exit status where the output cannot be written.
@@ -107,13 +110,16 @@ def _root(
 for group in (
     judge,
     submit,
+    watch,
     kernelbench,
     search,
     tune,
     autopsy,
     results,
+    plot,
     diff,
     fleet,
+    top,
     gpu,
     pytest,
     serve,
