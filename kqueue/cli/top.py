@@ -33,12 +33,17 @@ if TYPE_CHECKING:
 
 #: Seconds from one look at the keys to the next.
 _KEYS_S: Final = 0.2
+#: The pause between two looks at least, as a multiple of what a look takes.
+_LOOKS_SHARE: Final = 4
 #: Failures that are shown of each party to blame, of the last hour.
 _FAILURES: Final = 3
 _BLAMED: Final = (Blame.FLEET, Blame.PROBLEM, Blame.CANDIDATE)
 _QUIT: Final = frozenset(b"qQ\x03")
-#: A terminal narrower than this has no room for what one can do without.
+#: Terminals narrower than these have no room for what one can do without: lanes and labels, then devices.
 _WIDE: Final = 100
+_NARROW: Final = 60
+#: Characters of a cell. Only the last column may be longer, as far as there is room.
+_CELL: Final = 28
 
 
 def register(app: typer.Typer) -> None:
@@ -132,9 +137,11 @@ class _Looker:
             # The schema may be another one when the database is there again.
             with suppress(KqueueError), self._said(), database("top") as engine:
                 while not self._over.is_set():
+                    began = time.monotonic()
                     self.view = _look(engine)
                     self.trouble = None
-                    self._over.wait(self._every_s)
+                    # A database that takes long to answer is asked less often.
+                    self._over.wait(max(self._every_s, _LOOKS_SHARE * (time.monotonic() - began)))
             self._over.wait(self._every_s)
 
     @contextmanager
@@ -216,17 +223,16 @@ def _frame(view: _View | None, trouble: str | None, width: int) -> Group:
     if view is None:
         return Group(*parts, text("nothing is known yet; q leaves", "dim"))
     parts.append(_head(view))
-    parts.append(_lanes(view))
-    parts.append(_workers(view, wide=width >= _WIDE))
+    parts += [text(""), _lanes(view), text(""), _workers(view, width)]
     if view.failures:
-        parts.append(_failures(view.failures, wide=width >= _WIDE))
+        parts += [text(""), _failures(view.failures, wide=width >= _WIDE)]
     return Group(*parts)
 
 
 def _head(view: _View) -> Any:
     ended = sum(view.hour.values())
     passed = sum(number for category, number in view.hour.items() if category.blame is Blame.NONE)
-    slots = sum(worker.paused is None for worker in view.live)
+    slots = sum(worker.paused is None or worker.busy_with is not None for worker in view.live)
     busy = sum(worker.busy_with is not None for worker in view.live)
     parts = [
         f"{view.at:%H:%M:%S}Z",
@@ -252,10 +258,10 @@ def _lanes(view: _View) -> Table:
         serving = text(slots.get(lane, 0), "bold red" if queued and not slots.get(lane) else "")
         since = age(oldest[lane]) if lane in oldest else ""
         rows.append((lane, queued, counts.get(EvaluationState.RUNNING, 0), serving, since))
-    return _table("lanes", ("lane", "queued", "running", "slots", "oldest waits"), rows, right=(1, 2, 3, 4))
+    return _table("lanes", ("lane", "queued", "running", "slots", "oldest waits"), rows, right=(1, 2, 3))
 
 
-def _workers(view: _View, *, wide: bool) -> Table:
+def _workers(view: _View, width: int) -> Table:
     names = {gpu.uuid: gpu for gpu in view.gpus}
     rows: list[Sequence[object]] = []
     for worker in view.live:
@@ -270,12 +276,14 @@ def _workers(view: _View, *, wide: bool) -> Table:
             state = f"{gpu.state}: {gpu.reason}"
         busy = str(worker.busy_with)[:8] if worker.busy_with else text("idle", "dim")
         since = age(worker.busy_since) if worker.busy_since else ""
-        row: list[object] = [worker.name, device, busy, since]
-        if wide:
+        row: list[object] = [worker.name, busy, since]
+        if width >= _NARROW:
+            row.append(device)
+        if width >= _WIDE:
             row.append(" ".join(worker.lanes))
         rows.append((*row, text(state, "yellow")))
-    columns = ("slot", "device", "runs", "for", *(["lanes"] if wide else []), "")
-    return _table("slots", columns, rows, right=(3,), empty="no worker is alive")
+    columns = ("slot", "runs", "for", *(["device"] if width >= _NARROW else []), *(["lanes"] if width >= _WIDE else []))
+    return _table("slots", (*columns, ""), rows, right=(2,), empty="no worker is alive")
 
 
 def _failures(found: Iterable[Listed], *, wide: bool) -> Table:
@@ -296,17 +304,25 @@ def _table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), empty: str = ""
 ) -> Table:
     """Return a table whose rows are a line each: what does not fit is cut off."""
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    found = list(rows)
+    found = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
     table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, expand=False,
-        caption=None if found or not empty else text(empty), caption_justify="left",
+        box=None, title=text(title, "bold"), title_justify="left", header_style="dim", expand=True, pad_edge=False,
+        padding=(0, 2, 0, 0), caption=None if found or not empty else text(empty), caption_justify="left",
     )  # fmt: skip
+    last = len(columns) - 1
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place in right else "left", no_wrap=True, overflow="ellipsis")
+        for row in found:
+            if place != last:
+                row[place].truncate(_CELL, overflow="ellipsis")
+        table.add_column(
+            column, justify="right" if place in right else "left", no_wrap=True, overflow="ellipsis",
+            # The last column has the room that the others leave.
+            ratio=1 if place == last else None,
+            min_width=None if place == last else max((row[place].cell_len for row in found), default=0),
+        )  # fmt: skip
     for row in found:
-        table.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
+        table.add_row(*row)
     return table
