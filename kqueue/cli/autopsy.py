@@ -191,7 +191,7 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
     from kqueue.store import workers
 
     with database("autopsy") as engine:
-        live = workers.live_lanes(engine, within_s=load().lease_s)
+        live = workers.live_lanes(engine, within_s=load().live_s)
     slots = live.get(request.lane) or max(live.values(), default=1)
     with Client() as client:
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)

@@ -98,7 +98,6 @@ class _View:
 
 def _look(engine: Engine) -> _View:
     from kqueue.config import load
-    from kqueue.doctor import LIVE_LEASES
     from kqueue.store import gpus, reports, workers
 
     now = datetime.now(UTC)
@@ -107,7 +106,7 @@ def _look(engine: Engine) -> _View:
         at=now,
         backlog=reports.backlog(engine),
         crowds=reports.crowds(engine),
-        live=workers.live(engine, within_s=LIVE_LEASES * load().lease_s),
+        live=workers.live(engine, within_s=load().live_s),
         gpus=gpus.find(engine),
         minute=reports.outcomes(engine, since=now - timedelta(minutes=1)),
         hour=reports.outcomes(engine, since=hour),

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
@@ -46,6 +46,8 @@ def busy(engine: Engine, worker: UUID) -> UUID:
     judge(engine, worker, by_label)
     other = uuid4()
     workers.register(engine, id=other, name="gpu0-1@host", host="host", pid=2, lanes=["cpu"], device=HOSTILE)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
     running, *_ = submit(engine, "r", "q1", "q2")
     assert evaluations.claim(engine, running, worker_id=other, lease_s=3000) is not None
     return running
@@ -62,7 +64,7 @@ def test_once_prints_one_view(cli: Cli, busy: UUID) -> None:
     assert lane[:4] == ["cpu", "2", "1", "2"]
     [slot] = [line for line in lines if "gpu0-1@host" in line]
     assert str(busy)[:8] in slot
-    assert "idle" in next(line for line in lines if "cpu-0@host" in line)
+    assert "idle" in next(line for line in lines if "cpu-0@here" in line)
     [failure] = [line for line in lines if "wrong_values" in line]
     assert "candidate" in failure
     assert "[bold red]mine[/]" in failure
@@ -151,7 +153,7 @@ def test_who_leaves_has_the_terminal_back(cli: Cli, busy: UUID, leave: str) -> N
 def test_it_follows_the_fleet_on_a_narrow_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
     """What comes is shown without a key, and no line is longer than the terminal is wide."""
     with terminal(cli, columns=40) as opened:
-        opened.see(b"cpu-0@host")
+        opened.see(b"cpu-0@here")
         [identity] = submit(engine, "new")
         assert evaluations.claim(engine, identity, worker_id=worker, lease_s=3000) is not None
         opened.see(b"1 of 1 slots busy")
