@@ -183,7 +183,7 @@ def test_every_setting_exists() -> None:
 
 
 def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
-    """No privilege, nothing of the node, no token of the cluster; capabilities for workers alone, and those of compose."""
+    """No privilege, nothing of the node, no token of the cluster; capabilities for workers alone, as in compose."""
     services = compose()
     for name, template, container in pods():
         spec, security = template["spec"], container["securityContext"]
@@ -208,7 +208,7 @@ def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
 
 
 def test_one_worker_pod_a_node() -> None:
-    """Uids of candidates belong to the node, so that no pool or fleet puts a second pod there; not even while it rolls."""
+    """Uids of candidates belong to the node: no pool or fleet puts a second pod there, not even while it rolls."""
     for deployment in of_kind("Deployment").values():
         template = deployment["spec"]["template"]
         if component(template) != "worker":
