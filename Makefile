@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost chaos soak queue-bench clean
+.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost chaos soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ check: venv ## check formatting, lint, types and who imports whom
 
 docs: venv ## write the generated parts of the documents
 	@$(PY) scripts/docs.py
+
+site: venv ## build the documentation as a site in dist/site, with what it fetches for that
+	@$(PY) scripts/bootstrap.py site
+	PYTHONPATH=.site NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
 
 wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12)
 	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
@@ -82,4 +86,4 @@ queue-bench: venv ## measure submissions, whose turn it is, and reports with lon
 	$(PY) benchmarks/queueing.py $(ARGS)
 
 clean: ## remove what these targets made
-	rm -rf .venv .adapters wheelhouse dist build .pytest_cache .ruff_cache
+	rm -rf .venv .adapters .site wheelhouse dist build .pytest_cache .ruff_cache

