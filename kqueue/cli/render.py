@@ -6,16 +6,33 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from kqueue.figures import age, finding, gib, milliseconds, moment, provenance, ratio, yes_no
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from kqueue.evidence import Finding, Provenance
+#: Commands take all that they print with from here.
+__all__ = [
+    "age",
+    "category_text",
+    "console",
+    "drop_output",
+    "finding",
+    "gib",
+    "milliseconds",
+    "moment",
+    "print_table",
+    "provenance",
+    "ratio",
+    "say",
+    "text",
+    "write_json",
+    "yes_no",
+]
 
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
 
@@ -79,61 +96,3 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 def category_text(category: str, blame: str) -> Text:
     """Return a category in the colour of its blame."""
     return text(category, _STYLES.get(blame, ""))
-
-
-def milliseconds(value: float | None) -> str:
-    """Return a time with four figures; empty for None."""
-    return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def gib(value: int) -> str:
-    """Return bytes in GiB with one digit."""
-    return f"{value / (1 << 30):.1f}"
-
-
-def ratio(value: float | None) -> str:
-    """Return a speedup, such as ``1.83x``; empty for None."""
-    return "" if value is None else f"{value:.2f}x"
-
-
-def yes_no(value: bool | None) -> str:
-    """Return ``yes`` or ``no``; empty for None."""
-    return "" if value is None else "yes" if value else "no"
-
-
-def age(since: datetime) -> str:
-    """Return the time since ``since`` in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
-    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
-def moment(value: datetime | None) -> str:
-    """Return a time in UTC to the second; empty for None."""
-    return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def provenance(found: Provenance | None) -> str:
-    """Return in one line whose code did the work on the GPU; empty where that is unknown."""
-    if found is None:
-        return ""
-    libraries = [kernel.name for kernel in found.library]
-    return ("decoy: " if found.decoy else "") + found.why + _some(found.own, "own") + _some(libraries, "library")
-
-
-def _some(names: Sequence[str], what: str) -> str:
-    """Return the first three names of kernels, shortened. The JSON form has all of them whole."""
-    if not names:
-        return ""
-    short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
-    return f"; {what}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def finding(found: Finding) -> str:
-    """Return a finding in one line: severity, rule, author of the rule, place, meaning and matched text."""
-    place = "" if found.line is None else f", line {found.line}"
-    whose = "" if found.by == "kqueue" else f" ({found.by})"
-    matched = f": {found.evidence}" if found.evidence else ""
-    return one_line(f"{found.severity}: {found.rule}{whose}{place}: {found.meaning}{matched}")

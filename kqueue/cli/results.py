@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from kqueue import moments
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
 
@@ -34,7 +34,6 @@ _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
 _WHERE: Final = ("category", "blame", *_FIELDS)
 #: The most evaluations that are cancelled in one statement: so many take a second.
 _CANCELLED: Final = 1000
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: Producers that `status` shows.
 _CROWDS: Final = 20
 #: Lines of the log that `show` prints without `--log`.
@@ -230,7 +229,7 @@ def cost(
     """Show what finished evaluations cost: time of slots, time of devices held alone, waiting."""
     from kqueue.cli.render import print_table, write_json
 
-    after = _since(since)
+    after = moments.since(since)
     from kqueue.store.reports import By
     from kqueue.store.reports import cost as costs
 
@@ -482,7 +481,7 @@ def results(
     from kqueue.cli.render import print_table, write_json
 
     filters = _filters(where or (), {"problem": problem, "batch": batch})
-    after = None if since is None else _since(since)
+    after = None if since is None else moments.since(since)
     from kqueue.store import reports  # slow to import, so a wrong condition is refused first
 
     with database("results") as engine:
@@ -609,33 +608,6 @@ def _one_of(kind: type[_Kind], value: str, field: str, fix: str) -> _Kind:
         raise InvalidRequest(f"unknown {field} {value!r}: {fix}") from None
 
 
-def duration(value: str) -> timedelta | None:
-    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for; None for other text.
-
-    Raises:
-        OverflowError: it is too long.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    return None if match is None else timedelta(**{_UNITS[match[2]]: float(match[1])})
-
-
-def _since(value: str, option: str = "--since") -> datetime:
-    """Return the time that an option names: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
-
-    Raises:
-        InvalidRequest: the value is neither.
-    """
-    try:
-        if (passed := duration(value)) is not None:
-            return datetime.now(UTC) - passed
-        named = datetime.fromisoformat(value)
-    except (ValueError, OverflowError):
-        raise InvalidRequest(
-            f"{option} {value}: write an age such as 30m, 2h, 7d, or a date such as 2026-01-31"
-        ) from None
-    return named if named.tzinfo else named.replace(tzinfo=UTC)
-
-
 # cancel ----------------------------------------------------------------------------------------------
 
 
@@ -657,7 +629,7 @@ def cancel(
     if not ids and batch is None and not where and older_than is None:
         raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
     filters = _filters(where or (), {"batch": batch}, _FIELDS)
-    before = None if older_than is None else _since(older_than, "--older-than")
+    before = None if older_than is None else moments.since(older_than, "--older-than")
     from kqueue import broker
     from kqueue.cli.render import say
     from kqueue.config import load

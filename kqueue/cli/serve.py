@@ -16,7 +16,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (KQUEUE_HTTP_ADDRESS).")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 for any free one (KQUEUE_HTTP_PORT).")] = None,
 ) -> None:
-    """Answer HTTP requests for a fleet, in the foreground, until SIGTERM or Ctrl-C.
+    """Answer HTTP requests for a fleet and show its page, in the foreground, until SIGTERM or Ctrl-C.
 
     Every request needs a token (`kqueue token create`). On the unix socket KQUEUE_HTTP_SOCKET the server's own user and
     root need none. Clients that wait when it is stopped are told to ask again.
@@ -29,5 +29,6 @@ def serve(
     config = load(http_address=host, http_port=port)
     logs.configure(config)
     from kqueue.http.server import serve
+    from kqueue.web.app import create_app
 
-    serve(config, typer.echo)
+    serve(config, create_app, typer.echo)

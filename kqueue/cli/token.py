@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli.render import moment, print_table, write_json
-from kqueue.cli.results import database, duration
+from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
+from kqueue.moments import duration
 from kqueue.states import Priority
 from kqueue.text import one_line
 

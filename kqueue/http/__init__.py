@@ -12,6 +12,8 @@ from typing import Final
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 
+#: What is imported for the server and its page.
+_NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
 #: What `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
 OPEN_WARNING: Final = (
     "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine may submit code that the fleet runs"
@@ -46,7 +48,7 @@ def check_access(config: Config) -> None:
 
 def has_http() -> bool:
     """Return True if what the server needs is installed."""
-    return all(importlib.util.find_spec(name) is not None for name in ("fastapi", "prometheus_client", "uvicorn"))
+    return all(importlib.util.find_spec(name) is not None for name in _NEEDS)
 
 
 def require_http() -> None:
@@ -56,4 +58,6 @@ def require_http() -> None:
         ConfigError: the server needs packages that are not there.
     """
     if not has_http():
-        raise ConfigError("serving HTTP needs FastAPI, prometheus-client and uvicorn: `pip install 'kqueue[http]'`")
+        raise ConfigError(
+            "serving HTTP needs FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: `pip install 'kqueue[http]'`"
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Final
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,15 +21,26 @@ from kqueue.http.gateway import Gateway
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router, metrics.router)
 _TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
 _CLOSE: Final = {"Connection": "close"}
+#: The most bytes of a form that a stranger may send.
+_FORM_BYTES: Final = 8192
 
 
-def create_app(config: Config, *, streams: int = 100, stream_s: float = 3600.0) -> FastAPI:
+def create_app(
+    config: Config,
+    *,
+    streams: int = 100,
+    stream_s: float = 3600.0,
+    routers: Iterable[APIRouter] = (),
+    open_forms: Collection[str] = (),
+) -> FastAPI:
     """Return the application for a fleet. Nothing is connected before it is started.
 
     Args:
         config: the fleet's settings.
         streams: the most streams of events that a caller may have open: each asks the database every second.
         stream_s: how long one may last. Then its client must ask again, with a token that is still valid.
+        routers: what is served beside the API, and looked at before it.
+        open_forms: paths to which strangers may send a small body.
 
     Raises:
         ConfigError: no database is known; or requests without a token would be let in from other machines.
@@ -65,11 +76,11 @@ def create_app(config: Config, *, streams: int = 100, stream_s: float = 3600.0) 
         # Clients that post text may name no type. Pages of a browser are refused by where they come from.
         strict_content_type=False,
     )
-    for router in _ROUTERS:
+    for router in (*routers, *_ROUTERS):
         app.include_router(router)
     failures.install(app)
     openapi.install(app)
-    app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes)
+    app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms)
     return app
 
 
@@ -80,9 +91,10 @@ class _Guard:
     browsers from guessing at media types.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, open_forms: Collection[str]) -> None:
         self._app = app
         self._most = max_body_bytes
+        self._open_forms = open_forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,13 +102,15 @@ class _Guard:
             return
         received = 0
         headers = dict(scope["headers"])
+        is_open = scope["path"] in self._open_forms
+        most = min(self._most, _FORM_BYTES) if is_open else self._most
 
         async def bounded() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._most:
-                raise HTTPException(413, self._refusal)
+            if received > most:
+                raise HTTPException(413, _refusal(most))
             return message
 
         async def plain(message: Message) -> None:
@@ -110,10 +124,10 @@ class _Guard:
             await refusal(scope, receive, plain)
             return
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._most:
-            await failures.answer(scope["path"], 413, "too_large", self._refusal)(scope, receive, plain)
+        if announced.isdigit() and int(announced) > most:
+            await failures.answer(scope["path"], 413, "too_large", _refusal(most))(scope, receive, plain)
             return
-        if announced != b"0" or b"transfer-encoding" in headers:
+        if not is_open and (announced != b"0" or b"transfer-encoding" in headers):
             # FastAPI reads and parses the body before it asks who sent it.
             try:
                 await auth.identify(Request(scope))
@@ -122,6 +136,6 @@ class _Guard:
                 return
         await self._app(scope, bounded, plain)
 
-    @property
-    def _refusal(self) -> str:
-        return f"the body is larger than {self._most} bytes (KQUEUE_HTTP_MAX_BODY_BYTES): send less at once"
+
+def _refusal(most: int) -> str:
+    return f"the body is larger than {most} bytes (KQUEUE_HTTP_MAX_BODY_BYTES): send less at once"

@@ -14,6 +14,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 from kqueue.http import is_loopback, trusts_local_users
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
+from kqueue.store import tokens
 from kqueue.store.tokens import Scope
 
 #: The key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over
@@ -53,7 +54,7 @@ async def known(request: Request, _: _Declared) -> Caller | None:
     """
     if "authorization" in request.headers:
         return await identify(request)
-    return _without_token(request)
+    return without_token(request)
 
 
 async def identify(request: Request) -> Caller:
@@ -80,7 +81,7 @@ Anybody = Annotated[Caller | None, Depends(known)]
 async def _identify(request: Request) -> Caller:
     header = request.headers.get("authorization")
     if header is None:
-        caller = _without_token(request)
+        caller = without_token(request)
         if caller is None:
             raise _unauthenticated("give a token: Authorization: Bearer kq_...")
         return caller
@@ -88,14 +89,18 @@ async def _identify(request: Request) -> Caller:
     if scheme.lower() != "bearer" or not secret:
         raise _unauthenticated("give a token: Authorization: Bearer kq_...")
     gateway: Gateway = request.app.state.gateway
-    caller = await gateway.caller_of(secret)
+    caller = await gateway.identify(tokens.find, secret)
     if caller is None:
         raise _unauthenticated("the token is unknown, expired or revoked", error="invalid_token")
     return caller
 
 
-def _without_token(request: Request) -> Caller | None:
-    """The caller of a request without a token; None if it has no other credential."""
+def without_token(request: Request) -> Caller | None:
+    """Return the caller of a request without a token; None if it has no other credential.
+
+    Raises:
+        HttpError: 403 for a page of a browser, where local users are trusted.
+    """
     peer: int | None = request.scope.get(PEER_UID)
     if peer is not None:
         # Another user who can open the socket is no more than a stranger.
@@ -111,8 +116,8 @@ def _refuse_foreign_pages(request: Request) -> None:
     """Refuse pages that a browser on this machine shows, under whatever name they reach the server."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     foreign = (
-        not is_loopback(_split(f"//{host}").hostname or "")
-        or (origin is not None and _split(origin).netloc != host)
+        not is_loopback(split(f"//{host}").hostname or "")
+        or (origin is not None and split(origin).netloc != host)
         # A browser names no origin for images and scripts.
         or request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
     )
@@ -120,8 +125,8 @@ def _refuse_foreign_pages(request: Request) -> None:
         raise HttpError(403, "requests without a token are for programs on this machine: give a token")
 
 
-def _split(url: str) -> SplitResult:
-    """The parts of a URL; empty parts for text that is no URL."""
+def split(url: str) -> SplitResult:
+    """Return the parts of a URL; empty parts for text that is no URL."""
     try:
         return urlsplit(url)
     except ValueError:

@@ -128,9 +128,14 @@ class Gateway:
         """Return ``query(engine, ...)``, a function of :mod:`kqueue.store`, called in one of a few threads."""
         return await self._readers.run(query, *args, **kwargs)
 
-    async def caller_of(self, secret: str) -> Caller | None:
-        """Return the caller who shows a token with this secret; None if no such token is valid."""
-        token = await self._porters.run(tokens.find, secret)
+    async def identify(self, find: Callable[[Engine, str], tokens.Known | None], secret: str) -> Caller | None:
+        """Return the caller whose token ``find`` has for a secret, without waiting for others' long queries.
+
+        Args:
+            find: :func:`kqueue.store.tokens.find`, or :func:`kqueue.store.sessions.find`.
+            secret: what the caller shows.
+        """
+        token = await self._porters.run(find, secret)
         return None if token is None else Caller(token.name, token.scopes, token.id, token.priority)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

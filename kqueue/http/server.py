@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 import h11
 import uvicorn
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,7 +25,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.http import OPEN_WARNING, trusts_local_users
-from kqueue.http.app import create_app
 from kqueue.http.auth import PEER_UID
 from kqueue.store import schema
 
@@ -45,11 +45,12 @@ _OPTIONS: Final = (
 )
 
 
-def serve(config: Config, report: Callable[[str], None]) -> None:
+def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. Clients that wait then are told to ask again.
 
     Args:
         config: the fleet's settings.
+        make: makes the application.
         report: is given a line for each address, and the warning if there is one.
 
     Raises:
@@ -58,11 +59,12 @@ def serve(config: Config, report: Callable[[str], None]) -> None:
     """
     config.require_redis()
     with schema.checked(config.require_database(), application="kqueue-http"):
-        app = create_app(config)
+        app = make(config)
     with ExitStack() as stack:
         sockets = [stack.enter_context(listen(config.http_address, config.http_port))]
         address = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
-        lines = [f"kqueue serves http://{address}:{sockets[0].getsockname()[1]}"]
+        url = f"http://{address}:{sockets[0].getsockname()[1]}"
+        lines = [f"kqueue serves {url}", f"its page is {url}/: `kqueue open` logs a browser in"]
         if config.http_socket is not None:
             path = config.http_socket.expanduser().absolute()
             sockets.append(stack.enter_context(listen_at(path)))

@@ -387,6 +387,23 @@ class Token(Base):
     """Its share of the devices beside other producers', each of whom has 1."""
 
 
+class Session(Base):
+    """A browser that is logged in with a token, or a link that logs one in."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (Index("ix_sessions_token_id", "token_id"), Index("ix_sessions_ends_at", "ends_at"))
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    """SHA-256 of the secret, in hexadecimal; the secret itself is in the browser's cookie or in the link."""
+    token_id: Mapped[UUID] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"))
+    """The token whose rights it has, for as long as that is valid."""
+    is_link: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True for a link, which is good for one login."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ends_at: Mapped[datetime]
+    """It is refused from then on."""
+
+
 #: What a search may be called. The name becomes part of a folder's.
 SEARCH_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
 

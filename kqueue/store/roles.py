@@ -97,6 +97,8 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         **_PRODUCE,
         "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
         "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
+        # Browsers log in and out. Links that log one in are made by whoever may make tokens.
+        "sessions": {"SELECT": _ALL, "INSERT": ("digest", "token_id", "ends_at"), "DELETE": _ALL},
         # An operator's resets and tests of GPUs.
         "gpus": {"UPDATE": ("state", "reason", "since", "failures", "check_at", "reset_at")},
         "workers": {"UPDATE": ("paused",)},

@@ -15,14 +15,14 @@ from enum import StrEnum
 from typing import Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import Engine, and_, func, or_, select, update
+from sqlalchemy import Engine, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
-from kqueue.store.models import Evaluation, Token
-from kqueue.store.sql import read
+from kqueue.store.models import Evaluation, Session, Token
+from kqueue.store.sql import any_uuid, read
 
 #: The beginning of every secret, by which people and scanners of secrets recognise one.
 PREFIX: Final = "kq_"
@@ -87,20 +87,20 @@ def create(
         priority: the highest that its holder may ask for.
         weight: its share of the devices, where every other producer has 1.
     """
-    secret = _new_secret()
+    secret = new_secret(PREFIX)
     with transaction(engine) as connection:
         rows = connection.execute(
             insert(Token)
             .values(
                 id=uuid4(),
                 name=name,
-                digest=_digest(secret),
+                digest=digest_of(secret),
                 scopes=[scope.value for scope in scopes],
                 expires_at=None if expires_after is None else func.now() + expires_after,
                 priority=priority,
                 weight=weight,
             )
-            .returning(*_COLUMNS)
+            .returning(*COLUMNS)
         )
         [made] = read(Known, rows)
     return made, secret
@@ -117,8 +117,8 @@ def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) 
         name: the holder's name, for people.
         scopes: what the token is good for.
     """
-    secret = _new_secret()
-    given = {"name": name, "digest": _digest(secret), "scopes": [scope.value for scope in scopes]}
+    secret = new_secret(PREFIX)
+    given = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}
     fresh = {"created_at": func.now(), "expires_at": None, "revoked_at": None, "last_used_at": None}
     with transaction(engine) as connection:
         connection.execute(
@@ -134,10 +134,10 @@ def find(engine: Engine, secret: str) -> Known | None:
 
     The search is for the digest, so the time that it takes says nothing about any secret.
     """
-    digest = _digest(secret)
+    digest = digest_of(secret)
     with transaction(engine) as connection:
         row = connection.execute(
-            select(*_COLUMNS, Token.digest, func.now().label("now")).where(Token.digest == digest, _VALID)
+            select(*COLUMNS, Token.digest, func.now().label("now")).where(Token.digest == digest, VALID)
         ).one_or_none()
         if row is None or not hmac.compare_digest(row.digest, digest):
             return None
@@ -151,20 +151,26 @@ def find(engine: Engine, secret: str) -> Known | None:
 def listing(engine: Engine) -> list[Known]:
     """Return all tokens in the order in which they were made, those that are no longer valid included."""
     with transaction(engine) as connection:
-        return read(Known, connection.execute(select(*_COLUMNS).order_by(Token.created_at, Token.id)))
+        return read(Known, connection.execute(select(*COLUMNS).order_by(Token.created_at, Token.id)))
 
 
 def revoke(engine: Engine, which: str) -> list[Known]:
-    """Revoke the tokens whose id or name is ``which``. Return those that were not revoked before."""
+    """Revoke the tokens whose id or name is ``which``, and log their browsers out.
+
+    Returns:
+        Those that were not revoked before.
+    """
     try:
         matches = Token.id == UUID(which)
     except ValueError:
         matches = Token.name == which
     with transaction(engine) as connection:
         rows = connection.execute(
-            update(Token).where(matches, Token.revoked_at.is_(None)).values(revoked_at=func.now()).returning(*_COLUMNS)
+            update(Token).where(matches, Token.revoked_at.is_(None)).values(revoked_at=func.now()).returning(*COLUMNS)
         )
-        return read(Known, rows)
+        revoked = read(Known, rows)
+        connection.execute(delete(Session).where(Session.token_id == any_uuid([token.id for token in revoked])))
+    return revoked
 
 
 def unfinished(engine: Engine, token_id: UUID) -> int:
@@ -185,7 +191,8 @@ def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) 
         )
 
 
-_COLUMNS: Final = (
+#: The columns that make up a :class:`Known`.
+COLUMNS: Final = (
     Token.id,
     Token.name,
     Token.scopes,
@@ -196,12 +203,15 @@ _COLUMNS: Final = (
     Token.revoked_at,
     Token.last_used_at,
 )
-_VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
+#: The condition that a token is good at present.
+VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
 
 
-def _new_secret() -> str:
-    return PREFIX + secrets.token_urlsafe(32)
+def new_secret(prefix: str) -> str:
+    """Return a secret that begins with ``prefix`` and that nobody can guess."""
+    return prefix + secrets.token_urlsafe(32)
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return a secret as tables hold it."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

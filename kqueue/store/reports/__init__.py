@@ -15,6 +15,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
 :mod:`~kqueue.store.reports.ended`        what ended since a moment
 :mod:`~kqueue.store.reports.cost`         what evaluations cost
+:mod:`~kqueue.store.reports.overview`     the fleet at a glance
 ========================================  =====================================================
 """
 
@@ -34,6 +35,7 @@ from kqueue.store.reports.counts import (
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
+from kqueue.store.reports.overview import Oldest, Use, ended_by_minute, oldest, use
 from kqueue.store.reports.problems import StoredProblem, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
 from kqueue.store.reports.waiting import Waiting, Why, waiting
@@ -50,8 +52,10 @@ __all__ = [
     "Ended",
     "Fault",
     "Listed",
+    "Oldest",
     "Progress",
     "StoredProblem",
+    "Use",
     "Waiting",
     "Why",
     "attempts_by_device",
@@ -62,11 +66,13 @@ __all__ = [
     "crowds",
     "earlier",
     "ended",
+    "ended_by_minute",
     "faults",
     "finished",
     "finished_in",
     "listing",
     "now",
+    "oldest",
     "outcomes",
     "placed",
     "problem",
@@ -78,5 +84,6 @@ __all__ = [
     "show",
     "states",
     "unfinished",
+    "use",
     "waiting",
 ]

@@ -1,0 +1,103 @@
+"""Sessions of browsers, and the links that begin one. A secret is shown once; the table holds its SHA-256 digest.
+
+A session has the rights of a token for as long as the token is valid, and no longer than its own end. Every function
+is one transaction. It raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+from uuid import UUID, uuid5
+
+from sqlalchemy import Connection, Engine, delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from kqueue.states import Priority
+from kqueue.store.engine import transaction
+from kqueue.store.models import Session, Token
+from kqueue.store.sql import read
+from kqueue.store.tokens import COLUMNS, PREFIX, VALID, Known, Scope, digest_of, new_secret
+
+#: The beginnings of the secrets of sessions and of links, by which people and scanners of secrets recognise them.
+_SESSION: Final = f"{PREFIX}session_"
+_LINK: Final = f"{PREFIX}link_"
+#: How long a browser stays logged in, and how long a link is good.
+LIFETIME: Final = timedelta(hours=12)
+LINK_LIFETIME: Final = timedelta(minutes=1)
+#: The token of those who log in by a link, one for each name.
+_FAMILY: Final = UUID("0f3ad3a1-6e5c-4d0a-8f6e-2f3f2f1b7c11")
+_LIVE: Final = Session.ends_at > func.now()
+
+
+def begin(engine: Engine, token_id: UUID) -> str:
+    """Log a browser in with a token. Return the session's secret, which is kept nowhere."""
+    with transaction(engine) as connection:
+        return _begin(connection, token_id)
+
+
+def find(engine: Engine, secret: str) -> Known | None:
+    """Return the token of the session with this secret; None if either is not valid."""
+    query = select(*COLUMNS).join(Session, Session.token_id == Token.id)
+    with transaction(engine) as connection:
+        found = read(
+            Known,
+            connection.execute(
+                query.where(Session.digest == digest_of(secret), Session.is_link.is_(False), _LIVE, VALID)
+            ),
+        )
+    return found[0] if found else None
+
+
+def end(engine: Engine, secret: str) -> None:
+    """Log a browser out."""
+    with transaction(engine) as connection:
+        connection.execute(delete(Session).where(Session.digest == digest_of(secret), Session.is_link.is_(False)))
+
+
+def invite(engine: Engine, name: str) -> str:
+    """Return the secret of a link that logs one browser in, to look and to submit; it is kept nowhere.
+
+    Its sessions are those of a token of this name that has no secret, and that can be revoked as any other.
+
+    Args:
+        engine: the database.
+        name: whom the link is for.
+    """
+    secret = new_secret(_LINK)
+    token_id = uuid5(_FAMILY, name)
+    token = {"name": name, "digest": digest_of(new_secret(PREFIX)), "scopes": [Scope.SUBMIT.value]}
+    with transaction(engine) as connection:
+        connection.execute(
+            insert(Token)
+            .values(id=token_id, priority=Priority.INTERACTIVE, **token)
+            .on_conflict_do_update(index_elements=[Token.id], set_={"revoked_at": None})
+        )
+        connection.execute(
+            insert(Session).values(
+                digest=digest_of(secret), token_id=token_id, is_link=True, ends_at=func.now() + LINK_LIFETIME
+            )
+        )
+    return secret
+
+
+def accept(engine: Engine, secret: str) -> str | None:
+    """Log a browser in by a link, which is used up. Return the session's secret; None if the link is not good."""
+    with transaction(engine) as connection:
+        token_id = connection.scalar(
+            delete(Session)
+            .where(Session.digest == digest_of(secret), Session.is_link.is_(True), _LIVE)
+            .where(Session.token_id.in_(select(Token.id).where(VALID)))
+            .returning(Session.token_id)
+        )
+        return None if token_id is None else _begin(connection, token_id)
+
+
+def _begin(connection: Connection, token_id: UUID) -> str:
+    """Add a session, and remove those that have ended."""
+    secret = new_secret(_SESSION)
+    connection.execute(delete(Session).where(Session.ends_at <= func.now()))
+    connection.execute(
+        insert(Session).values(digest=digest_of(secret), token_id=token_id, ends_at=func.now() + LIFETIME)
+    )
+    return secret

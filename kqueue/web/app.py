@@ -1,0 +1,28 @@
+"""The API with the pages in front of it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from kqueue.config import Config
+from kqueue.http import app
+from kqueue.web import assets, now, session
+
+_ROUTERS: Final = (session.router, assets.router, now.router)
+
+
+def create_app(config: Config, **limits: Any) -> FastAPI:
+    """Return the application for a fleet, with its pages.
+
+    Args:
+        config: the fleet's settings.
+        limits: as :func:`kqueue.http.app.create_app` has them.
+
+    Raises:
+        ConfigError: as there.
+    """
+    made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
+    made.state.glances = now.Glances()
+    return made

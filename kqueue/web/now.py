@@ -1,0 +1,184 @@
+"""The page that shows the fleet as it is: lanes, GPUs, workers and the last hour."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from fastapi import Request, Response
+from sqlalchemy import Engine
+from starlette.routing import Match
+from starlette.types import Scope
+
+from kqueue.categories import Blame, Category
+from kqueue.doctor import LIVE_LEASES
+from kqueue.errors import UnknownEvaluation
+from kqueue.http.devices import Device, Fleet, View
+from kqueue.http.gateway import Gateway
+from kqueue.states import EvaluationState
+from kqueue.store import reports
+from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
+from kqueue.web import present
+from kqueue.web.live import live
+from kqueue.web.route import PageRoute, Viewer, page, pages
+
+#: A glance serves all who look within so many seconds.
+_FRESH_S: Final = 2.0
+_MINUTES: Final = 60
+#: The most producers, lanes and running evaluations that are shown.
+_MOST: Final = 50
+
+
+class _ForPeople(PageRoute):
+    """A route at an address that programs ask too: it is theirs unless a browser asks for a page."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        headers = dict(scope.get("headers", ()))
+        if b"authorization" in headers or b"text/html" not in headers.get(b"accept", b""):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+router: Final = pages()
+_root: Final = pages()
+_root.route_class = _ForPeople
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane: how many evaluations it has, and why the one that waits longest does."""
+
+    name: str
+    queued: int
+    running: int
+    workers: int
+    oldest: Oldest | None
+    waiting: Waiting | None
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is read of the fleet for this page, beside its view."""
+
+    crowds: Sequence[Crowd]
+    oldest: dict[str, Oldest]
+    waiting: dict[str, Waiting | None]
+    uses: dict[tuple[str, str], float]
+    minutes: Sequence[int]
+    categories: dict[Category, int]
+    running: dict[Any, Listed]
+
+    @property
+    def blames(self) -> dict[Blame, int]:
+        """How many evaluations ended in the last hour, by blame."""
+        counted = dict.fromkeys(Blame, 0)
+        for category, number in self.categories.items():
+            counted[category.blame] += number
+        return {blame: number for blame, number in counted.items() if number}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU with what runs on it and how busy it was."""
+
+    device: Device
+    running: Sequence[Listed]
+    share: float | None
+
+
+@_root.get("/")
+async def now(request: Request, viewer: Viewer) -> Response:
+    """Show the fleet."""
+    return page(request, "now.html", **await _fields(request))
+
+
+router.include_router(_root)
+
+
+@router.get("/live/now")
+async def now_live(request: Request, viewer: Viewer) -> Response:
+    """Send the fleet again whenever it changes."""
+
+    async def render() -> str:
+        return present.render("now_live.html", **await _fields(request))
+
+    return live(request, viewer, render)
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    fleet: Fleet = request.app.state.fleet
+    glances: Glances = request.app.state.glances
+    view, glance = await fleet.get(), await glances.get(request.app.state.gateway)
+    return {
+        "lanes": _lanes(view, glance),
+        "cards": [_card(device, glance) for device in view.devices],
+        "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
+        "glance": glance,
+        "total": sum(glance.categories.values()),
+        "most": max(*glance.minutes, 1),
+    }
+
+
+class Glances:
+    """The last glance, which all viewers share."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._last: Glance | None = None
+
+    async def get(self, gateway: Gateway) -> Glance:
+        """Return a glance, two seconds old at most.
+
+        Raises:
+            DatabaseUnavailable: it cannot be read.
+        """
+        async with self._turn:
+            if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
+                self._last = await gateway.read(_read, within_s=LIVE_LEASES * gateway.config.lease_s)
+                self._read_at = time.monotonic()
+            return self._last
+
+
+def _read(engine: Engine, *, within_s: float) -> Glance:
+    oldest = reports.oldest(engine)[:_MOST]
+    running = reports.listing(engine, state=EvaluationState.RUNNING, limit=1000)
+    return Glance(
+        crowds=reports.crowds(engine)[:_MOST],
+        oldest={one.lane: one for one in oldest},
+        waiting={one.lane: _waiting(engine, one, within_s) for one in oldest},
+        uses={(one.host, one.device): one.share for one in reports.use(engine)},
+        minutes=reports.ended_by_minute(engine, minutes=_MINUTES),
+        categories=reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1)),
+        running={listed.evaluation_id: listed for listed in running},
+    )
+
+
+def _waiting(engine: Engine, oldest: Oldest, within_s: float) -> Waiting | None:
+    try:
+        return reports.waiting(engine, oldest.evaluation_id, within_s=within_s)
+    except UnknownEvaluation:  # retention removed it just now
+        return None
+
+
+def _lanes(view: View, glance: Glance) -> list[Lane]:
+    return [
+        Lane(
+            name=name,
+            queued=view.backlog.get(name, {}).get(EvaluationState.QUEUED, 0),
+            running=view.backlog.get(name, {}).get(EvaluationState.RUNNING, 0),
+            workers=view.lanes.get(name, 0),
+            oldest=glance.oldest.get(name),
+            waiting=glance.waiting.get(name),
+        )
+        for name in sorted({*view.backlog, *view.lanes})[:_MOST]
+    ]
+
+
+def _card(device: Device, glance: Glance) -> Card:
+    running = [glance.running[identity] for identity in device.gpu.running if identity in glance.running]
+    return Card(device, running, glance.uses.get((device.gpu.host, device.gpu.uuid)))

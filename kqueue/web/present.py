@@ -1,0 +1,168 @@
+"""Templates, and how values are written in them.
+
+Everything that a template writes with ``{{ }}`` is cleaned (:mod:`kqueue.text`), capped and escaped, so a template
+needs no care for what others wrote. Only :func:`source` makes HTML of its own, from a source that it cleans first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pygments import highlight as colour
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexers.python import PythonLexer
+
+from kqueue import figures
+from kqueue.categories import Blame, Category
+from kqueue.text import clean, one_line
+from kqueue.web import files
+
+#: The pages that people begin with: address and name, in the order of the navigation.
+NAVIGATION: Final = (("/", "Now"), ("/evaluations", "Evaluations"))
+
+#: The most characters of a value, of a line of a table, and of a source that is coloured.
+_LONGEST: Final = 100_000
+_SHORT: Final = 120
+_COLOURED: Final = 200_000
+#: How each party's failure is marked, so that colour never says it alone.
+_MARKS: Final = {
+    Blame.NONE: "✓",
+    Blame.CANDIDATE: "✗",
+    Blame.PROBLEM: "◆",
+    Blame.FLEET: "▲",
+    Blame.NOBODY: "–",
+}
+
+
+def render(template: str, **fields: Any) -> str:
+    """Return a template with fields."""
+    return _templates.get_template(template).render(**fields)
+
+
+def source(text: str) -> Markup:
+    """Return a Python source in colours, by classes of the style sheet, with a line number before each line.
+
+    One that is too long for that is returned without colours, and cut.
+    """
+    shown = clean(text)
+    if len(shown) > _COLOURED:
+        return Markup("<pre>{}</pre>").format(_capped(shown, _COLOURED))
+    return Markup(colour(shown, PythonLexer(stripnl=False), _FORMATTER))  # noqa: S704 Pygments escapes
+
+
+def changes(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the lines of a unified diff, each with the class of its kind."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+    return [(kinds.get(line[:1], "same"), line) for line in lines]
+
+
+def _finalize(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, Markup):
+        return value
+    return _capped(clean(value), _LONGEST)
+
+
+def _capped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
+
+
+def _short(value: object, most: int = _SHORT) -> str:
+    """One line of a value, cut: for cells of tables and headings."""
+    shown = "" if value is None else one_line(value)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def _count(number: float) -> str:
+    """A number of things, with thin spaces between thousands."""
+    return f"{number:,.0f}".replace(",", "\u2009")
+
+
+def _seconds(value: float | None) -> str:
+    """A duration: ``0.42 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``."""
+    if value is None:
+        return ""
+    if value < 10:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _size(value: float | None) -> str:
+    """A number of bytes: ``512 B``, ``1.5 KiB``, ``3.2 GiB``."""
+    if value is None:
+        return ""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _ago(moment: datetime) -> str:
+    return f"{figures.age(moment)} ago"
+
+
+def _seconds_since(moment: datetime) -> float:
+    return max(0.0, (datetime.now(UTC) - moment).total_seconds())
+
+
+def _mark(blame: str) -> str:
+    return _MARKS[Blame(blame)]
+
+
+def _path(value: object) -> str:
+    """A part of an address' path."""
+    return quote(str(value), safe="")
+
+
+def _query(fields: dict[str, Any]) -> str:
+    """A query, without the fields that have no value."""
+    return urlencode({name: value for name, value in fields.items() if value not in (None, "")})
+
+
+def _blame_of(category: str) -> Blame:
+    return Category(category).blame
+
+
+_FORMATTER: Final = HtmlFormatter(cssclass="source", linenos="inline", linespans="line", wrapcode=True)
+_templates: Final = Environment(
+    loader=PackageLoader("kqueue.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_finalize,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters.update(
+    ago=_ago,
+    blame_of=_blame_of,
+    count=_count,
+    gib=figures.gib,
+    mark=_mark,
+    milliseconds=figures.milliseconds,
+    moment=figures.moment,
+    path=_path,
+    percent=_percent,
+    query=_query,
+    ratio=figures.ratio,
+    seconds=_seconds,
+    seconds_since=_seconds_since,
+    short=_short,
+    size=_size,
+)
+_templates.globals.update(address=files.address, navigation=NAVIGATION)

@@ -1,0 +1,87 @@
+"""Logging in and out."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+from urllib.parse import parse_qs
+
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from kqueue.http.failures import HttpError
+from kqueue.http.gateway import Gateway
+from kqueue.store import sessions, tokens
+from kqueue.web import cookie
+from kqueue.web.route import page, pages, refuse_foreign_forms, who
+
+router: Final = pages()
+#: Where a stranger may send a form.
+LOGIN: Final = "/login"
+#: An address on this server: browsers read `//` and `/\` as the beginning of another host's.
+_LOCAL: Final = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
+_REFUSED: Final = "This token is unknown, expired or revoked."
+
+
+@router.get(LOGIN)
+async def login_form(
+    request: Request,
+    link: Annotated[str | None, Query(max_length=200)] = None,
+    to: Annotated[str, Query(alias="next", max_length=2000)] = "/",
+) -> Response:
+    """Show the form; with the secret of a link, log in."""
+    if link is not None:
+        if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+            raise HttpError(403, "this link was followed from another site: paste it into the address bar")
+        gateway: Gateway = request.app.state.gateway
+        secret = await gateway.read(sessions.accept, link)
+        if secret is None:
+            refused = "This link was used, or is older than a minute: kqueue open makes another."
+            return page(request, "login.html", status=403, to=_local(to), refused=refused)
+        return await _enter(request, secret, to)
+    if await who(request) is not None:
+        return RedirectResponse(_local(to), 303)
+    return page(request, "login.html", to=_local(to), refused=None)
+
+
+@router.post(LOGIN)
+async def login(request: Request) -> Response:
+    """Log in with a token."""
+    refuse_foreign_forms(request)
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"))
+    given, to = (fields.get(name, [""])[0] for name in ("token", "next"))
+    gateway: Gateway = request.app.state.gateway
+    caller = await gateway.identify(tokens.find, given.strip())
+    if caller is None or caller.token_id is None:
+        return page(request, "login.html", status=403, to=_local(to), refused=_REFUSED)
+    return await _enter(request, await gateway.read(sessions.begin, caller.token_id), to)
+
+
+@router.post("/logout")
+async def logout(request: Request) -> Response:
+    """End the session, whether or not it was still good."""
+    refuse_foreign_forms(request)
+    await _leave(request)
+    answer = RedirectResponse(LOGIN, 303)
+    cookie.take_back(answer, request)
+    return answer
+
+
+async def _enter(request: Request, secret: str, to: str) -> Response:
+    """Begin with a new secret, never with one that the browser had."""
+    await _leave(request)
+    answer = RedirectResponse(_local(to), 303)
+    cookie.give(answer, request, secret)
+    return answer
+
+
+async def _leave(request: Request) -> None:
+    former = request.cookies.get(cookie.cookie_name(request))
+    if former:
+        gateway: Gateway = request.app.state.gateway
+        await gateway.read(sessions.end, former)
+
+
+def _local(to: str) -> str:
+    """The address to go to after the login: this server's, whatever was asked for."""
+    return to if _LOCAL.fullmatch(to) and not to.startswith(LOGIN) else "/"
