@@ -142,7 +142,8 @@ def requirements() -> list[str]:
     known = project()
     wanted = list(known["project"]["dependencies"])
     for extra, needs in known["project"]["optional-dependencies"].items():
-        wanted += [] if extra in LARGE else needs
+        # An extra may include another one, which is in this list by itself.
+        wanted += [] if extra in LARGE else [need for need in needs if name(need) != known["project"]["name"]]
     return wanted + known["dependency-groups"]["dev"]
 
 

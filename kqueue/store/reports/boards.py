@@ -264,16 +264,3 @@ def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[
     )
     with transaction(engine) as connection:
         return read(KnownBaseline, connection.execute(query))
-
-
-def problem_outcomes(engine: Engine, problem_hash: str) -> dict[Category, int]:
-    """Return how many evaluations of a problem came to each category, in the categories' order."""
-    query = (
-        select(Verdict.category, func.count().label("number"))
-        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Evaluation.problem_hash == problem_hash)
-        .group_by(Verdict.category)
-    )
-    with transaction(engine) as connection:
-        counted = {row.category: row.number for row in connection.execute(query)}
-    return {category: counted[category.value] for category in Category if category.value in counted}

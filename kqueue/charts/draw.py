@@ -1,0 +1,303 @@
+"""How each chart is drawn onto a figure of matplotlib's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import singledispatch
+from itertools import accumulate
+from typing import Any, Final
+
+from kqueue.categories import CATEGORIES, Blame
+from kqueue.charts.data import (
+    BestSoFar,
+    Categories,
+    Chart,
+    FastP,
+    Importances,
+    Leaderboard,
+    SearchCurve,
+    Times,
+)
+from kqueue.charts.themes import (
+    CURVE_LINES,
+    CURVE_MARKS,
+    HATCHES,
+    MARKS,
+    Theme,
+    colour,
+    colour_of,
+    ground,
+    ink,
+    quiet,
+)
+from kqueue.text import one_line
+
+#: Characters of a label and of a title.
+_LABEL: Final = 36
+_TITLE: Final = 80
+#: More points than these become one image within an SVG, which would hold megabytes otherwise.
+_POINTS: Final = 2000
+_WIDTH_INCHES: Final = 8.0
+_BLAMES: Final = {
+    Blame.NONE: "passed",
+    Blame.CANDIDATE: "the kernel failed",
+    Blame.PROBLEM: "the problem failed",
+    Blame.FLEET: "the fleet failed",
+    Blame.NOBODY: "cancelled or expired",
+}
+
+
+def draw(figure: Any, chart: Chart, theme: Theme) -> None:
+    """Draw a chart onto a figure, under the theme's settings."""
+    axes = figure.subplots()
+    axes.set_title(_short(chart.title, _TITLE))
+    if _drawn(chart, figure, axes, theme) is False:
+        axes.set_axis_off()
+        axes.text(
+            0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=quiet(theme)
+        )
+
+
+@singledispatch
+def _drawn(chart: object, figure: Any, axes: Any, theme: Theme) -> bool:
+    """Draw a chart; return False if there is nothing to draw."""
+    raise TypeError(f"{type(chart).__name__} is no chart")
+
+
+@_drawn.register
+def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> bool:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    points = sorted(chart.points, key=lambda point: (point.at, point.evaluation_id))
+    if not points:
+        return False
+    flat = len(points) > _POINTS
+    timed = [(point.at, point.speedup) for point in points if point.passed and point.speedup is not None]
+    if timed:
+        best = list(accumulate((speedup for _, speedup in timed), max))
+        moments = [at for at, _ in timed]
+        axes.scatter(
+            moments, [speedup for _, speedup in timed], s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
+            color=colour_of(theme, Blame.NONE), edgecolors=ground(theme), alpha=0.75, label="passed", rasterized=flat,
+        )  # fmt: skip
+        # The best stands until the last candidate of all.
+        axes.step(
+            [*moments, points[-1].at], [*best, best[-1]], where="post", color=colour(theme, 0), linewidth=2.2,
+            label=f"best so far: {best[-1]:.2f}x",
+        )  # fmt: skip
+        axes.axhline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
+        top = max(best[-1], 1.0)
+    else:
+        top = 1.0
+    # What has no speedup lies on the ground.
+    axes.set_ylim(-0.06 * top, 1.12 * top)
+    for blame, mark in MARKS.items():
+        lying = [point.at for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
+        if lying:
+            name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
+            axes.scatter(
+                lying, [0.0] * len(lying), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75, linewidths=1.4,
+                label=f"{name} ({len(lying)})", rasterized=flat,
+            )  # fmt: skip
+    locator = AutoDateLocator()
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.set_ylabel("speedup")
+    axes.set_xlabel("time of the verdict, UTC")
+    _legend(axes)
+    return True
+
+
+@_drawn.register
+def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bool:
+    if not chart.bars:
+        return False
+    _rows(figure, axes, len(chart.bars))
+    speedups = [bar.speedup for bar in chart.bars]
+    places = list(range(len(chart.bars)))
+    axes.barh(places, speedups, height=0.62, color=colour(theme, 0))
+    for place, bar in enumerate(chart.bars):
+        low, high = (bar.speedup if one is None else one for one in (bar.low, bar.high))
+        if high > low:
+            # The spread is no error bar around the bar's end: the median need not lie in its middle.
+            axes.plot([low, high], [place, place], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
+        note = f"  {_short(bar.note, _LABEL)}" if bar.note else ""
+        axes.annotate(
+            f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), place), xytext=(8, 0), textcoords="offset points",
+            va="center", color=ink(theme),
+        )  # fmt: skip
+    axes.axvline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
+    axes.set_yticks(places, _labels(bar.label for bar in chart.bars))
+    widest = max(max(bar.speedup, bar.high or 0.0) for bar in chart.bars)
+    axes.set_xlim(0, max(1.05, widest) * (1.45 if any(bar.note for bar in chart.bars) else 1.18))
+    axes.set_xlabel("speedup over the baseline; the line is from the third to the first quartile of its times")
+    return True
+
+
+@_drawn.register
+def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool:
+    stacks = [stack for stack in chart.stacks if sum(stack.counts.values())]
+    if not stacks:
+        return False
+    blames = list(Blame)
+    order = sorted(
+        {category for stack in stacks for category, number in stack.counts.items() if number},
+        key=lambda category: (blames.index(category.blame), list(CATEGORIES).index(category)),
+    )
+    places = list(range(len(stacks)))
+    left = [0.0] * len(stacks)
+    within: dict[Blame, int] = {}
+    of_blame = {blame: sum(category.blame is blame for category in order) for blame in blames}
+    for category in order:
+        blame = category.blame
+        nth = within[blame] = within.get(blame, -1) + 1
+        widths = [stack.counts.get(category, 0) for stack in stacks]
+        # Categories of one blame are shades of its colour; blames differ in their hatches too.
+        shade = 1.0 - 0.6 * nth / max(1, of_blame[blame])
+        axes.barh(
+            places, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), ground(theme), shade),
+            edgecolor=ground(theme), linewidth=1, hatch=HATCHES[blame],
+            label=f"{category} ({sum(widths)}), {_BLAMES[blame]}" if blame is not Blame.NONE
+            else f"{category} ({sum(widths)})",
+        )  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    _rows(figure, axes, len(stacks), more=0.28 * ((len(order) + 1) // 2) + 0.3)
+    axes.set_yticks(places, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
+    axes.set_xlim(0, max(left))
+    axes.set_xlabel("evaluations")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside lower left", ncols=2, handlelength=2.2, handleheight=1.1)
+    return True
+
+
+@_drawn.register
+def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
+    if not chart.problems:
+        return False
+    speedups = sorted(chart.speedups)
+    end = max(2.2, 1.1 * speedups[-1]) if speedups else 2.2
+    # fast_p falls at each speedup: at p equal to it the kernel is no longer more than p times as fast. A right kernel
+    # without a time counts at p = 0 alone.
+    right = len(speedups)
+    above: Callable[[float], float] = lambda p: sum(one > p for one in speedups) / chart.problems  # noqa: E731
+    steps = [0.0, *(one for one in speedups if one > 0), end]
+    shares = [above(p) for p in steps]
+    axes.step(steps, shares, where="post", color=colour(theme, 0), linewidth=2.2)
+    axes.fill_between(steps, shares, step="post", color=colour(theme, 0), alpha=0.15)
+    axes.plot([0], [right / chart.problems], marker="o", color=colour(theme, 2), markersize=8, clip_on=False, zorder=3)
+    _pinned(axes, theme, 0.0, right / chart.problems, f"right: {right} of {chart.problems}")
+    for p in (1.0, 2.0):
+        axes.plot([p], [above(p)], marker="D", color=colour(theme, 1), markersize=6, zorder=3)
+        _pinned(axes, theme, p, above(p), f"fast_{p:g}: {above(p):.0%}")
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, 1.08)
+    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:.0%}")
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
+    axes.set_xlabel("p, the speedup to beat")
+    axes.set_ylabel("share of problems")
+    return True
+
+
+def _pinned(axes: Any, theme: Theme, x: float, y: float, said: str) -> None:
+    axes.annotate(said, (x, y), xytext=(9, 7), textcoords="offset points", color=ink(theme))
+
+
+@_drawn.register
+def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
+    if not chart.spreads:
+        return False
+    _rows(figure, axes, len(chart.spreads), each=0.7)
+    stats = [
+        {"whislo": one.min_ms, "q1": one.q1_ms, "med": one.median_ms, "q3": one.q3_ms, "whishi": one.max_ms}
+        for one in chart.spreads
+    ]
+    places = list(range(len(stats)))
+    drawn = axes.bxp(
+        stats, positions=places, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
+        medianprops={"color": ink(theme), "linewidth": 2}, whiskerprops={"color": quiet(theme), "linewidth": 1.4},
+        capprops={"color": quiet(theme), "linewidth": 1.4}, boxprops={"edgecolor": ground(theme)},
+    )  # fmt: skip
+    for place, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
+        box.set(facecolor=colour(theme, place), hatch=("", "///", "...", "xxx")[place % 4])
+        axes.annotate(
+            f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, place), xytext=(0, 17),
+            textcoords="offset points", ha="center", va="bottom", color=ink(theme), fontsize=9,
+        )  # fmt: skip
+    axes.set_yticks(places, _labels(one.label for one in chart.spreads))
+    axes.set_ylim(len(stats) - 0.4, -0.75)
+    axes.set_xlim(0, 1.06 * max(one.max_ms for one in chart.spreads))
+    axes.set_xlabel("milliseconds a call: shortest, quartiles, median, longest")
+    return True
+
+
+@_drawn.register
+def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> bool:
+    curves = [curve for curve in chart.curves if curve.points or curve.tests]
+    if not curves:
+        return False
+    for place, curve in enumerate(curves):
+        paint, mark = colour(theme, place), CURVE_MARKS[place % len(CURVE_MARKS)]
+        numbers = [number for number, _ in curve.points]
+        scores = [score for _, score in curve.points]
+        axes.scatter(
+            numbers, scores, s=22, marker=mark, color=paint, alpha=0.45, linewidths=0, rasterized=len(scores) > _POINTS
+        )
+        axes.step(
+            numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
+            linestyle=CURVE_LINES[place % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
+        )  # fmt: skip
+        if curve.tests:
+            axes.plot(
+                [number for number, _ in curve.tests], [score for _, score in curve.tests], "x", color=paint,
+                markersize=8, markeredgewidth=2, label=f"{_short(curve.label, _LABEL)}: the best, judged once more",
+            )  # fmt: skip
+    axes.set_xlabel("proposal")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(_short(chart.metric, _LABEL))
+    _legend(axes)
+    return True
+
+
+@_drawn.register
+def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bool:
+    if not chart.shares:
+        return False
+    _rows(figure, axes, len(chart.shares))
+    places = list(range(len(chart.shares)))
+    bars = axes.barh(places, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
+    axes.bar_label(bars, fmt="%.2f", padding=5, color=ink(theme))
+    axes.set_yticks(places, _labels(chart.shares))
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel("importance (PED-ANOVA)")
+    return True
+
+
+def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float = 0.0) -> None:
+    """Make a figure as high as bars in so many rows need, the first of them on top."""
+    figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * number + more)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(number - 0.5, -0.5)
+
+
+def _legend(axes: Any) -> None:
+    """Put the legend above the plot, where it hides nothing."""
+    axes.figure.legend(loc="outside lower left", ncols=3)
+
+
+def _labels(names: Iterable[str]) -> list[str]:
+    return [_short(name, _LABEL) for name in names]
+
+
+def _short(name: str, most: int) -> str:
+    """Return foreign text on one line, without controls, with at most so many characters."""
+    shown = one_line(name)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
+    """Return a colour with the rest of another one."""
+    from matplotlib.colors import to_rgb
+
+    pairs = zip(to_rgb(paint), to_rgb(other), strict=True)
+    return [share * mine + (1 - share) * its for mine, its in pairs]

@@ -1,0 +1,101 @@
+"""Colours, marks and lines: legible on light and dark ground, and told apart without colour too."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+from kqueue.categories import Blame
+
+
+class Theme(StrEnum):
+    """What the ground is."""
+
+    LIGHT = "light"
+    DARK = "dark"
+
+
+#: Ground, ink, ink of what is beside the point, lines of the grid.
+_INKS: Final = {
+    Theme.LIGHT: ("#ffffff", "#1f2933", "#5f6b7a", "#e3e7ec"),
+    Theme.DARK: ("#12161c", "#e6eaf0", "#9aa7b8", "#2a313b"),
+}
+#: Okabe's and Ito's colours, which people with any vision tell apart, darker or lighter for the ground.
+_COLOURS: Final = {
+    Theme.LIGHT: ("#0072b2", "#d55e00", "#009e73", "#b4548d", "#b8860b", "#3a9bd9", "#4d4d4d"),
+    Theme.DARK: ("#56b4e9", "#f0883e", "#2fc79b", "#e08fc0", "#f0c94a", "#8ea8ff", "#b0b0b0"),
+}
+_BLAMES: Final = {Blame.NONE: 2, Blame.CANDIDATE: 1, Blame.PROBLEM: 3, Blame.FLEET: 4, Blame.NOBODY: 6}
+#: The mark of a candidate, and the hatch of an area, by blame.
+MARKS: Final = {Blame.NONE: "o", Blame.CANDIDATE: "x", Blame.PROBLEM: "^", Blame.FLEET: "s", Blame.NOBODY: "D"}
+HATCHES: Final = {Blame.NONE: "", Blame.CANDIDATE: "///", Blame.PROBLEM: "...", Blame.FLEET: "xxx", Blame.NOBODY: "--"}
+#: The marks and lines of several curves in one picture.
+CURVE_MARKS: Final = ("o", "s", "^", "D", "v", "P", "*")
+CURVE_LINES: Final = ("-", "--", "-.", ":")
+
+
+def ground(theme: Theme) -> str:
+    """Return the colour of the ground."""
+    return _INKS[theme][0]
+
+
+def ink(theme: Theme) -> str:
+    """Return the colour of text."""
+    return _INKS[theme][1]
+
+
+def quiet(theme: Theme) -> str:
+    """Return the colour of what is beside the point."""
+    return _INKS[theme][2]
+
+
+def colour(theme: Theme, place: int) -> str:
+    """Return the colour of the curve or bar with this number."""
+    return _COLOURS[theme][place % len(_COLOURS[theme])]
+
+
+def colour_of(theme: Theme, blame: Blame) -> str:
+    """Return the colour of a blame."""
+    return colour(theme, _BLAMES[blame])
+
+
+def settings_of(theme: Theme) -> dict[str, Any]:
+    """Return matplotlib's settings."""
+    paper, text, beside, grid = _INKS[theme]
+    return {
+        "axes.axisbelow": True,
+        "axes.edgecolor": beside,
+        "axes.facecolor": paper,
+        "axes.grid": True,
+        "axes.labelcolor": beside,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlecolor": text,
+        "axes.titlelocation": "left",
+        "axes.titlepad": 14,
+        "axes.titlesize": 13,
+        "axes.titleweight": "bold",
+        "figure.facecolor": paper,
+        "figure.figsize": (8.0, 4.5),
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "grid.color": grid,
+        "grid.linewidth": 0.8,
+        "hatch.color": paper,
+        "hatch.linewidth": 1.0,
+        "legend.frameon": False,
+        "legend.labelcolor": text,
+        "savefig.facecolor": paper,
+        # Ids within an SVG would be random.
+        "svg.hashsalt": "kqueue",
+        # Text stays text, for search and for screen readers.
+        "svg.fonttype": "none",
+        "text.color": text,
+        # A dollar sign in a label begins no formula.
+        "text.parse_math": False,
+        "timezone": "UTC",
+        "xtick.color": beside,
+        "ytick.color": beside,
+        "xtick.labelcolor": beside,
+        "ytick.labelcolor": text,
+    }

@@ -1,0 +1,115 @@
+"""What charts show: the candidates of a problem over time, KernelBench's fast_p, and counts by category.
+
+Each asks an index for the evaluations of one problem or batch, never for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Engine, case, func, select
+
+from kqueue.categories import Blame, Category
+from kqueue.store.engine import transaction
+from kqueue.store.models import Evaluation, Verdict
+from kqueue.store.sql import read
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate of a problem.
+
+    Attributes:
+        evaluation_id: its evaluation.
+        at: when its verdict was reached, UTC.
+        speedup: how many times as fast as the baseline it is; None if it was not timed.
+        blame: of its verdict: ``none`` if it passed.
+    """
+
+    evaluation_id: UUID
+    at: datetime
+    speedup: float | None
+    blame: Blame
+
+    @property
+    def passed(self) -> bool:
+        """True if it is right."""
+        return self.blame is Blame.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class FastP:
+    """What KernelBench's fast_p of a batch is made from.
+
+    Attributes:
+        speedups: that of the best right kernel of each problem that has one, the slowest first; 0 where none was timed.
+        problems: how many problems the batch has, with those that have no right kernel.
+    """
+
+    speedups: list[float]
+    problems: int
+
+
+def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> list[Point]:
+    """Return the candidates of a problem in the order of their verdicts.
+
+    Args:
+        engine: the database.
+        problem_hash: the problem's whole hash.
+        limit: only the latest ones, at most so many.
+    """
+    latest = (
+        select(
+            Verdict.evaluation_id,
+            Verdict.finished_at.label("at"),
+            Verdict.speedup,
+            Verdict.blame,
+        )
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(Evaluation.problem_hash == problem_hash)
+        .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
+        .limit(limit)
+    )
+    with transaction(engine) as connection:
+        return read(Point, connection.execute(latest))[::-1]
+
+
+def fast_p(engine: Engine, batch: str) -> FastP:
+    """Return the speedups of the best right kernels of a batch, by problem, and the number of its problems."""
+    right = case((Verdict.blame == Blame.NONE.value, func.coalesce(Verdict.speedup, 0.0)))
+    query = (
+        select(func.max(right).label("best"))
+        .select_from(Evaluation)
+        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .where(Evaluation.batch == batch)
+        .group_by(Evaluation.problem_hash)
+    )
+    with transaction(engine) as connection:
+        best = list(connection.scalars(query))
+    return FastP(sorted(one for one in best if one is not None), len(best))
+
+
+def categories(engine: Engine, *, problem_hash: str | None = None, batch: str | None = None) -> dict[Category, int]:
+    """Return how many evaluations came to each category, in the categories' order; those without any left out.
+
+    Args:
+        engine: the database.
+        problem_hash: of this problem, by its whole hash.
+        batch: of this batch.
+    """
+    wanted = [
+        column == value
+        for column, value in ((Evaluation.problem_hash, problem_hash), (Evaluation.batch, batch))
+        if value is not None
+    ]
+    query = (
+        select(Verdict.category, func.count().label("number"))
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(*wanted)
+        .group_by(Verdict.category)
+    )
+    with transaction(engine) as connection:
+        counted = {row.category: row.number for row in connection.execute(query)}
+    return {category: counted[category.value] for category in Category if category.value in counted}
