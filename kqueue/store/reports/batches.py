@@ -169,3 +169,15 @@ def batch_faults(engine: Engine, batch: str) -> list[BatchFault]:
     )
     with transaction(engine) as connection:
         return read(BatchFault, connection.execute(query))
+
+
+def ended_since(engine: Engine, batch: str, *, since: datetime) -> int:
+    """Return how many evaluations of a batch got their verdicts since a moment."""
+    query = (
+        select(func.count())
+        .select_from(Verdict)
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(Verdict.finished_at >= since, Evaluation.batch == batch)
+    )
+    with transaction(engine) as connection:
+        return connection.scalars(query).one()

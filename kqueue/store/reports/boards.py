@@ -7,11 +7,12 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, cast, func, literal, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Double, Engine, and_, cast, func, literal, or_, select, true, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
+from kqueue.errors import UnknownEvaluation
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Baseline, Environment, Evaluation, Kernel, Problem, Token, Verdict
 from kqueue.store.sql import read
@@ -72,6 +73,17 @@ class Placed:
     evaluation_id: UUID
     finished_at: datetime
     producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An evaluation that was faster than all of its problem before it."""
+
+    evaluation_id: UUID
+    kernel_label: str | None
+    kernel_hash: str
+    finished_at: datetime
+    speedup: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +255,38 @@ def leaderboard(
         return read(Placed, connection.execute(query))
 
 
+def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
+    """Return the evaluations that were faster than all before them, the latest first: the numbers of the curve."""
+    every = (
+        select(
+            Evaluation.id.label("evaluation_id"),
+            Evaluation.kernel_label,
+            Evaluation.kernel_hash,
+            Verdict.finished_at,
+            Verdict.speedup,
+            func.max(Verdict.speedup)
+            .over(order_by=(Verdict.finished_at, Verdict.evaluation_id), rows=(None, -1))
+            .label("before"),
+        )
+        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .where(
+            Evaluation.problem_hash == problem_hash,
+            Verdict.category == Category.PASSED,
+            Verdict.speedup.is_not(None),
+            Verdict.reused_from.is_(None),
+        )
+        .subquery()
+    )
+    query = (
+        select(every.c.evaluation_id, every.c.kernel_label, every.c.kernel_hash, every.c.finished_at, every.c.speedup)
+        .where(every.c.speedup > func.coalesce(every.c.before, 0))
+        .order_by(every.c.finished_at.desc(), every.c.evaluation_id)
+        .limit(limit)
+    )
+    with transaction(engine) as connection:
+        return read(Record, connection.execute(query))
+
+
 def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[KnownBaseline]:
     """Return the cached times of a problem's reference, the latest first."""
     time: Any = Baseline.measurement
@@ -264,3 +308,24 @@ def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[
     )
     with transaction(engine) as connection:
         return read(KnownBaseline, connection.execute(query))
+
+
+def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
+    """Return the evaluation that stands for a kernel: its fastest honest measurement, or else its last evaluation.
+
+    Raises:
+        UnknownEvaluation: no evaluation has such a kernel.
+    """
+    is_measured = and_(Verdict.category == Category.PASSED, Verdict.reused_from.is_(None))
+    query = (
+        select(Evaluation.id)
+        .outerjoin(Verdict, and_(Verdict.evaluation_id == Evaluation.id, is_measured))
+        .where(Evaluation.kernel_hash == kernel_hash)
+        .order_by(Verdict.runtime_ms.nulls_last(), Evaluation.submitted_at.desc(), Evaluation.id)
+        .limit(1)
+    )
+    with transaction(engine) as connection:
+        found = connection.scalars(query).one_or_none()
+    if found is None:
+        raise UnknownEvaluation(kernel_hash, what="the kernel")
+    return found

@@ -59,19 +59,24 @@ class Hit:
     text: str
 
 
+def words_of(asked: str) -> list[tuple[str, bool]]:
+    """Return the words that somebody looks for, each with True if it stands for all that begin so."""
+    return [(word, star == "*") for word, star in re.findall(r"([^\W_]+)(\*?)", asked[:MOST_CHARACTERS])]
+
+
 def parse(asked: str) -> str:
     """Return what somebody looks for as a query of Postgres; a word with a star stands for all that begin so.
 
     Raises:
         InvalidRequest: it has no word, too many, or too short a beginning.
     """
-    found = re.findall(r"([^\W_]+)(\*?)", asked[:MOST_CHARACTERS])
+    found = words_of(asked)
     if not found or len(found) > _MOST_WORDS:
         raise InvalidRequest(f"search: give 1 to {_MOST_WORDS} words of letters and digits, such as tl.load or mask")
-    for word, star in found:
-        if star and len(word) < _SHORTEST_BEGINNING:
+    for word, is_beginning in found:
+        if is_beginning and len(word) < _SHORTEST_BEGINNING:
             raise InvalidRequest(f"search: {word}*: give {_SHORTEST_BEGINNING} characters or more before a star")
-    return " & ".join(f"'{word}'" + (":*" if star else "") for word, star in found)
+    return " & ".join(f"'{word}'" + (":*" if is_beginning else "") for word, is_beginning in found)
 
 
 def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list[Hit]:
