@@ -206,6 +206,14 @@ def _of_running_fleet(config: Config) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def http_url(config: Config) -> str:
+    """Return the address at which browsers reach the fleet: the one that is set, the running fleet's, or the usual."""
+    if config.url is not None and not config.url.startswith("unix:"):
+        return config.url
+    host = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
+    return _running_fleet(config.home_path).get("url") or f"http://{host}:{config.http_port}"
+
+
 def load(**overrides: Any) -> Config:
     """Read the settings.
 

@@ -13,6 +13,7 @@ import typer.core
 
 from kqueue.cli import (
     autopsy,
+    browse,
     categories,
     database,
     diff,
@@ -117,6 +118,7 @@ for group in (
     gpu,
     pytest,
     serve,
+    browse,
     mcp,
     token,
     sweep,

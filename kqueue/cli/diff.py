@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,6 +32,7 @@ def diff(
     """Show how two evaluations differ: verdicts, times and sources."""
     from rich.text import Text
 
+    from kqueue import differences
     from kqueue.cli.render import console, print_table, text, write_json
     from kqueue.store import reports
     from kqueue.text import clean
@@ -40,19 +40,7 @@ def diff(
     with database("diff") as engine:
         pair = [reports.show(engine, reports.resolve_id(engine, name)) for name in (first, second)]
     a, b = pair
-    changes = [
-        line.rstrip("\n")
-        for what in ("problem", "kernel")
-        for line in difflib.unified_diff(
-            getattr(a, what).splitlines(),
-            getattr(b, what).splitlines(),
-            _named(a, what),
-            _named(b, what),
-            "",
-            "",
-            context,
-        )
-    ]
+    changes = differences.of_sources(a, b, context=context)
     if as_json:
         told = [dict(_plain(detail)) for detail in pair]
         write_json({"first": told[0], "second": told[1], "diff": "\n".join(changes)})
@@ -62,15 +50,10 @@ def diff(
         ("", *(str(detail.evaluation_id)[:8] for detail in pair)),
         ((name, *(c[name] for c in cells)) for name in cells[0]),
     )
-    if told := _faster(a, b):
+    if told := differences.of_times(a, b):
         console().print(text(told))
     for line in changes or ["the sources are the same"]:
         console().print(Text(clean(line), _STYLES.get(line[:1], "")), soft_wrap=True)
-
-
-def _named(detail: Detail, what: str) -> str:
-    label = getattr(detail, f"{what}_label") or getattr(detail, f"{what}_hash")[:12]
-    return f"{what} {label} of {str(detail.evaluation_id)[:8]}"
 
 
 def _plain(detail: Detail) -> Iterator[tuple[str, Any]]:
@@ -97,20 +80,3 @@ def _cells(detail: Detail) -> Iterator[tuple[str, str | Text]]:
     yield "baseline ms", milliseconds(verdict.baseline_ms if verdict else None)
     yield "speedup", ratio(verdict.speedup if verdict else None)
     yield "message", verdict.message if verdict else ""
-
-
-def _faster(a: Detail, b: Detail) -> str:
-    """Return which of two kernels is faster, in words; empty where their times cannot be compared."""
-    one, other = (detail.verdict and detail.verdict.runtime for detail in (a, b))
-    if not one or not other or a.problem_hash != b.problem_hash or min(one.median_ms, other.median_ms) <= 0:
-        return ""
-    if a.verdict and b.verdict and _device(a) != _device(b):
-        return "they were timed on devices of other models"
-    ratio = one.median_ms / other.median_ms
-    if one.q1_ms <= other.q3_ms and other.q1_ms <= one.q3_ms:
-        return f"the second takes {1 / ratio:.3g} of the first's time; their quartiles overlap"
-    return f"the second is {ratio:.3g}x as fast as the first"
-
-
-def _device(detail: Detail) -> str | None:
-    return detail.verdict.environment.device if detail.verdict and detail.verdict.environment else None

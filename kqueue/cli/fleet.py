@@ -148,6 +148,7 @@ def _status(fleet: LocalFleet) -> str:
         "lanes": slots,
         "flower": fleet.flower_url or "off",
         "http": fleet.http_url or "off",
+        **({"page": f"{fleet.http_url}/ (`{prefix}kqueue open` logs a browser in)"} if fleet.http_url else {}),
         **({"socket": f"unix://{fleet.http_socket}"} if fleet.http_socket else {}),
         "submit": f"{prefix}kqueue submit --problem P.py --kernel K.py --backend triton --wait",
         "stop": "Ctrl-C",

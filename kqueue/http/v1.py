@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
@@ -23,7 +20,7 @@ from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
 from kqueue.doctor import LIVE_LEASES
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import events, failures, shapes
+from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
@@ -34,7 +31,6 @@ from kqueue.store import evaluations, reports
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
 
-_T = TypeVar("_T")
 #: The most verdicts in one answer: each may hold a log and its evidence.
 _MOST_VERDICTS: Final = 20
 
@@ -177,11 +173,11 @@ async def listing(
         lane=lane,
         batch=batch,
         since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if cursor is None else _after(cursor, UUID),
+        after=None if cursor is None else cursors.read(cursor, UUID),
         limit=limit + 1,
     )
     page = found[:limit]
-    more = _cursor(page[-1].submitted_at, page[-1].evaluation_id) if len(found) > limit else None
+    more = cursors.make(page[-1].submitted_at, page[-1].evaluation_id) if len(found) > limit else None
     return shapes.Page(evaluations=page, cursor=more)
 
 
@@ -307,10 +303,10 @@ async def problems(
     cursor: _Text = None,
 ) -> shapes.Problems:
     """Stored problems, the latest first, in pages."""
-    after = None if cursor is None else _after(cursor, _hash)
+    after = None if cursor is None else cursors.read(cursor, _hash)
     found = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
     page = found[:limit]
-    more = _cursor(page[-1].created_at, page[-1].problem_hash) if len(found) > limit else None
+    more = cursors.make(page[-1].created_at, page[-1].problem_hash) if len(found) > limit else None
     return shapes.Problems(problems=page, cursor=more)
 
 
@@ -380,26 +376,6 @@ class _Keys:
             yield
         except IdempotencyConflict as error:
             raise self.given(error) from None
-
-
-def _cursor(moment: datetime, identity: UUID | str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), str(identity)]).encode()).decode()
-
-
-def _after(cursor: str, kind: Callable[[str], _T]) -> tuple[datetime, _T]:
-    """Return the place that a cursor names: a moment, and an identity that ``kind`` reads.
-
-    Raises:
-        InvalidRequest: it is none of ours.
-    """
-    try:
-        moment, identity = json.loads(base64.b64decode(cursor, altchars="-_", validate=True))
-        known = datetime.fromisoformat(moment)
-        if known.tzinfo is None:
-            raise ValueError(moment)
-        return known, kind(identity)
-    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
-        raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
 
 
 def _hash(text: str) -> str:

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 
 from kqueue.config import Config
 from kqueue.http import app
-from kqueue.web import assets, now, session
+from kqueue.web import assets, evaluation, evaluations, now, session
 
-_ROUTERS: Final = (session.router, assets.router, now.router)
+_ROUTERS: Final = (session.router, assets.router, now.router, evaluations.router, evaluation.router)
 
 
 def create_app(config: Config, **limits: Any) -> FastAPI:

@@ -91,7 +91,7 @@ class Card:
 
 
 @_root.get("/")
-async def now(request: Request, viewer: Viewer) -> Response:
+async def now(request: Request, _: Viewer) -> Response:
     """Show the fleet."""
     return page(request, "now.html", **await _fields(request))
 

@@ -6,9 +6,9 @@ needs no care for what others wrote. Only :func:`source` makes HTML of its own, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -148,21 +148,23 @@ _templates: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters.update(
-    ago=_ago,
-    blame_of=_blame_of,
-    count=_count,
-    gib=figures.gib,
-    mark=_mark,
-    milliseconds=figures.milliseconds,
-    moment=figures.moment,
-    path=_path,
-    percent=_percent,
-    query=_query,
-    ratio=figures.ratio,
-    seconds=_seconds,
-    seconds_since=_seconds_since,
-    short=_short,
-    size=_size,
-)
-_templates.globals.update(address=files.address, navigation=NAVIGATION)
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "ago": _ago,
+    "blame_of": _blame_of,
+    "count": _count,
+    "gib": figures.gib,
+    "mark": _mark,
+    "milliseconds": figures.milliseconds,
+    "moment": figures.moment,
+    "path": _path,
+    "percent": _percent,
+    "query": _query,
+    "ratio": figures.ratio,
+    "seconds": _seconds,
+    "seconds_since": _seconds_since,
+    "short": _short,
+    "size": _size,
+}
+_GLOBALS: Final[dict[str, Any]] = {"address": files.address, "navigation": NAVIGATION}
+cast("dict[str, Any]", _templates.filters).update(_FILTERS)
+cast("dict[str, Any]", _templates.globals).update(_GLOBALS)

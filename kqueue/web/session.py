@@ -9,7 +9,6 @@ from urllib.parse import parse_qs
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.store import sessions, tokens
 from kqueue.web import cookie
@@ -31,8 +30,6 @@ async def login_form(
 ) -> Response:
     """Show the form; with the secret of a link, log in."""
     if link is not None:
-        if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            raise HttpError(403, "this link was followed from another site: paste it into the address bar")
         gateway: Gateway = request.app.state.gateway
         secret = await gateway.read(sessions.accept, link)
         if secret is None:
@@ -70,7 +67,9 @@ async def logout(request: Request) -> Response:
 async def _enter(request: Request, secret: str, to: str) -> Response:
     """Begin with a new secret, never with one that the browser had."""
     await _leave(request)
-    answer = RedirectResponse(_local(to), 303)
+    # A redirect would not do: a browser that came from elsewhere shows the cookie only to what this server's own page
+    # leads to.
+    answer = page(request, "entered.html", to=_local(to))
     cookie.give(answer, request, secret)
     return answer
 

@@ -1,0 +1,60 @@
+"""`kqueue open`: the fleet's page, in a browser that is logged in."""
+
+from __future__ import annotations
+
+import getpass
+import html
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kqueue.cli.results import database
+from kqueue.errors import ConfigError
+
+#: Variables of which a desktop sets one.
+_DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to ``app``."""
+    app.command("open")(open_)
+
+
+def open_(
+    url: Annotated[str | None, typer.Option(help="The page's address, such as http://127.0.0.1:18188.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the link only.")] = False,
+) -> None:
+    """Print a link that logs a browser in at the fleet's page, to look, submit and cancel. It opens where a display is.
+
+    The link is good once and for a minute, and asks for no token. Who may make one needs a login at the database that
+    may make tokens.
+    """
+    from kqueue.config import http_url, load
+    from kqueue.store import sessions
+
+    config = load()
+    there = (url or http_url(config)).rstrip("/")
+    if not there.startswith(("http://", "https://")):
+        raise ConfigError(f"{there}: a browser needs an address that begins with http:// or https://; give --url")
+    with database("open") as engine:
+        secret = sessions.invite(engine, f"kqueue open by {getpass.getuser()} on {socket.gethostname()}")
+    link = f"{there}/login?link={secret}"
+    typer.echo(link)
+    if not no_browser and any(os.environ.get(name) for name in _DISPLAYS):
+        _show(link)
+
+
+def _show(link: str) -> None:
+    """Open a link in the browser, by way of a file: other users see the arguments of its process."""
+    import webbrowser
+
+    number, path = tempfile.mkstemp(prefix="kqueue-open-", suffix=".html")
+    with os.fdopen(number, "w") as file:
+        file.write(
+            f'<!doctype html><title>kqueue</title><meta http-equiv="refresh" content="0;url={html.escape(link)}">'
+        )
+    webbrowser.open(Path(path).as_uri())

@@ -1,0 +1,267 @@
+"""One evaluation in full, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy import Engine
+
+from kqueue import contract, differences, feedback
+from kqueue.doctor import LIVE_LEASES
+from kqueue.errors import InvalidRequest
+from kqueue.evidence import BaselineError, Isolation, Measurement
+from kqueue.http.failures import HttpError
+from kqueue.http.gateway import Gateway
+from kqueue.states import EvaluationState
+from kqueue.store import reports
+from kqueue.store.reports import Detail, Waiting
+from kqueue.web import present
+from kqueue.web.live import live
+from kqueue.web.route import Actor, Viewer, page, pages
+
+router: Final = pages()
+
+#: The most characters of a log that are shown, the last ones; of the evidence; and lines of a difference.
+_LOG: Final = 20_000
+_EVIDENCE: Final = 60_000
+_CHANGES: Final = 2000
+#: Other evaluations of the problem among which one can be chosen.
+_OTHERS: Final = 50
+#: What stands on the page in a part of its own.
+_SHOWN: Final = {"isolation", "durations_s", "findings", "attempts"}
+
+
+class File(StrEnum):
+    """What can be fetched whole."""
+
+    LOG = "log.txt"
+    KERNEL = "kernel.py"
+    PROBLEM = "problem.py"
+    EVIDENCE = "evidence.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """The spread of a measurement on an axis from 0 to 100."""
+
+    name: str
+    taken: Measurement
+    low: float
+    q1: float
+    median: float
+    q3: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of an evaluation's life, on an axis from 0 to 100."""
+
+    kind: str
+    name: str
+    start: float
+    width: float
+    seconds: float
+
+
+@router.get("/evaluations/{name}")
+async def evaluation(
+    request: Request, _: Viewer, name: str, against: Annotated[str | None, Query(max_length=100)] = None
+) -> Response:
+    """Show an evaluation, by its id or the first digits of that."""
+    gateway: Gateway = request.app.state.gateway
+    found = await gateway.read(reports.resolve_id, name)
+    if str(found) != name:
+        return RedirectResponse(f"/evaluations/{found}", 303)
+    fields = await gateway.read(_read, found, against, within_s=LIVE_LEASES * gateway.config.lease_s)
+    return page(request, "evaluation.html", **fields)
+
+
+@router.get("/live/evaluations/{evaluation_id}")
+async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
+    """Send an evaluation's state again whenever it changes, until it has its verdict."""
+    gateway: Gateway = request.app.state.gateway
+    within_s = LIVE_LEASES * gateway.config.lease_s
+
+    async def render() -> str | None:
+        detail, waiting = await gateway.read(_state, evaluation_id, within_s=within_s)
+        if detail.state is EvaluationState.DONE:
+            return None
+        return present.render("evaluation_live.html", detail=detail, waiting=waiting, spans=_spans(detail))
+
+    return live(request, viewer, render)
+
+
+@router.get("/evaluations/{evaluation_id}/files/{name}")
+async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> Response:
+    """Return a part of an evaluation as a file of text, which no browser runs."""
+    gateway: Gateway = request.app.state.gateway
+    detail = await gateway.read(reports.show, evaluation_id)
+    if detail.verdict is None and name in {File.LOG, File.EVIDENCE}:
+        raise HttpError(404, "it has no verdict yet")
+    match name:
+        case File.KERNEL:
+            content = detail.kernel
+        case File.PROBLEM:
+            content = detail.problem
+        case File.LOG:
+            content = detail.verdict.log if detail.verdict else ""
+        case File.EVIDENCE:
+            content = detail.verdict.evidence.model_dump_json(indent=2) if detail.verdict else ""
+    filename = f"{str(evaluation_id)[:8]}-{name}"
+    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return Response(content.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.post("/evaluations/{evaluation_id}/cancel")
+async def cancel(request: Request, _: Actor, evaluation_id: UUID) -> Response:
+    """End an evaluation as `cancelled`; one that has its verdict keeps it."""
+    gateway: Gateway = request.app.state.gateway
+    await gateway.client.cancel(evaluation_id)
+    return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
+
+
+@router.post("/evaluations/{evaluation_id}/rerun")
+async def rerun(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+    """Have the same kernel judged anew, and show the new evaluation."""
+    gateway: Gateway = request.app.state.gateway
+    detail = await gateway.read(reports.show, evaluation_id)
+    again = contract.parse_request(
+        {
+            "problem": f"sha256:{detail.problem_hash}",
+            "kernel": detail.kernel,
+            "backend": detail.backend,
+            "lane": detail.lane,
+            "settings": detail.settings,
+            "problem_label": detail.problem_label,
+            "kernel_label": detail.kernel_label,
+            "priority": actor.priority,
+            "reuse": False,
+        }
+    )
+    [ticket] = await gateway.submit(actor, [again])
+    return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
+
+
+def _state(engine: Engine, evaluation_id: UUID, *, within_s: float) -> tuple[Detail, Waiting | None]:
+    detail = reports.show(engine, evaluation_id)
+    if detail.state is EvaluationState.DONE:
+        return detail, None
+    return detail, reports.waiting(engine, evaluation_id, within_s=within_s)
+
+
+def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s: float) -> dict[str, Any]:
+    detail, waiting = _state(engine, evaluation_id, within_s=within_s)
+    verdict = detail.verdict
+    listed = reports.listing(engine, problem=detail.problem_hash, limit=_OTHERS + 1)
+    other = reports.show(engine, reports.resolve_id(engine, against)) if against else None
+    if other is not None and other.problem_hash != detail.problem_hash:
+        raise InvalidRequest(f"{other.evaluation_id} is of another problem")
+    return {
+        "detail": detail,
+        "waiting": waiting,
+        "verdict": verdict,
+        "words": verdict and feedback.describe(verdict, detail.kernel),
+        "plots": _plots(verdict) if verdict else [],
+        "spans": _spans(detail),
+        "steps": _steps(verdict) if verdict else [],
+        "environment": _environment(detail),
+        "measures": _measures(verdict.evidence.isolation) if verdict and verdict.evidence.isolation else [],
+        "evidence": _evidence(verdict) if verdict else "",
+        "log": verdict.log[-_LOG:] if verdict else "",
+        "settings": json.dumps(detail.settings, indent=2, ensure_ascii=False),
+        "kernel": present.source(detail.kernel),
+        "problem": present.source(detail.problem),
+        "others": [row for row in listed if row.evaluation_id != evaluation_id][:_OTHERS],
+        "other": other,
+        "changes": present.changes(differences.of_sources(detail, other)[:_CHANGES]) if other else [],
+        "faster": differences.of_times(detail, other) if other else "",
+    }
+
+
+def _plots(verdict: contract.Verdict) -> list[Plot]:
+    """The spread of the kernel's calls beside that of the reference's, on one axis."""
+    compiled = verdict.evidence.compiled_baseline
+    taken = {
+        "kernel": verdict.runtime,
+        "reference": verdict.baseline,
+        "torch.compile": None if isinstance(compiled, BaselineError) else compiled,
+    }
+    known = {name: one for name, one in taken.items() if one is not None}
+    # One call that was far too long would leave the others in a corner.
+    end = max((min(one.max_ms, 2 * one.q3_ms) for one in known.values()), default=0.0)
+    if end <= 0:
+        return []
+
+    def at(value: float) -> float:
+        return round(min(100.0, max(0.0, 100 * value / end)), 2)
+
+    return [
+        Plot(name, one, at(one.min_ms), at(one.q1_ms), at(one.median_ms), at(one.q3_ms), at(one.max_ms))
+        for name, one in known.items()
+    ]
+
+
+def _spans(detail: Detail) -> list[Span]:
+    """The life of an evaluation: attempts, and the waits before and between them."""
+    now = datetime.now(UTC)
+    end = detail.verdict.finished_at if detail.verdict else now
+    begin = detail.submitted_at
+    marks: list[tuple[str, str, datetime, datetime]] = []
+    at = begin
+    for attempt in detail.attempts:
+        marks.append(("wait", "waited", at, attempt.started_at))
+        at = attempt.ended_at or now
+        marks.append(("run", f"attempt {attempt.number} on {attempt.worker}", attempt.started_at, at))
+    marks.append(("wait", "waited", at, end))
+    whole = max((end - begin).total_seconds(), 1e-3)
+    spans: list[Span] = []
+    for kind, name, start, stop in marks:
+        seconds = (stop - start).total_seconds()
+        if seconds > 0:
+            offset = max(0.0, (start - begin).total_seconds())
+            spans.append(Span(kind, name, round(100 * offset / whole, 2), round(100 * seconds / whole, 2), seconds))
+    return spans
+
+
+def _steps(verdict: contract.Verdict) -> list[tuple[str, float, float]]:
+    """The steps of the attempt that gave the verdict: name, seconds, and share of the longest."""
+    durations = verdict.evidence.durations_s or {}
+    longest = max(durations.values(), default=0.0)
+    return [(name, seconds, seconds / longest if longest > 0 else 0.0) for name, seconds in durations.items()]
+
+
+def _environment(detail: Detail) -> list[tuple[str, object]]:
+    known: Mapping[str, Any] | None = None
+    if detail.verdict is not None and detail.verdict.environment is not None:
+        known = detail.verdict.environment.model_dump()
+    elif detail.attempts:
+        known = detail.attempts[-1].environment
+    return [(name.replace("_", " "), value) for name, value in (known or {}).items() if value is not None]
+
+
+def _measures(isolation: Isolation) -> Sequence[tuple[str, str | None]]:
+    """Each measure of the seal, with the reason why it does not hold, None where it does."""
+
+    def told() -> Iterator[tuple[str, str | None]]:
+        for name, value in isolation.model_dump(exclude={"level", "view", "torch"}).items():
+            yield name.replace("_", " "), None if value is True else str(value)
+
+    return list(told())
+
+
+def _evidence(verdict: contract.Verdict) -> str:
+    told = {
+        "facts": verdict.facts.model_dump(mode="json", exclude={"first", "findings"}),
+        "evidence": verdict.evidence.model_dump(mode="json", exclude=_SHOWN),
+    }
+    text = json.dumps(told, indent=2, ensure_ascii=False)
+    return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}\n… (the file has all of it)"

@@ -1,0 +1,82 @@
+"""Lists of evaluations, with filters in the address."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+from fastapi import Request, Response
+
+from kqueue import moments
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend
+from kqueue.errors import InvalidRequest
+from kqueue.http import cursors
+from kqueue.http.gateway import Gateway
+from kqueue.states import EvaluationState
+from kqueue.store import reports
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_PAGE: Final = 50
+#: Filters that have a few values, and those of any text.
+_CHOICES: Final[dict[str, type[StrEnum]]] = {
+    "state": EvaluationState,
+    "category": Category,
+    "blame": Blame,
+    "backend": Backend,
+}
+_TEXTS: Final = ("problem", "lane", "batch", "producer")
+_LONGEST: Final = 200
+
+
+@router.get("/evaluations")
+async def evaluations(request: Request, _: Viewer) -> Response:
+    """Show evaluations, the latest submitted first."""
+    asked = {
+        name: value for name in (*_CHOICES, *_TEXTS, "since") if (value := request.query_params.get(name, "").strip())
+    }
+    cursor = request.query_params.get("cursor")
+    gateway: Gateway = request.app.state.gateway
+    since = asked.get("since")
+    found = await gateway.read(
+        reports.listing,
+        since=None if since is None else moments.since(since, "since"),
+        after=None if not cursor else cursors.read(cursor, UUID),
+        limit=_PAGE + 1,
+        **_filters(asked),
+    )
+    rows = found[:_PAGE]
+    more = cursors.make(rows[-1].submitted_at, rows[-1].evaluation_id) if len(found) > _PAGE else None
+    return page(
+        request,
+        "evaluations.html",
+        rows=rows,
+        asked=asked,
+        choices={name: list(kind) for name, kind in _CHOICES.items()},
+        texts=_TEXTS,
+        is_first=not cursor,
+        more=more,
+    )
+
+
+def _filters(asked: dict[str, str]) -> dict[str, Any]:
+    """Return the conditions as :class:`kqueue.store.reports.Filters`.
+
+    Raises:
+        InvalidRequest: a value is none of its filter's.
+    """
+    filters: dict[str, Any] = {}
+    for name, value in asked.items():
+        if len(value) > _LONGEST or "\0" in value:
+            raise InvalidRequest(f"{name}: at most {_LONGEST} characters, none of them NUL")
+        if name in _CHOICES:
+            try:
+                filters[name] = _CHOICES[name](value)
+            except ValueError:
+                raise InvalidRequest(f"{name}: use one of {', '.join(_CHOICES[name])}") from None
+        elif name in _TEXTS:
+            filters[name] = value
+    return filters
