@@ -35,7 +35,7 @@ from kqueue.evidence import Measurement
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.states import Writer
-from kqueue.store import evaluations, schema, tokens, workers
+from kqueue.store import evaluations, schema, workers
 from kqueue.store.engine import connect
 
 PROBLEM = """
@@ -68,7 +68,7 @@ class ModelNew(torch.nn.Module):
         relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
         return y
 """
-LOG = "Traceback (most recent call last):\n  File \"kernel.py\", line 17\nRuntimeError: mismatch of element number "
+LOG = 'Traceback (most recent call last):\n  File "kernel.py", line 17\nRuntimeError: mismatch of element number '
 #: Each makes rows like those that were judged: of ten evaluations six passed, and a third had the kernel of another. One
 #: of twenty is of problem 0, and one of twenty in the batch `night`.
 FILL = """
@@ -140,9 +140,7 @@ def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
         claimed = evaluations.claim(engine, one.evaluation_id, worker_id=identity, lease_s=3600)
         assert claimed is not None
         evaluations.set_environment(engine, claimed.attempt_id, facts, conditions="")
-        evaluations.finish(
-            engine, one.evaluation_id, claimed.number, outcome, written_by=Writer.JUDGE, retry_delay_s=0
-        )
+        evaluations.finish(engine, one.evaluation_id, claimed.number, outcome, written_by=Writer.JUDGE, retry_delay_s=0)
     values = {"problem": PROBLEM, "kernel": KERNEL, "log": LOG}
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL statement_timeout = 0"))
@@ -169,3 +167,132 @@ def taken(median_ms: float) -> Measurement:
         null_ms=0.002,
         cold_l2=False,
     )
+
+
+def pages(engine: Engine) -> dict[str, str]:
+    """Return the addresses that are asked for, by their names."""
+    with engine.connect() as connection:
+        problems = connection.scalars(
+            text(
+                "SELECT hash FROM problems WHERE source LIKE '%# problem_0' OR source LIKE '%# problem_7' ORDER BY source"
+            )
+        ).all()
+        two = connection.scalars(
+            text("SELECT evaluation_id FROM verdicts WHERE category = 'passed' AND attempt_id > 10 LIMIT 2")
+        ).all()
+        runs = connection.scalars(text("SELECT id FROM search_runs ORDER BY created_at LIMIT 2")).all()
+    return {
+        "now": "/",
+        "evaluations": "/evaluations",
+        "evaluation": f"/evaluations/{two[0]}",
+        "problems": "/problems",
+        "problems, by name": "/problems?name=problem+24",
+        "problem": f"/problems/{problems[1]}",
+        "problem of a twentieth of all": f"/problems/{problems[0]}",
+        "batches": "/batches",
+        "batch of 950": "/batches/step%201",
+        "batch of a twentieth of all": "/batches/night",
+        "runs": "/runs",
+        "run": f"/runs/{runs[0]}",
+        "two runs": f"/runs/{runs[0]}/{runs[1]}",
+        "two kernels": f"/compare/{two[0]}/{two[1]}",
+        "search, a frequent word": "/search?q=triton",
+        "search, a rare word": "/search?q=variant+4711",
+        "search, words of a log": "/search?q=mismatch+4712",
+        "search, no such word": "/search?q=nowhere",
+    }
+
+
+@contextmanager
+def served(config: Config) -> Generator[str]:
+    """Serve the fleet's pages in a process of their own, to every user of this machine; yield the address."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | config.environment() | {"KQUEUE_HTTP_TOKENS": "trust-local-users"}
+    command = [sys.executable, "-m", "kqueue", "serve", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        while not answers(url):
+            if server.poll() is not None:
+                raise SystemExit("`kqueue serve` ended")
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+
+
+def answers(url: str) -> bool:
+    """True if the server answers that it is healthy."""
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def measure(url: str, addresses: Mapping[str, str], times: int) -> dict[str, dict[str, float]]:
+    """Return what each page takes, in milliseconds. The first two requests do not count."""
+    found: dict[str, dict[str, float]] = {}
+    with httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as http:
+        for name, address in addresses.items():
+            taken: list[float] = []
+            for _ in range(times + 2):
+                begun = time.perf_counter()
+                answer = http.get(address)
+                taken.append(1000 * (time.perf_counter() - begun))
+                if answer.status_code != 200:
+                    raise SystemExit(f"{address}: {answer.status_code}: {answer.text[:2000]}")
+            found[name] = {
+                "p50_ms": round(statistics.median(taken[2:]), 1),
+                "p95_ms": round(statistics.quantiles(taken[2:], n=20)[-1], 1),
+                "kib": round(len(answer.content) / 1024, 1),
+            }
+            print(f"{name}: {found[name]}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--evaluations", type=int, default=1_000_000, help="finished ones that there are")
+    parser.add_argument("--problems", type=int, default=250, help="problems that they are of")
+    parser.add_argument("--times", type=int, default=40, help="requests for each page")
+    parser.add_argument("--out", type=Path, help="JSON")
+    options = parser.parse_args()
+    if options.evaluations < 1000 or options.problems < 8 or options.times < 2:
+        parser.error("give 1000 evaluations, 8 problems and 2 requests or more")
+    with (
+        tempfile.TemporaryDirectory() as home,
+        Postgres(Path(home) / "postgres", durable=False) as postgres,
+        Valkey(Path(home) / "valkey") as valkey,
+    ):
+        config = load(database_url=postgres.url, redis_url=valkey.url, home=Path(home))
+        schema.upgrade(postgres.url)
+        engine = connect(postgres.url, application="benchmark", pool_size=2)
+        begun = time.perf_counter()
+        fill(engine, options.evaluations, options.problems, runs=100)
+        filled_s = time.perf_counter() - begun
+        with served(config) as url:
+            found = measure(url, pages(engine), options.times)
+        with engine.connect() as connection:
+            version = connection.scalars(text("SHOW server_version")).one()
+        engine.dispose()
+    result: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "postgres": version,
+        "evaluations": options.evaluations,
+        "problems": options.problems,
+        "requests": options.times,
+        "filled_s": round(filled_s),
+        "pages": found,
+    }
+    print(json.dumps(result, indent=2))
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -20,9 +20,7 @@ def _given(value: object) -> object:
 
 
 #: A filter of any text.
-Asked = Annotated[
-    str | None, BeforeValidator(_given), Query(max_length=_LONGEST, pattern=r"^[^\x00]*$")
-]
+Asked = Annotated[str | None, BeforeValidator(_given), Query(max_length=_LONGEST, pattern=r"^[^\x00]*$")]
 #: With slashes: batches are named by people.
 BatchName = Annotated[str, Path(min_length=1, max_length=_LONGEST, pattern=r"^[^\x00]+$")]
 

@@ -33,7 +33,9 @@ async def times_picture(
 ) -> Response:
     """Draw where the timed calls of both lie."""
     pair = await gateway.read(_pair, first, second)
-    return await picture(charts.Times("times of one call", [_spread(name, taken) for name, taken in _times(pair)]), theme)
+    return await picture(
+        charts.Times("times of one call", [_spread(name, taken) for name, taken in _times(pair)]), theme
+    )
 
 
 @router.get("/compare/{first}/{second}")
@@ -94,6 +96,4 @@ def _times(pair: tuple[Detail, Detail]) -> list[tuple[str, Measurement]]:
 
 
 def _spread(name: str, taken: Measurement) -> charts.Spread:
-    return charts.Spread(
-        name, taken.min_ms, taken.q1_ms, taken.median_ms, taken.q3_ms, taken.max_ms, taken.count
-    )
+    return charts.Spread(name, taken.min_ms, taken.q1_ms, taken.median_ms, taken.q3_ms, taken.max_ms, taken.count)

@@ -61,9 +61,7 @@ async def problems(
 
 
 @router.get("/problems/{problem_hash}/best.svg")
-async def best_picture(
-    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
-) -> Response:
+async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
     """Draw the best kernel over time."""
     known, _source = await gateway.read(reports.problem, problem_hash)
     found = await gateway.read(curves.best_so_far, problem_hash)

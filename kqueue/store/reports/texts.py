@@ -19,7 +19,7 @@ from sqlalchemy import Engine, Select, Text, TextClause, cast, func, select, tex
 from kqueue.errors import DatabaseUnavailable, InvalidRequest
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
-from kqueue.store.sql import read
+from kqueue.store.sql import any_text, any_uuid, read
 
 #: The longest text that is looked for, and the most words of it.
 MOST_CHARACTERS: Final = 200
@@ -28,6 +28,10 @@ _MOST_WORDS: Final = 10
 _SHORTEST_BEGINNING: Final = 3
 #: The characters of each text that are returned, to show where the words are.
 _SHOWN: Final = 100_000
+#: The most texts with all words among which the latest are chosen.
+_LOOKED_AT: Final = 5000
+#: The latest texts that are looked at if more have them.
+_RECENT: Final = 100
 #: Longer queries are broken off: a page must not keep others from the database.
 _TIMEOUT_MS: Final = 3000
 
@@ -82,6 +86,9 @@ def parse(asked: str) -> str:
 def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list[Hit]:
     """Return texts in which all words are, the latest first.
 
+    Words that are in very many texts are looked for in :data:`_LOOKED_AT` of them and in the :data:`_RECENT` latest
+    texts, so the latest hits of words that most texts have are found too.
+
     Args:
         engine: the database.
         asked: words; what stands between them does not count.
@@ -92,15 +99,35 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
         InvalidRequest: as :func:`parse`, or it took too long.
     """
     wanted = {"wanted": parse(asked)}
-    query = _logs(limit) if where is Where.LOGS else _sources(Kernel if where is Where.KERNELS else Problem, limit)
+    key, at, of = _TEXTS[where]
+    fits = [_fits(of)] if where is not Where.LOGS else [_HAS_LOG, _fits(of)]
+    found: set[Any] = set()
     try:
-        with transaction(engine) as connection:
-            connection.execute(text(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}"))
-            return read(Hit, connection.execute(query, wanted))
+        some = select(key, at).where(*fits).limit(_LOOKED_AT)
+        found |= _keys(engine, some, wanted)
+        if len(found) == _LOOKED_AT:
+            latest = select(key).order_by(at.desc()).limit(_RECENT)
+            if where is Where.LOGS:
+                latest = latest.where(_HAS_LOG)
+            recent = latest.cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
+            found |= _keys(engine, select(key, at).join(recent, recent.c[0] == key).where(*fits), wanted)
     except DatabaseUnavailable as error:
-        if isinstance(getattr(error.__cause__, "orig", None), QueryCanceled):
+        if not isinstance(getattr(error.__cause__, "orig", None), QueryCanceled):
+            raise
+        if not found:
             raise InvalidRequest(f"search: it took more than {_TIMEOUT_MS / 1000:g} s: give rarer words") from None
-        raise
+    latest_of = [name for name, _ in sorted(found, key=lambda one: (one[1], one[0]), reverse=True)[:limit]]
+    with transaction(engine) as connection:
+        return read(Hit, connection.execute(_shown(where, latest_of)))
+
+
+def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: dict[str, str]) -> set[tuple[Any, datetime]]:
+    """Return the keys and times of what a query finds."""
+    with transaction(engine) as connection:
+        connection.execute(text(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}"))
+        # How frequent words are is guessed too badly: it would rather read every source.
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+        return {(row[0], row[1]) for row in connection.execute(query, wanted)}
 
 
 def _fits(of: str) -> TextClause:
@@ -109,14 +136,22 @@ def _fits(of: str) -> TextClause:
     return text(f"{has} @@ to_tsquery('simple', :wanted)")
 
 
-def _sources(kind: type[Kernel | Problem], limit: int) -> Select[*tuple[Any, ...]]:
-    few = (
-        select(kind.hash, kind.created_at, func.left(kind.source, _SHOWN).label("text"))
-        .where(_fits(f"{kind.__tablename__}.source"))
-        .order_by(kind.created_at.desc(), kind.hash.desc())
-        .limit(limit)
-        .subquery()
-    )
+def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
+    """Return the query for what is shown of texts."""
+    if where is Where.LOGS:
+        return (
+            select(
+                cast(Verdict.evaluation_id, Text).label("name"),
+                Evaluation.kernel_label.label("label"),
+                Verdict.evaluation_id,
+                Verdict.finished_at.label("at"),
+                func.left(Verdict.log, _SHOWN).label("text"),
+            )
+            .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+            .where(Verdict.evaluation_id == any_uuid(keys))
+            .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
+        )
+    kind = Kernel if where is Where.KERNELS else Problem
     of, label = (
         (Evaluation.kernel_hash, Evaluation.kernel_label)
         if kind is Kernel
@@ -124,40 +159,31 @@ def _sources(kind: type[Kernel | Problem], limit: int) -> Select[*tuple[Any, ...
     )
     last = (
         select(Evaluation.id, label.label("label"))
-        .where(of == few.c.hash)
+        .where(of == kind.hash)
         .order_by(Evaluation.submitted_at.desc())
         .limit(1)
         .lateral()
     )
     return (
         select(
-            few.c.hash.label("name"),
+            kind.hash.label("name"),
             last.c.label,
             last.c.id.label("evaluation_id"),
-            few.c.created_at.label("at"),
-            few.c.text,
+            kind.created_at.label("at"),
+            func.left(kind.source, _SHOWN).label("text"),
         )
+        .select_from(kind)
         .outerjoin(last, true())
-        .order_by(few.c.created_at.desc(), few.c.hash.desc())
+        .where(kind.hash == any_text(keys))
+        .order_by(kind.created_at.desc(), kind.hash.desc())
     )
 
 
-def _logs(limit: int) -> Select[*tuple[Any, ...]]:
-    few = (
-        select(Verdict.evaluation_id, Verdict.finished_at, func.left(Verdict.log, _SHOWN).label("text"))
-        .where(text("verdicts.log <> ''"), _fits("verdicts.log"))
-        .order_by(Verdict.finished_at.desc())
-        .limit(limit)
-        .subquery()
-    )
-    return (
-        select(
-            cast(few.c.evaluation_id, Text).label("name"),
-            Evaluation.kernel_label.label("label"),
-            few.c.evaluation_id,
-            few.c.finished_at.label("at"),
-            few.c.text,
-        )
-        .join(Evaluation, Evaluation.id == few.c.evaluation_id)
-        .order_by(few.c.finished_at.desc())
-    )
+#: As the index on logs has it.
+_HAS_LOG: Final = text("verdicts.log <> ''")
+#: The key of each kind of text, its time, and the column in which it is.
+_TEXTS: Final[dict[Where, tuple[Any, Any, str]]] = {
+    Where.KERNELS: (Kernel.hash, Kernel.created_at, "kernels.source"),
+    Where.PROBLEMS: (Problem.hash, Problem.created_at, "problems.source"),
+    Where.LOGS: (Verdict.evaluation_id, Verdict.finished_at, "verdicts.log"),
+}
