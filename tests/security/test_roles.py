@@ -95,6 +95,11 @@ STATEMENTS: dict[str, set[str]] = {
     "UPDATE search_steps SET summary = 's'": {roles.PRODUCER},
     "UPDATE search_proposals SET answer = 'a'": {roles.PRODUCER},
     "DELETE FROM search_runs": NOBODY,
+    f"INSERT INTO sessions (digest, token_id, ends_at) VALUES ('d', {IDENTITY}, now())": {roles.GATEWAY},
+    f"INSERT INTO sessions (digest, token_id, is_link, ends_at) VALUES ('d', {IDENTITY}, true, now())": NOBODY,
+    "SELECT digest FROM sessions": {roles.GATEWAY},
+    "UPDATE sessions SET ends_at = now()": NOBODY,
+    "DELETE FROM sessions": {roles.GATEWAY},
     "UPDATE alembic_version SET version_num = '9999'": NOBODY,
     "TRUNCATE verdicts": NOBODY,
     "DROP TABLE verdicts": NOBODY,
@@ -132,7 +137,7 @@ def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str], ro
 def test_no_table_was_forgotten() -> None:
     """A new table is either read by all roles or named here."""
     views = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
-    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens"} | views | {"alembic_version"}
+    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions"} | views | {"alembic_version"}
 
 
 def granted(engine: Engine) -> set[tuple[str, str, str, str]]:

@@ -1,0 +1,164 @@
+"""The page in a real browser: by keyboard, by what assistive technology sees, on a phone, and as news come."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kqueue.categories import Category
+from tests.http.standin import Served, submit
+from tests.samples import ended, passed
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_AXE = Path(__file__).parent / "axe" / "axe.min.js"
+#: Milliseconds that anything may take on a busy machine.
+_PATIENCE_MS = 120_000
+
+pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="there is no chromium on PATH")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS, timeout=_PATIENCE_MS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium: Any, served: Served) -> Iterator[Callable[..., Any]]:
+    """Open a tab of a new visitor, who is not logged in."""
+    contexts: list[Any] = []
+
+    def one(**options: Any) -> Any:
+        context = chromium.new_context(base_url=served.url, **options)
+        context.set_default_timeout(_PATIENCE_MS)
+        contexts.append(context)
+        return context.new_page()
+
+    yield one
+    for context in contexts:
+        context.close()
+
+
+def _log_in(tab: Any, secret: str) -> None:
+    tab.goto("/login")
+    tab.fill("#token", secret)
+    tab.press("#token", "Enter")
+    tab.wait_for_url(re.compile(r"/$"))
+
+
+def test_by_keyboard_alone(
+    visit: Callable[..., Any], token: Callable[[str], str], queued: UUID, judge: Callable[..., None]
+) -> None:
+    judge(queued, ended(Category.WRONG_VALUES))
+    tab = visit()
+    tab.goto("/evaluations")
+    # The field of the form has the focus.
+    tab.keyboard.type(token("read"))
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/evaluations")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("document.activeElement.getAttribute('href')") == f"/evaluations/{queued}":
+            break
+    # Where the focus is can be seen.
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**/evaluations/{queued}")
+    assert tab.locator("h2", has_text="Where it is wrong").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(
+    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None], scheme: str
+) -> None:
+    with served.client() as api:
+        waits, wrong, right = (submit(api, number) for number in range(3))
+    judge(wrong, ended(Category.WRONG_VALUES, log="hello\n"))
+    judge(right, passed())
+    tab = visit(color_scheme=scheme)
+    tab.goto("/login")
+    pages = ["/", "/evaluations", "/evaluations?category=none", *(f"/evaluations/{one}" for one in (waits, wrong))]
+    pages.append(f"/evaluations/{right}?against={wrong}")
+    assert _violations(tab) == []
+    _log_in(tab, token("submit"))
+    for address in pages:
+        tab.goto(address)
+        assert _violations(tab) == [], address
+
+
+def _violations(tab: Any) -> list[Any]:
+    # The page's policy lets in no script but the server's: a debugger's is beside it.
+    tab.evaluate(_AXE.read_text())
+    return tab.evaluate(
+        "axe.run().then(found => found.violations.map(one => [one.id, one.nodes.map(node => node.html)]))"
+    )
+
+
+def test_news_come_without_a_reload(
+    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None]
+) -> None:
+    with served.client() as api:
+        first = submit(api, 1)
+    tab = visit()
+    wrong: list[str] = []
+    tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    _log_in(tab, token("read"))
+    tab.evaluate("window.mark = 1")
+    tab.get_by_text("live", exact=True).wait_for()
+    judge(first)
+    tab.get_by_text("passed").wait_for()
+    assert tab.evaluate("window.mark") == 1
+    with served.client() as api:
+        second = submit(api, 2)
+    tab.goto(f"/evaluations/{second}")
+    assert tab.locator("h2", has_text="Verdict").count() == 0
+    judge(second)
+    tab.locator("h2", has_text="Verdict").wait_for()
+    assert wrong == []
+
+
+def test_no_page_scrolls_sideways_on_a_phone(
+    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None]
+) -> None:
+    with served.client() as api:
+        body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
+        answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
+    identity = UUID(answer.raise_for_status().json()["evaluation_id"])
+    judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
+    tab = visit(viewport={"width": 375, "height": 700})
+    _log_in(tab, token("submit"))
+    for address in ("/", "/evaluations", f"/evaluations/{identity}"):
+        tab.goto(address)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
+
+
+def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str], queued: UUID) -> None:
+    tab = visit(java_script_enabled=False)
+    _log_in(tab, token("submit"))
+    tab.goto(f"/evaluations/{queued}")
+    tab.get_by_role("button", name="Cancel").click()
+    tab.get_by_text("cancelled").first.wait_for()
+    tab.get_by_role("button", name="Log out").click()
+    tab.wait_for_url("**/login")
