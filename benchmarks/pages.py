@@ -2,7 +2,8 @@
 
 It starts embedded services in a temporary home and fills the database with so many evaluations that have their
 verdicts, of that many problems in batches of 1,000, with searches beside them. Then it serves them, and asks for each
-page over one connection, one request after another. Everything is printed as JSON and, with `--out FILE`, written there.
+page over one connection, one request after another. Everything is printed as JSON and, with `--out FILE`, written
+there.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class ModelNew(torch.nn.Module):
         return y
 """
 LOG = 'Traceback (most recent call last):\n  File "kernel.py", line 17\nRuntimeError: mismatch of element number '
-#: Each makes rows like those that were judged: of ten evaluations six passed, and a third had the kernel of another. One
-#: of twenty is of problem 0, and one of twenty in the batch `night`.
+#: Each makes rows like those that were judged: of ten evaluations six passed, and a third had the kernel of another.
+#: One of twenty is of problem 0, and one of twenty in the batch `night`.
 FILL = """
 CREATE TEMP TABLE model ON COMMIT DROP AS
 SELECT e.settings, a.worker_id, a.environment_hash AS environment, v.*
@@ -79,13 +80,14 @@ CREATE TEMP TABLE rows ON COMMIT DROP AS
 SELECT nr, gen_random_uuid() AS id,
        CASE WHEN nr % 20 = 0 THEN 0 ELSE nr % {problems} END AS problem,
        encode(sha256(('kernel ' || nr - nr % 3 % 2)::bytea), 'hex') AS kernel_hash,
-       CASE WHEN nr % 10 < 6 THEN 'passed' ELSE 'wrong_values' END AS category,
+       CASE WHEN nr / 7 % 10 < 6 THEN 'passed' ELSE 'wrong_values' END AS category,
        now() - ({evaluations} - nr) * interval '1 s' AS submitted_at,
        0.5 + random() AS factor
 FROM generate_series(1, {evaluations}) AS nr;
 CREATE INDEX ON rows (id);
 INSERT INTO problems (hash, source, created_at)
-SELECT encode(sha256(('problem ' || nr)::bytea), 'hex'), CAST(:problem AS text) || '# problem_' || nr, now() - nr * interval '1 h'
+SELECT encode(sha256(('problem ' || nr)::bytea), 'hex'), CAST(:problem AS text) || '# problem_' || nr,
+       now() - nr * interval '1 h'
 FROM generate_series(0, {problems} - 1) AS nr;
 INSERT INTO kernels (hash, backend, source, created_at)
 SELECT DISTINCT ON (kernel_hash) kernel_hash, 'triton', CAST(:kernel AS text) || '# variant_' || nr, submitted_at
@@ -107,15 +109,18 @@ SELECT r.id, a.id, m.category, m.blame, m.compiled, m.correctness, m.phase, m.me
        CASE WHEN m.category = 'passed' THEN '' ELSE CAST(:log AS text) || nr END, 'judge', submitted_at + interval '2 s'
 FROM rows AS r JOIN attempts AS a ON a.evaluation_id = r.id JOIN model AS m ON m.category = r.category;
 INSERT INTO search_runs (id, name, plan, state, created_at)
-SELECT gen_random_uuid(), 'search-' || nr, jsonb_build_object('algorithm', 'PS', 'problem', CAST(:problem AS text) || nr, 'kernel',
-       CAST(:kernel AS text), 'backend', 'triton', 'proposer', 'model', 'given', 'some-model', 'metrics',
-       jsonb_build_array('inverse_runtime')), 'done', now() - nr * interval '1 h'
+SELECT gen_random_uuid(), 'search-' || nr,
+       jsonb_build_object('algorithm', 'PS', 'problem', CAST(:problem AS text) || nr, 'kernel', CAST(:kernel AS text),
+                          'backend', 'triton', 'proposer', 'model', 'given', 'some-model',
+                          'metrics', jsonb_build_array('inverse_runtime')),
+       'done', now() - nr * interval '1 h'
 FROM generate_series(1, {runs}) AS nr;
 INSERT INTO search_steps (run_id, number, best, ended_at)
 SELECT id, nr, nr * 4, now() FROM search_runs CROSS JOIN generate_series(0, 50) AS nr;
 INSERT INTO search_proposals (run_id, number, step, parent, prompt, answer, kernel, category, message, runtime_ms,
                               speedup, scores, feedback, asked_at, ended_at)
-SELECT id, nr, (nr + 3) / 4, nullif(greatest(0, nr - 1 - nr % 7), nr), repeat(CAST(:problem AS text), 10), repeat(CAST(:kernel AS text), 4),
+SELECT id, nr, (nr + 3) / 4, nullif(greatest(0, nr - 1 - nr % 7), nr), repeat(CAST(:problem AS text), 10),
+       repeat(CAST(:kernel AS text), 4),
        CAST(:kernel AS text) || nr, CASE WHEN nr % 3 = 1 THEN 'wrong_values' ELSE 'passed' END, '', 1.0 / (1 + nr),
        CASE WHEN nr % 3 = 1 THEN NULL ELSE 1 + nr * random() / 100 END,
        CASE WHEN nr % 3 = 1 THEN NULL ELSE jsonb_build_object('inverse_runtime', 1 + nr) END, 'try again', now(), now()
@@ -173,9 +178,7 @@ def pages(engine: Engine) -> dict[str, str]:
     """Return the addresses that are asked for, by their names."""
     with engine.connect() as connection:
         problems = connection.scalars(
-            text(
-                "SELECT hash FROM problems WHERE source LIKE '%# problem_0' OR source LIKE '%# problem_7' ORDER BY source"
-            )
+            text("SELECT hash FROM problems WHERE source ~ '# problem_[07]$' ORDER BY source")
         ).all()
         two = connection.scalars(
             text("SELECT evaluation_id FROM verdicts WHERE category = 'passed' AND attempt_id > 10 LIMIT 2")

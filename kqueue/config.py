@@ -138,6 +138,14 @@ class Config(BaseSettings):
         return self.home.expanduser().absolute()
 
     @property
+    def live_s(self) -> float:
+        """Seconds after its last heartbeat for which a worker counts as alive by those who submit and those who look.
+
+        Twice the lease: what a worker held is given to another before its lane counts as gone.
+        """
+        return 2 * self.lease_s
+
+    @property
     def build_location(self) -> str:
         """Where compiled extensions are kept, an absolute path or a URL; empty for nowhere."""
         if self.build_store_bytes == 0:

@@ -180,6 +180,17 @@ class Timing(_Model):
     """Time the reference under ``torch.compile`` too."""
 
 
+class Debug(_Model):
+    """Switches that make a kernel's faults easier to find. They slow it down: with one of them nothing is timed."""
+
+    launch_blocking: bool = False
+    """Let each launch on a GPU return when its kernel has ended (``CUDA_LAUNCH_BLOCKING``), so that a fault is told
+    where it happened and not at a later call."""
+    device_asserts: bool = False
+    """Let Triton check ``tl.device_assert`` and the overflow of integers (``TRITON_DEBUG``); on the lane ``cpu`` the
+    former alone."""
+
+
 class Policies(_Model):
     """The consequences for kernels that give right answers and look like cheats."""
 
@@ -220,10 +231,17 @@ class Settings(_Model):
     """The comparison that decides if values are right."""
     policies: Policies = Policies()
     timing: Timing = Timing()
+    debug: Debug = Debug()
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Most attempts. There is another one only after a failure of the fleet."""
+
+    @model_validator(mode="after")
+    def _debugs_or_times(self) -> Self:
+        if self.timing.enabled and self.debug != Debug():
+            raise ValueError("a kernel is not timed under debug switches: set timing.enabled to false (--no-timing)")
+        return self
 
 
 def _source(value: str, what: str) -> str:

@@ -54,8 +54,6 @@ _SLOW_MS: Final = 50.0
 _APART_S: Final = 2.0
 #: How long that process may take to end, in seconds.
 _END_S: Final = 5.0
-#: A worker counts as alive if its last heartbeat is at most this many leases old.
-LIVE_LEASES: Final = 2.0
 
 
 class State(StrEnum):
@@ -214,7 +212,7 @@ def _database(config: Config, *, deep: bool) -> list[Check]:
 def _workers(engine: Engine, config: Config) -> Check:
     from kqueue.store.workers import live_lanes
 
-    lanes = live_lanes(engine, within_s=LIVE_LEASES * config.lease_s)
+    lanes = live_lanes(engine, within_s=config.live_s)
     if lanes:
         return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
     fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.config import Config, load
 from kqueue.local.postgres import Postgres
@@ -126,7 +126,9 @@ def fields() -> Callable[..., dict[str, object]]:
 
 @pytest.fixture
 def worker_id(engine: Engine) -> UUID:
-    """A live worker of the lane ``cpu``."""
+    """A worker of the lane ``cpu``. It counts as alive however long the test takes."""
     identity = uuid4()
     workers.register(engine, id=identity, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
     return identity

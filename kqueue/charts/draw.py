@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import singledispatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -51,20 +50,13 @@ def draw(figure: Any, chart: Chart, theme: Theme) -> None:
     """Draw a chart onto a figure, under the theme's settings."""
     axes = figure.subplots()
     axes.set_title(_short(chart.title, _TITLE))
-    if _drawn(chart, figure, axes, theme) is False:
+    if not _DRAWN[type(chart)](chart, figure, axes, theme):
         axes.set_axis_off()
         axes.text(
             0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=quiet(theme)
         )
 
 
-@singledispatch
-def _drawn(chart: object, figure: Any, axes: Any, theme: Theme) -> bool:
-    """Draw a chart; return False if there is nothing to draw."""
-    raise TypeError(f"{type(chart).__name__} is no chart")
-
-
-@_drawn.register
 def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> bool:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
@@ -108,7 +100,6 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     return True
 
 
-@_drawn.register
 def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bool:
     if not chart.bars:
         return False
@@ -130,11 +121,10 @@ def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bo
     axes.set_yticks(places, _labels(bar.label for bar in chart.bars))
     widest = max(max(bar.speedup, bar.high or 0.0) for bar in chart.bars)
     axes.set_xlim(0, max(1.05, widest) * (1.45 if any(bar.note for bar in chart.bars) else 1.18))
-    axes.set_xlabel("speedup over the baseline; the line is from the third to the first quartile of its times")
+    axes.set_xlabel("speedup over the baseline, and its quartiles")
     return True
 
 
-@_drawn.register
 def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool:
     stacks = [stack for stack in chart.stacks if sum(stack.counts.values())]
     if not stacks:
@@ -170,7 +160,6 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
     return True
 
 
-@_drawn.register
 def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
     if not chart.problems:
         return False
@@ -191,7 +180,7 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
         _pinned(axes, theme, p, above(p), f"fast_{p:g}: {above(p):.0%}")
     axes.set_xlim(0, end)
     axes.set_ylim(0, 1.08)
-    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:.0%}")
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.set_xlabel("p, the speedup to beat")
     axes.set_ylabel("share of problems")
@@ -202,7 +191,6 @@ def _pinned(axes: Any, theme: Theme, x: float, y: float, said: str) -> None:
     axes.annotate(said, (x, y), xytext=(9, 7), textcoords="offset points", color=ink(theme))
 
 
-@_drawn.register
 def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
     if not chart.spreads:
         return False
@@ -230,7 +218,6 @@ def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
     return True
 
 
-@_drawn.register
 def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> bool:
     curves = [curve for curve in chart.curves if curve.points or curve.tests]
     if not curves:
@@ -240,7 +227,7 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
         numbers = [number for number, _ in curve.points]
         scores = [score for _, score in curve.points]
         axes.scatter(
-            numbers, scores, s=22, marker=mark, color=paint, alpha=0.45, linewidths=0, rasterized=len(scores) > _POINTS
+            numbers, scores, s=22, marker=mark, color=paint, alpha=0.6, linewidths=0, rasterized=len(scores) > _POINTS
         )
         axes.step(
             numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
@@ -249,7 +236,7 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
         if curve.tests:
             axes.plot(
                 [number for number, _ in curve.tests], [score for _, score in curve.tests], "x", color=paint,
-                markersize=8, markeredgewidth=2, label=f"{_short(curve.label, _LABEL)}: the best, judged once more",
+                markersize=8, markeredgewidth=2, label=f"{_short(curve.label, _LABEL)}: best, judged again",
             )  # fmt: skip
     axes.set_xlabel("proposal")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -258,7 +245,6 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
     return True
 
 
-@_drawn.register
 def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bool:
     if not chart.shares:
         return False
@@ -281,8 +267,8 @@ def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float
 
 
 def _legend(axes: Any) -> None:
-    """Put the legend above the plot, where it hides nothing."""
-    axes.figure.legend(loc="outside lower left", ncols=3)
+    """Put the legend below the plot, where it hides nothing."""
+    axes.figure.legend(loc="outside lower left", ncols=2)
 
 
 def _labels(names: Iterable[str]) -> list[str]:
@@ -301,3 +287,15 @@ def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
 
     pairs = zip(to_rgb(paint), to_rgb(other), strict=True)
     return [share * mine + (1 - share) * its for mine, its in pairs]
+
+
+#: What draws each chart. It returns False if there is nothing to draw.
+_DRAWN: Final[Mapping[type[Any], Callable[[Any, Any, Any, Theme], bool]]] = {
+    BestSoFar: _best_so_far,
+    Leaderboard: _leaderboard,
+    Categories: _categories,
+    FastP: _fast_p,
+    Times: _times,
+    SearchCurve: _search_curve,
+    Importances: _importances,
+}

@@ -44,8 +44,9 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
         raise ConfigError(f"a picture needs matplotlib ({error}): pip install 'kqueue[plots]'") from None
     # Without a date, and without the version of what drew it.
     none: dict[str, Any] = {"Date": None, "Creator": None} if form is Form.SVG else {"Software": None}
+    settings: Any = settings_of(theme)
     held = BytesIO()
-    with _ALONE, mpl.rc_context(settings_of(theme)), warnings.catch_warnings():
+    with _ALONE, mpl.rc_context(settings), warnings.catch_warnings():
         # A label may have characters that no font here has; they become boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(layout="constrained")

@@ -75,6 +75,8 @@ def settings_of(theme: Theme) -> dict[str, Any]:
         "axes.titlepad": 14,
         "axes.titlesize": 13,
         "axes.titleweight": "bold",
+        "figure.constrained_layout.h_pad": 0.14,
+        "figure.constrained_layout.w_pad": 0.14,
         "figure.facecolor": paper,
         "figure.figsize": (8.0, 4.5),
         "font.family": ["DejaVu Sans"],

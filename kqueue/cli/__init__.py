@@ -23,6 +23,7 @@ from kqueue.cli import (
     judge,
     kernelbench,
     mcp,
+    plot,
     pytest,
     results,
     search,
@@ -30,7 +31,9 @@ from kqueue.cli import (
     submit,
     sweep,
     token,
+    top,
     tune,
+    watch,
 )
 from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
@@ -58,7 +61,7 @@ STATUSES: dict[type[KqueueError], int] = {
 }
 
 #: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
-_ANSWERING: Final = frozenset({"judge", "submit", "wait", "kernelbench", "autopsy", "doctor"})
+_ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "doctor"})
 #: Commands that go on where nobody reads their output.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: The exit status where the output cannot be written.
@@ -108,13 +111,16 @@ def _root(
 for group in (
     judge,
     submit,
+    watch,
     kernelbench,
     search,
     tune,
     autopsy,
     results,
+    plot,
     diff,
     fleet,
+    top,
     gpu,
     pytest,
     serve,

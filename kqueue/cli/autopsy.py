@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -67,18 +69,20 @@ def autopsy(
             if value
         ]:
             raise InvalidRequest(f"{given[0]}: an evaluation keeps what it was submitted with; give --problem too")
-        report = _of_evaluation(what, budget, evaluations, _told(as_json))
+        with _telling(evaluations, quiet=as_json) as told:
+            report = _of_evaluation(what, budget, evaluations, told)
     else:
         tree = options.settings_of(
             settings, assignments or (), precision=precision, checks=None, calls=None, no_timing=False
         )
-        request = _request(problem, what, backend, lane, tree)
-        if device is None:
-            report = _by_fleet(request, None, budget, evaluations, _told(as_json))
-        elif lane is not None:
+        if device is not None and lane is not None:
             raise InvalidRequest("--lane and --device: give one; --device judges without a fleet")
-        else:
-            report = _by_judge(request, device, budget, evaluations, _told(as_json))
+        request = _request(problem, what, backend, lane, tree)
+        with _telling(evaluations, quiet=as_json) as told:
+            if device is None:
+                report = _by_fleet(request, None, budget, evaluations, told)
+            else:
+                report = _by_judge(request, device, budget, evaluations, told)
     file = write(report, out)
     if as_json:
         write_json(to_json(report, file))
@@ -187,7 +191,7 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
     from kqueue.store import workers
 
     with database("autopsy") as engine:
-        live = workers.live_lanes(engine, within_s=load().lease_s)
+        live = workers.live_lanes(engine, within_s=load().live_s)
     slots = live.get(request.lane) or max(live.values(), default=1)
     with Client() as client:
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
@@ -203,14 +207,27 @@ def _by_judge(request: Request, device: str, budget: float, most: int, told: Tol
         return run.by_judge(Autopsy(request, most=most), local, budget, told)
 
 
-def _told(quiet: bool) -> Told:
-    """Return what says how far an autopsy is, on stderr: whenever something smaller was found."""
-    last: list[str] = [""]
+@contextmanager
+def _telling(most: int, *, quiet: bool) -> Generator[Told]:
+    """Yield what says on stderr how far an autopsy is: a bar on a terminal, else a line for whatever is smaller.
 
-    def tell(made: Autopsy) -> None:
-        line = made.progress()
-        if not quiet and line != last[0]:
-            last[0] = line
-            say(f"{line} ({made.evaluations} evaluations)")
+    Args:
+        most: evaluations at most.
+        quiet: say nothing.
+    """
+    from kqueue.cli.progress import make_bar
+    from kqueue.text import one_line
 
-    return tell
+    last = ""
+    with make_bar(quiet=quiet) as bar:
+        task = bar.add_task("", total=most)
+
+        def tell(made: Autopsy) -> None:
+            nonlocal last
+            line = made.progress()
+            bar.update(task, completed=made.evaluations, description=one_line(line))
+            if bar.disable and not quiet and line != last:
+                say(f"{line} ({made.evaluations} evaluations)")
+            last = line
+
+        yield tell

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import autopsy, options, sources
+from kqueue.cli.progress import progress
 from kqueue.cli.render import console, print_table, say, write_json
 from kqueue.cli.sources import Entry
-from kqueue.cli.submit import VERDICT_COLUMNS, Item, progress, verdict_cells
+from kqueue.cli.submit import VERDICT_COLUMNS, Item, verdict_cells
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import one_line
 

@@ -218,7 +218,7 @@ class _Run:
 
 def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
     """Judge the samples. Return the names of those that got no result, each with the reason."""
-    from kqueue.cli.submit import progress
+    from kqueue.cli.progress import progress
     from kqueue.kernelbench import row_of
 
     left_out: list[tuple[str, str]] = []

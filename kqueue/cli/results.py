@@ -80,14 +80,13 @@ def status(as_json: _Json = False) -> None:
     config = load()
     config.require_database()  # said at once, before what takes long to import
     from kqueue import broker
-    from kqueue.doctor import LIVE_LEASES
     from kqueue.store import gpus, reports, workers
 
     with database("status") as engine:
         lanes: dict[str, dict[str, int]] = {
             name: {**known, "workers": 0} for name, known in reports.states(engine).items()
         }
-        live = workers.live(engine, within_s=LIVE_LEASES * config.lease_s)
+        live = workers.live(engine, within_s=config.live_s)
         known = gpus.find(engine)
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
         crowds = reports.crowds(engine)
@@ -322,10 +321,9 @@ def _print_block(title: str, lines: str) -> None:
 def why(engine: Engine, evaluation_id: UUID) -> Waiting | None:
     """Return why an evaluation waits; None if it does not."""
     from kqueue.config import load
-    from kqueue.doctor import LIVE_LEASES
     from kqueue.store import reports
 
-    return reports.waiting(engine, evaluation_id, within_s=LIVE_LEASES * load().lease_s)
+    return reports.waiting(engine, evaluation_id, within_s=load().live_s)
 
 
 def _print_head(detail: Detail, waits: str) -> None:

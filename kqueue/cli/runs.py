@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kqueue.cli.render import console, milliseconds, ratio, text
+from kqueue.cli.progress import make_bar
+from kqueue.cli.render import milliseconds, ratio, text
 from kqueue.errors import InvalidRequest
 from kqueue.text import clean
 
@@ -102,15 +102,11 @@ class Progress:
     def __init__(
         self, run: Run, line: Callable[[Proposal], str], *, steps: int | None, every: int = 1, verbose: bool
     ) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         self._line = line
         self._steps = steps
         self._every = every
         self._verbose = verbose
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        shown = console(stderr=True)
-        self._bar = Progress(*columns, console=shown, transient=True, disable=not sys.stderr.isatty())
+        self._bar = make_bar()
         self._task = self._bar.add_task("steps", total=None if steps is None else steps + 1)
         self._say(f"search {run.name} ({run.id})")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, sources
-from kqueue.cli.render import category_text, console, milliseconds, print_table, ratio, say, write_json
+from kqueue.cli.progress import progress
+from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
 from kqueue.cli.results import database, told, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
@@ -357,35 +357,6 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
             if len(left) > 1:
                 what, it = (f"{len(left)} evaluations continue", "them")
             say(f"{what}: `kqueue wait {names}` comes back to {it}, `kqueue cancel` with the same ends {it}")
-
-
-@contextmanager
-def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show a progress bar if stderr is a terminal.
-
-    Args:
-        total: verdicts to expect.
-        quiet: show no bar.
-
-    Yields:
-        a function to call with the category of each verdict.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    passed = 0
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("waiting", total=total)
-
-        def advance(category: str) -> None:
-            nonlocal passed
-            passed += category == "passed"
-            bar.update(task, advance=1, description=f"{passed} passed")
-
-        yield advance
 
 
 def _print(items: Sequence[Item], *, wait: bool) -> None:

@@ -129,7 +129,7 @@ class DatabaseTransport(Transport):
 
     def _live(self) -> Mapping[str, int]:
         """Return the number of live workers of each lane."""
-        return workers.live_lanes(self._engine, within_s=self._config.lease_s)
+        return workers.live_lanes(self._engine, within_s=self._config.live_s)
 
     def _resolve(
         self, requests: Sequence[Request], live: Mapping[str, int], allow_idle_lane: bool

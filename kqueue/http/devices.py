@@ -219,7 +219,7 @@ class Fleet:
         Raises:
             ServiceError: the database cannot be used.
         """
-        self._last = await self._gateway.look(view, within_s=self._gateway.config.lease_s)
+        self._last = await self._gateway.look(view, within_s=self._gateway.config.live_s)
         self._read_at = time.monotonic()
         return self._last
 

@@ -18,7 +18,6 @@ from fastapi.responses import PlainTextResponse
 from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Backend, Precision
-from kqueue.doctor import LIVE_LEASES
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
@@ -187,7 +186,7 @@ async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes
     detail = await gateway.read(reports.show, evaluation_id)
     waiting = None
     if detail.state is not EvaluationState.DONE:
-        waiting = await gateway.read(reports.waiting, evaluation_id, within_s=LIVE_LEASES * gateway.config.lease_s)
+        waiting = await gateway.read(reports.waiting, evaluation_id, within_s=gateway.config.live_s)
     return shapes.Evaluation.of(detail, waiting)
 
 

@@ -84,7 +84,7 @@ class LocalKernelEvaluator:
             settings = self._settings()
             engine = connect(settings.require_database(), application="kqueue-client", pool_size=1)
             try:
-                live = workers.live_lanes(engine, within_s=settings.lease_s)
+                live = workers.live_lanes(engine, within_s=settings.live_s)
             finally:
                 engine.dispose()
             # Any kernel: an evaluation may have another backend.

@@ -197,7 +197,7 @@ class LocalFleet:
 
         if self._engine is None:
             raise LocalFleetError("this fleet was not started, or was stopped: ask inside its `with` block")
-        return workers.live(self._engine, within_s=self.config.lease_s)
+        return workers.live(self._engine, within_s=self.config.live_s)
 
     def run_forever(self) -> None:
         """Keep all parts running until SIGINT, SIGTERM or SIGHUP comes, then stop everything.

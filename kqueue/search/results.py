@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from kqueue import charts
 from kqueue.errors import ConfigError
 from kqueue.search.plan import Plan, Task
 from kqueue.store.searches import Proposal, Run, Step
-
-_SIZE_INCHES: Final = (8.0, 5.0)
 
 
 def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
@@ -45,23 +43,20 @@ def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequen
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
-    figure = _figure("a curve", "search", _SIZE_INCHES)
-    axes = figure.subplots()
-    for place, (name, (plan, proposals, steps)) in enumerate(runs.items()):
+    return _drawn(folder, "curve", curve(runs))
+
+
+def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> charts.SearchCurve:
+    """Return the chart of runs' scores, each under its first metric, from the arguments of :func:`draw`."""
+    metrics = dict.fromkeys(plan.metrics[0] for plan, _, _ in runs.values())
+    curves: list[charts.Curve] = []
+    for name, (plan, proposals, steps) in runs.items():
         metric = plan.metrics[0]
-        points = list(_points(proposals, metric))
-        colour = f"C{place % 10}"
-        axes.plot([x for x, _ in points], [y for _, y in points], ".", color=colour, alpha=0.4)
-        best = list(accumulate((y for _, y in points), max))
-        axes.step([x for x, _ in points], best, where="post", color=colour, label=f"{_plain(name)}: best {metric}")
         tests = [(test["number"], test["scores"][metric]) for step in steps if (test := step.test) and test["scores"]]
-        if tests:
-            axes.plot(*zip(*tests, strict=True), "x", color=colour, label=f"{_plain(name)}: the best, judged once more")
-    axes.set_xlabel("proposal")
-    axes.set_ylabel("score")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return _saved(figure, folder, "curve")
+        curves.append(
+            charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", _points(proposals, metric), tests)
+        )
+    return charts.SearchCurve(", ".join(runs), next(iter(metrics)) if len(metrics) == 1 else "score", curves)
 
 
 def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -> list[Path]:
@@ -75,42 +70,21 @@ def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
-    width, height = _SIZE_INCHES
-    figure = _figure("a picture of importances", "tune", (width, min(height, 1.2 + 0.4 * len(importances))))
-    axes = figure.subplots()
-    bars = axes.barh([_plain(name) for name in importances], list(importances.values()))
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.1)
-    axes.set_xlabel("importance (PED-ANOVA)")
-    axes.set_title(_plain(run.name))
-    return _saved(figure, folder, "importance")
+    return _drawn(folder, "importance", charts.Importances(run.name, importances))
 
 
-def _figure(what: str, extra: str, size: tuple[float, float]) -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
-    except ImportError as error:
-        raise ConfigError(f"{what} needs matplotlib ({error}): pip install 'kqueue[{extra}]'") from None
-
-
-def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
-    files = [folder / f"{name}.png", folder / f"{name}.svg"]
+def _drawn(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
+    pictures = {
+        folder / f"{name}.{form}": charts.render(chart, form=form) for form in (charts.Form.PNG, charts.Form.SVG)
+    }
     with _writing(folder):
-        for file in files:
-            figure.savefig(file)
-    return files
+        for file, picture in pictures.items():
+            file.write_bytes(picture)
+    return list(pictures)
 
 
-def _points(proposals: Sequence[Proposal], metric: str) -> Iterator[tuple[int, float]]:
-    for one in proposals:
-        if one.scores is not None and metric in one.scores:
-            yield one.number, one.scores[metric]
-
-
-def _plain(name: str) -> str:
-    """Return a name in which matplotlib sees no formula."""
-    return name.replace("$", r"\$")
+def _points(proposals: Sequence[Proposal], metric: str) -> list[tuple[int, float]]:
+    return [(one.number, one.scores[metric]) for one in proposals if one.scores is not None and metric in one.scores]
 
 
 @contextmanager

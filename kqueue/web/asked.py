@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import Path, Query
-from pydantic import BeforeValidator
+from fastapi import Path
+from pydantic import BeforeValidator, StringConstraints
 
+from kqueue.contract import Backend, Precision
 from kqueue.http.gateway import CurrentGateway
 
-__all__ = ["Asked", "BatchName", "CurrentGateway", "asked_for"]
+__all__ = ["Asked", "AskedBackend", "AskedPrecision", "BatchName", "CurrentGateway", "asked_for"]
 
 _LONGEST: Final = 200
 
@@ -20,7 +21,12 @@ def _given(value: object) -> object:
 
 
 #: A filter of any text.
-Asked = Annotated[str | None, BeforeValidator(_given), Query(max_length=_LONGEST, pattern=r"^[^\x00]*$")]
+Asked = Annotated[
+    Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\x00]*$")] | None, BeforeValidator(_given)
+]
+#: A filter that is one of a few values.
+AskedPrecision = Annotated[Precision | None, BeforeValidator(_given)]
+AskedBackend = Annotated[Backend | None, BeforeValidator(_given)]
 #: With slashes: batches are named by people.
 BatchName = Annotated[str, Path(min_length=1, max_length=_LONGEST, pattern=r"^[^\x00]+$")]
 

@@ -16,7 +16,7 @@ from kqueue.text import clean
 #: The most rows of a file: a page cannot be asked for a whole database.
 MOST_ROWS: Final = 100_000
 #: What a spreadsheet would take for the beginning of a formula.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\n")
 
 
 class Format(StrEnum):

@@ -12,13 +12,15 @@ from sqlalchemy import Engine
 from kqueue import charts
 from kqueue.charts import Theme
 from kqueue.contract import HASH, Backend, Precision
+from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
+from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
 from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
-from kqueue.web.asked import Asked, CurrentGateway, asked_for
+from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
 from kqueue.web.export import MOST_ROWS, Format, as_csv, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -63,7 +65,7 @@ async def problems(
 @router.get("/problems/{problem_hash}/best.svg")
 async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
     """Draw the best kernel over time."""
-    known, _source = await gateway.read(reports.problem, problem_hash)
+    known, _source = await gateway.read(_known, problem_hash)
     found = await gateway.read(curves.best_so_far, problem_hash)
     points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in found]
     return await picture(charts.BestSoFar(_name(known), points), theme)
@@ -74,7 +76,7 @@ async def board_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw the fastest kernels with the spread of their times."""
-    known, _source = await gateway.read(reports.problem, problem_hash)
+    known, _source = await gateway.read(_known, problem_hash)
     rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
     return await picture(charts.Leaderboard(_name(known), _bars(rows)), theme)
 
@@ -85,15 +87,15 @@ async def problem(
     _: Viewer,
     gateway: CurrentGateway,
     problem_hash: _Hash,
-    precision: Precision | None = None,
+    precision: AskedPrecision = None,
     device: Asked = None,
-    backend: Backend | None = None,
+    backend: AskedBackend = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show a problem: its leaderboard, its baselines, how its evaluations ended, and its source."""
     filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}
     if form is Format.CSV:
-        await gateway.read(reports.problem, problem_hash)
+        await gateway.read(_known, problem_hash)
         rows = await gateway.read(boards.leaderboard, problem_hash, limit=MOST_ROWS, **filters)
         return as_csv(f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
     fields = await gateway.read(_read, problem_hash, filters)
@@ -107,8 +109,20 @@ async def problem(
     )
 
 
+def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
+    """Return a stored problem and its source.
+
+    Raises:
+        HttpError: 404, there is no such one.
+    """
+    try:
+        return reports.problem(engine, problem_hash)
+    except UnknownProblem:
+        raise HttpError(404, f"no stored problem has the hash {problem_hash}") from None
+
+
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
-    known, source = reports.problem(engine, problem_hash)
+    known, source = _known(engine, problem_hash)
     rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
     counts = curves.categories(engine, problem_hash=problem_hash)
     return {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
 
 from kqueue.config import Config
-from kqueue.store import workers
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
 
 
@@ -25,11 +24,9 @@ def cli(config: Config, tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
-def worker(engine: Engine) -> UUID:
+def worker(worker_id: UUID) -> UUID:
     """A live worker of the lane `cpu`, as the database knows it."""
-    identity = uuid4()
-    workers.register(engine, id=identity, name="cpu-0@host", host="host", pid=1, lanes=["cpu"], device="cpu")
-    return identity
+    return worker_id
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worke
     }
     assert record["broker"] == {"reachable": True, "error": None}
     for_people = cli("status").stdout
-    assert all(word in for_people for word in ("cpu-0@host", str(running), "crashed", "redis: reachable"))
+    assert all(word in for_people for word in ("cpu-0@here", str(running), "crashed", "redis: reachable"))
 
 
 def test_status_without_redis_says_so(cli: Cli) -> None:
@@ -89,7 +89,7 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     judge(engine, worker, lambda _: passed())
     done = cli("show", str(identity)[:8], "--source")
     assert done.returncode == 0, done.stderr
-    for words in (str(identity), "relu", "cpu-0@host", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
+    for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
         assert words in done.stdout
     assert PROBLEM in done.stdout
     record = json.loads(cli("show", str(identity), "--json").stdout)

@@ -500,7 +500,7 @@ def test_without_matplotlib_the_kernel_is_written(cli: Cli, judging: Judging) ->
     judging(as_told(8.0, 4.0))
     done = cli(*SEARCH, *recorded(cli, 1), "--run-name", "a", PYTHONPATH="hidden")
     assert done.returncode == 0, done.stderr
-    assert "pip install 'kqueue[search]'" in done.stderr
+    assert "pip install 'kqueue[plots]'" in done.stderr
     assert Path(cli.directory, "search-a", "best.py").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,4 +28,17 @@ def rig(judge_environment: None) -> Iterator[Rig]:
     from tests.judge.rig import Rig
 
     with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def gpu_rig(judge_environment: None) -> Iterator[Rig]:
+    """A place on the first GPU."""
+    from tests.judge.rig import Rig
+    from workers.judge.gpu.devices import devices
+
+    gpus = devices()
+    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
+        pytest.skip("there is no GPU here")
+    with Rig(gpus[0].uuid) as rig:
         yield rig

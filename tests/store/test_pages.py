@@ -147,12 +147,12 @@ def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> No
     crashed = {judged(Category.CRASHED, number, batch="b") for number in (4, 5)}
     judged(Category.REFERENCE_ERROR, 6, batch="b")
     judged(Category.TIMEOUT, 7, batch="other")
-    assert [(one.evaluation_id, one.speedup) for one in batches.best_of_batch(engine, "b")][0] == (best, 5)
-    assert len(batches.best_of_batch(engine, "b")) == 2
-    first, second = batches.batch_faults(engine, "b")
-    assert (first.category, first.blame, first.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
-    assert first.evaluation_id in crashed
-    assert (second.category, second.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
+    first, second = batches.best_of_batch(engine, "b")
+    assert (first.evaluation_id, first.speedup, second.speedup) == (best, 5, 2)
+    often, once = batches.batch_faults(engine, "b")
+    assert (often.category, often.blame, often.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
+    assert often.evaluation_id in crashed
+    assert (once.category, once.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
     assert batches.batch_faults(engine, "nobody's") == []
 
 
@@ -224,6 +224,18 @@ class TestWords:
         """No word, too many, or a beginning of half the alphabet."""
         with pytest.raises(InvalidRequest, match="search"):
             texts.search(engine, asked, Where.KERNELS)
+
+    def test_words_that_very_many_texts_have(
+        self, engine: Engine, judged: Judge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not all are looked at, but the latest are: they come first."""
+        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
+        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
+        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
+        monkeypatch.setattr(texts, "_RECENT", 1)
+        found = self.names(engine, "words", Where.LOGS)
+        assert found[0] == ids[-1]
+        assert len(found) in {3, 4}
 
     @pytest.mark.parametrize("asked", ["'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"])
     def test_signs_are_no_operators(self, engine: Engine, asked: str) -> None:

@@ -16,6 +16,8 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.ended`        what ended since a moment
 :mod:`~kqueue.store.reports.cost`         what evaluations cost
 :mod:`~kqueue.store.reports.overview`     the fleet at a glance
+:mod:`~kqueue.store.reports.curves`       what charts show
+:mod:`~kqueue.store.reports.names`        what a word may be the name of
 ========================================  =====================================================
 """
 
@@ -30,14 +32,17 @@ from kqueue.store.reports.counts import (
     crowds,
     faults,
     outcomes,
+    state_of,
     states,
 )
+from kqueue.store.reports.curves import FastP, Point, best_so_far, categories, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
+from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Oldest, Use, ended_by_minute, oldest, use
 from kqueue.store.reports.problems import StoredProblem, problem, problems
-from kqueue.store.reports.progress import Earlier, Progress, earlier, placed, progress, progress_of_batch
+from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
 __all__ = [
@@ -50,9 +55,13 @@ __all__ = [
     "Detail",
     "Earlier",
     "Ended",
+    "FastP",
     "Fault",
+    "Kind",
     "Listed",
+    "Named",
     "Oldest",
+    "Point",
     "Progress",
     "StoredProblem",
     "Use",
@@ -62,15 +71,20 @@ __all__ = [
     "backlog",
     "batch_state",
     "best",
+    "best_so_far",
+    "categories",
     "cost",
     "crowds",
     "earlier",
     "ended",
     "ended_by_minute",
+    "fast_p",
     "faults",
     "finished",
     "finished_in",
+    "last_queued",
     "listing",
+    "named",
     "now",
     "oldest",
     "outcomes",
@@ -82,6 +96,7 @@ __all__ = [
     "resolve_id",
     "results",
     "show",
+    "state_of",
     "states",
     "unfinished",
     "use",

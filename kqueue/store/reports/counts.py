@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import ColumnElement, Engine, false, func, or_, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from kqueue.categories import Blame, Category
@@ -13,7 +15,7 @@ from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
-from kqueue.store.sql import read
+from kqueue.store.sql import any_text, any_uuid, read
 
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
@@ -146,6 +148,17 @@ def faults(engine: Engine, *, since: datetime) -> list[Fault]:
         return read(Fault, connection.execute(query))
 
 
+def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool]:
+    """The condition that an evaluation belongs to one of these batches, or is one of these."""
+    # No empty list is asked for: with one, no index would do.
+    wanted: list[ColumnElement[bool]] = []
+    if batches:
+        wanted.append(Evaluation.batch == any_text(batches))
+    if ids:
+        wanted.append(Evaluation.id == any_uuid(ids))
+    return or_(false(), *wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchState:
     """The progress of a batch.
@@ -171,6 +184,11 @@ class BatchState:
 
 def batch_state(engine: Engine, batch: str) -> BatchState | None:
     """Return how far a batch is; None where no evaluation belongs to one of that name."""
+    return state_of(engine, batches=[batch])
+
+
+def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:
+    """Return how far batches and single evaluations are, taken together; None where there is none of them."""
     with transaction(engine) as connection:
         rows = connection.execute(
             select(
@@ -181,7 +199,7 @@ def batch_state(engine: Engine, batch: str) -> BatchState | None:
                 func.max(Verdict.finished_at).label("last"),
             )
             .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
-            .where(Evaluation.batch == batch)
+            .where(among(batches, ids))
             .group_by(Evaluation.state, Verdict.category)
         ).all()
     if not rows:

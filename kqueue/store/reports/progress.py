@@ -15,8 +15,9 @@ from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN, asks_for
+from kqueue.store.evaluations import OPEN, QUEUED, asks_for
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.reports.counts import among
 from kqueue.store.sql import any_uuid, read
 
 
@@ -96,6 +97,17 @@ def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> 
             .limit(limit)
         )
         return read(Progress, rows)
+
+
+def last_queued(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> UUID | None:
+    """Return the one of some batches' and single evaluations that was submitted last, of those that are queued."""
+    with transaction(engine) as connection:
+        return connection.scalar(
+            select(Evaluation.id)
+            .where(QUEUED, among(batches, ids))
+            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
+            .limit(1)
+        )
 
 
 def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:

@@ -29,7 +29,7 @@ _SHORTEST_BEGINNING: Final = 3
 #: The characters of each text that are returned, to show where the words are.
 _SHOWN: Final = 100_000
 #: The most texts with all words among which the latest are chosen.
-_LOOKED_AT: Final = 5000
+_LOOKED_AT: Final = 2000
 #: The latest texts that are looked at if more have them.
 _RECENT: Final = 100
 #: Longer queries are broken off: a page must not keep others from the database.

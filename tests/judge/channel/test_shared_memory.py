@@ -5,15 +5,13 @@ Problems leave a pattern in what they own. A candidate opens whatever it can mak
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
-from workers.judge.gpu.devices import devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -182,16 +180,6 @@ class ModelNew(torch.nn.Module):
 """
 
 
-@pytest.fixture(scope="module")
-def gpu_rig(judge_environment: None) -> Iterator[Rig]:
-    """A place on the first GPU."""
-    gpus = devices()
-    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
-        pytest.skip("there is no GPU here")
-    with Rig(gpus[0].uuid) as rig:
-        yield rig
-
-
 def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
     """What comes of a kernel; nothing is timed."""
     deadlines = Deadlines(reference_s=20, load_s=60, construct_s=60, check_s=600, time_s=20)
@@ -247,8 +235,5 @@ def test_no_process_of_an_evaluation_exports_by_ipc() -> None:
     """The code of judge and sealed processes never asks for a legacy handle: it would name more than one allocation."""
     import workers
 
-    for folder, _, files in os.walk(os.path.dirname(workers.__file__ or workers.__path__[0])):  # noqa: PTH120
-        for file in files:
-            if file.endswith(".py"):
-                with open(os.path.join(folder, file)) as source:  # noqa: PTH118, PTH123
-                    assert "cudaIpcGetMemHandle" not in source.read(), file
+    for file in Path(workers.__path__[0]).rglob("*.py"):
+        assert "cudaIpcGetMemHandle" not in file.read_text(), file

@@ -17,13 +17,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import libraries, profile, shortage
+from workers.judge.candidate import libraries, profile, rehearsal, shortage
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
@@ -231,7 +231,11 @@ class Harness:
         self._job = command.payload
         # A file, because Triton and tracebacks read sources from files.
         self._path.write_text(self._job.source, encoding="utf-8")
+        if self._job.device_asserts:
+            _have_triton_assert()
         if self.on_gpu:
+            if self._job.launch_blocking:
+                os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
             if self._job.queues:
                 queues = str(self._job.queues)
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": queues}
@@ -360,17 +364,21 @@ class Harness:
             buffer.close()
 
     def _rehearse(self, command: Command) -> Reply:
-        """Call forward once with Triton's launches turned into compilation; only its compilers' word counts."""
+        """Call forward once with Triton's launches turned into compilation.
+
+        That it does not compile, or asks for more than the device has, counts for the first launch alone: what comes
+        behind one that was left out may have seen garbage, and the real call will tell.
+        """
         self._flags[flags.COMPILING] = 1
         launched: list[list[Any]] = []
-        compiling = contextlib.nullcontext() if self._job.compiled else _triton_launches_nothing(launched)
+        compiling = contextlib.nullcontext() if self._job.compiled else rehearsal.launching_nothing(launched)
         try:
             with compiling, torch.no_grad():
                 positional, keywords = self.own.arguments()
                 self.own.model(*positional, **keywords)
                 self.settle()
-        except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised; the real call will tell
-            if _tag(error) is Tag.COMPILE:
+        except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised
+            if not launched and _tag(error) in (Tag.COMPILE, Tag.RESOURCES):
                 traceback.print_exc()
                 return self._raised(command, error)
         finally:
@@ -607,6 +615,16 @@ def _context_code() -> int:
     return 0
 
 
+def _have_triton_assert() -> None:
+    """Have Triton, and its interpreter, check assertions. Its variable was read when it was imported."""
+    with contextlib.suppress(ImportError):  # then there are no kernels of its either
+        from triton import knobs
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        knobs.runtime.debug = True
+        builder.options = replace(builder.options, debug=True)
+
+
 def _have_cupy_use_torch(cupy: Any) -> None:
     """Have CuPy take its memory from torch, whose memory the judge can map: its own would have to be copied."""
 
@@ -618,31 +636,3 @@ def _have_cupy_use_torch(cupy: Any) -> None:
 
     with contextlib.suppress(AttributeError):  # something else of that name
         cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)
-
-
-@contextlib.contextmanager
-def _triton_launches_nothing(launched: list[list[Any]]) -> Generator[None]:
-    """Turn every launch of a Triton kernel into its compilation; note the types of its arguments in ``launched``."""
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.jit import JITFunction
-
-    jit: Any = JITFunction
-    tuner: Any = Autotuner
-    run, tune = jit.run, tuner.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        load = getattr(kernel, "_init_handles", None)
-        if load is not None:
-            load()  # onto the device, which the first launch would do else
-        launched.append(list(getattr(getattr(kernel, "src", None), "signature", {}).values()))
-        return kernel
-
-    def compile_all(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:  # noqa: ARG001
-        return self.warmup(*args, **kwargs)
-
-    jit.run, tuner.run = compile_only, compile_all
-    try:
-        yield
-    finally:
-        jit.run, tuner.run = run, tune

@@ -449,6 +449,8 @@ class Job:
         dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
         queues: how many hardware queues to open the device with; 0 for as many as the driver makes.
+        launch_blocking: let each launch wait for its kernel's end.
+        device_asserts: have Triton check its kernels' assertions.
         keeps_float64: leave what is float64 as it is.
         tf32: let products and convolutions of fp32 values use TF32.
         compiled: run the model under ``torch.compile``.
@@ -465,6 +467,8 @@ class Job:
     compiled: bool = False
     built: str = ""
     queues: int = 0
+    launch_blocking: bool = False
+    device_asserts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

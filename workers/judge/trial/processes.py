@@ -247,4 +247,6 @@ class Processes:
             built=built,
             # At least as many as the reference has: what a library runs side by side there it may run so here.
             queues=static.queues(source, self._request.problem),
+            launch_blocking=self._settings.debug.launch_blocking,
+            device_asserts=self._settings.debug.device_asserts,
         )

@@ -1,0 +1,227 @@
+"""`kqueue plot`: pictures of a problem, a batch, a run of a search or tuning, or an evaluation."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import UUID
+
+import typer
+
+from kqueue.cli.render import say
+from kqueue.cli.results import database
+from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.text import clean
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from kqueue import charts
+    from kqueue.evidence import Measurement
+    from kqueue.store.reports import Point
+
+#: Kernels on a leaderboard: what one can read.
+_BARS: Final = 20
+_STDOUT: Final = "-"
+
+
+class Kinds(StrEnum):
+    """The kinds of pictures."""
+
+    BEST = "best"
+    LEADERBOARD = "leaderboard"
+    CATEGORIES = "categories"
+    FAST_P = "fast-p"
+    CURVE = "curve"
+    IMPORTANCES = "importances"
+    TIMES = "times"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(plot)
+
+
+def plot(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM|BATCH|RUN|EVALUATION",
+            help="A problem's hash, a batch's name, a run's name or id, an evaluation's id; first digits will do.",
+        ),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="One picture, .svg or .png; - for SVG to stdout.", show_default="all kinds"),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help=f"{', '.join(Kinds)}.", show_default="the first that fits")
+    ] = None,
+    theme: Annotated[str, typer.Option(metavar="THEME", help="light or dark.")] = "light",
+) -> None:
+    """Draw what is known of a problem, a batch, a run of a search, or an evaluation.
+
+    Without --out and --kind, every kind that fits is written to NAME-KIND.svg here.
+    """
+    from kqueue import charts
+    from kqueue.store import reports
+
+    if theme not in list(charts.Theme):
+        raise InvalidRequest(f"--theme {theme}: it is one of {', '.join(charts.Theme)}")
+    if kind is not None and kind not in list(Kinds):
+        raise InvalidRequest(f"--kind {kind}: it is one of {', '.join(Kinds)}")
+    form = _form(out)
+    with database("plot") as engine:
+        named = reports.named(engine, what)
+        fitting = _DRAWN[named.kind](engine, named.key)
+        if kind is not None and kind not in fitting:
+            raise InvalidRequest(f"--kind {kind}: of a {named.kind} there is {', '.join(fitting)}")
+        chosen = [Kinds(kind)] if kind is not None else list(fitting) if out is None else list(fitting)[:1]
+        drawn = {one: fitting[one]() for one in chosen}
+    pictures = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in drawn.items()}
+    if out == _STDOUT:
+        sys.stdout.buffer.write(pictures[chosen[0]])
+        sys.stdout.flush()
+        return
+    stem = re.sub(r"[^A-Za-z0-9._+-]", "-", named.key).lstrip(".-")[:60] or str(named.kind)
+    for one, picture in pictures.items():
+        _write(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
+
+
+def _form(out: str | None) -> charts.Form:
+    from kqueue import charts
+
+    if out is None or out == _STDOUT:
+        return charts.Form.SVG
+    ending = Path(out).suffix.lower().removeprefix(".")
+    if ending not in list(charts.Form):
+        raise InvalidRequest(f"--out {out}: the name must end in .svg or .png")
+    return charts.Form(ending)
+
+
+def _write(file: Path, picture: bytes) -> None:
+    there = file.exists()
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(f"--out: {file} cannot be written: {error.strerror or error}") from None
+    if there:
+        say(f"{file} was there, and is replaced")
+    typer.echo(clean(file))
+
+
+# What there is of each -----------------------------------------------------------------------------------
+
+
+_Charts = Mapping[Kinds, "Callable[[], charts.Chart]"]
+
+
+def _of_problem(engine: Engine, key: str) -> _Charts:
+    from kqueue import charts
+    from kqueue.store import reports
+
+    stored, _ = reports.problem(engine, key)
+    name = stored.problem_label or key[:12]
+    points = reports.best_so_far(engine, key)
+    return {
+        Kinds.BEST: lambda: charts.BestSoFar(
+            f"Best so far: {name}", [charts.Point(one.at, one.speedup, one.blame, one.evaluation_id) for one in points]
+        ),
+        Kinds.LEADERBOARD: lambda: charts.Leaderboard(f"Fastest kernels: {name}", _bars(points)),
+        Kinds.CATEGORIES: lambda: charts.Categories(
+            f"Outcomes: {name}", [charts.Stack(name, reports.categories(engine, problem_hash=key))]
+        ),
+    }
+
+
+def _bars(points: list[Point]) -> list[charts.Bar]:
+    """Return the fastest measurement of each kernel on each device model, the best first."""
+    from kqueue import charts
+
+    best: dict[tuple[str, str | None], tuple[float, Point]] = {}
+    for point in points:
+        if point.passed and point.speedup is not None:
+            key = (point.kernel_hash, point.device)
+            if key not in best or point.speedup > best[key][0]:
+                best[key] = (point.speedup, point)
+    bars: list[charts.Bar] = []
+    for speedup, point in sorted(best.values(), key=lambda pair: (-pair[0], pair[1].evaluation_id))[:_BARS]:
+        # The baseline's median over the kernel's quartiles.
+        base = None if point.runtime_ms is None else speedup * point.runtime_ms
+        low, high = (base / one if base and one else None for one in (point.q3_ms, point.q1_ms))
+        bars.append(charts.Bar(point.kernel_label or point.kernel_hash[:12], speedup, low, high, point.device or ""))
+    return bars
+
+
+def _of_batch(engine: Engine, key: str) -> _Charts:
+    from kqueue import charts
+    from kqueue.store import reports
+
+    def fast_p() -> charts.Chart:
+        found = reports.fast_p(engine, key)
+        return charts.FastP(f"fast_p: {key}", found.speedups, found.problems)
+
+    return {
+        Kinds.CATEGORIES: lambda: charts.Categories(
+            f"Outcomes: {key}", [charts.Stack(key, reports.categories(engine, batch=key))]
+        ),
+        Kinds.FAST_P: fast_p,
+    }
+
+
+def _of_run(engine: Engine, key: str) -> _Charts:
+    from kqueue import charts
+    from kqueue.search import tuning
+    from kqueue.search.plan import TunePlan, read_plan
+    from kqueue.search.results import curve
+    from kqueue.store import searches
+
+    run = searches.find(engine, key)
+    plan = read_plan(run.plan)
+    proposals = searches.proposals(engine, run.id)
+    known: dict[Kinds, Callable[[], charts.Chart]] = {
+        Kinds.CURVE: lambda: curve({run.name: (plan, proposals, searches.steps(engine, run.id))})
+    }
+    if isinstance(plan, TunePlan):
+        known[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
+    return known
+
+
+def _of_evaluation(engine: Engine, key: str) -> _Charts:
+    from kqueue import charts
+    from kqueue.store import reports
+
+    detail = reports.show(engine, UUID(key))
+    verdict = detail.verdict
+    timed: list[tuple[str, Measurement | None]] = []
+    if verdict is not None:
+        timed = [
+            (detail.kernel_label or "the kernel", verdict.runtime),
+            ("the reference", verdict.baseline),
+            ("the reference, compiled", _measured(verdict.evidence.compiled_baseline)),
+        ]
+    spreads = [
+        charts.Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
+        for label, one in timed
+        if one is not None
+    ]
+    return {Kinds.TIMES: lambda: charts.Times(f"Timed calls: {detail.problem_label or key[:8]}", spreads)}
+
+
+def _measured(found: object) -> Measurement | None:
+    """Return a time; None for one that could not be taken."""
+    from kqueue.evidence import Measurement
+
+    return found if isinstance(found, Measurement) else None
+
+
+_DRAWN: Final[Mapping[str, Callable[[Engine, str], _Charts]]] = {
+    "problem": _of_problem,
+    "batch": _of_batch,
+    "run": _of_run,
+    "evaluation": _of_evaluation,
+}

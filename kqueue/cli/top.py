@@ -1,0 +1,327 @@
+"""`kqueue top`: a live view of the fleet: lanes, what runs where and for how long, throughput, the last failures."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kqueue.categories import Blame
+from kqueue.cli.render import age, category_text, console, text
+from kqueue.cli.results import database
+from kqueue.errors import ConfigError, KqueueError, SchemaMismatch
+from kqueue.states import EvaluationState
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from sqlalchemy import Engine
+
+    from kqueue.categories import Category
+    from kqueue.store.gpus import GpuStatus
+    from kqueue.store.reports import Crowd, Listed
+    from kqueue.store.workers import LiveWorker
+
+#: Seconds from one look at the keys to the next.
+_KEYS_S: Final = 0.2
+#: The pause between two looks at least, as a multiple of what a look takes.
+_LOOKS_SHARE: Final = 4
+#: Failures that are shown of each party to blame, of the last hour.
+_FAILURES: Final = 3
+_BLAMED: Final = (Blame.FLEET, Blame.PROBLEM, Blame.CANDIDATE)
+_QUIT: Final = frozenset(b"qQ\x03")
+#: Terminals narrower than these have no room for what one can do without: lanes and labels, then devices.
+_WIDE: Final = 100
+_NARROW: Final = 60
+#: Characters of a cell. Only the last column may be longer, as far as there is room.
+_CELL: Final = 28
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(top)
+
+
+def top(
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one view and end, as is done without a terminal.")
+    ] = False,
+    every: Annotated[float, typer.Option(metavar="S", min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """Show lanes, workers, throughput and the last failures, live. Press q to leave."""
+    from kqueue.config import load
+
+    load().require_database()  # said at once, and not as something that may pass
+    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        with database("top") as engine:
+            shown = console()
+            shown.print(_frame(_look(engine), None, shown.width))
+        return
+    _show(every)
+
+
+# Looking -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a look has found.
+
+    Attributes:
+        at: when, by this host's clock.
+        backlog: the numbers that are queued and running, by lane.
+        crowds: who waits.
+        live: the workers.
+        gpus: the GPUs that are known.
+        minute, hour: what ended within the last minute and hour, by category.
+        failures: the last failures, those of the fleet first.
+    """
+
+    at: datetime
+    backlog: dict[str, dict[EvaluationState, int]]
+    crowds: list[Crowd]
+    live: list[LiveWorker]
+    gpus: list[GpuStatus]
+    minute: dict[Category, int]
+    hour: dict[Category, int]
+    failures: list[Listed]
+
+
+def _look(engine: Engine) -> _View:
+    from kqueue.config import load
+    from kqueue.store import gpus, reports, workers
+
+    now = datetime.now(UTC)
+    hour = now - timedelta(hours=1)
+    return _View(
+        at=now,
+        backlog=reports.backlog(engine),
+        crowds=reports.crowds(engine),
+        live=workers.live(engine, within_s=load().live_s),
+        gpus=gpus.find(engine),
+        minute=reports.outcomes(engine, since=now - timedelta(minutes=1)),
+        hour=reports.outcomes(engine, since=hour),
+        failures=[
+            one for blame in _BLAMED for one in reports.results(engine, since=hour, limit=_FAILURES, blame=blame)
+        ],
+    )
+
+
+class _Looker:
+    """Looks in a thread of its own, so that a database that does not answer keeps nobody from leaving."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._over = threading.Event()
+        self.view: _View | None = None
+        self.trouble: str | None = None
+        """Why there is no newer view; None if there is one."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            # The schema may be another one when the database is there again.
+            with suppress(KqueueError), self._said(), database("top") as engine:
+                while not self._over.is_set():
+                    began = time.monotonic()
+                    self.view = _look(engine)
+                    self.trouble = None
+                    # A database that takes long to answer is asked less often.
+                    self._over.wait(max(self._every_s, _LOOKS_SHARE * (time.monotonic() - began)))
+            self._over.wait(self._every_s)
+
+    @contextmanager
+    def _said(self) -> Generator[None]:
+        try:
+            yield
+        except (ConfigError, SchemaMismatch) as error:
+            self.trouble = str(error)
+            raise
+        except KqueueError as error:
+            self.trouble = f"{error}; asking again"
+            raise
+
+
+# Showing -----------------------------------------------------------------------------------------------
+
+
+def _show(every: float) -> None:
+    """Show views on the terminal until somebody leaves."""
+    from rich.live import Live
+
+    shown = console()
+    looker = _Looker(every)
+    last: tuple[Any, ...] = ()
+    try:
+        # Ctrl-C leaves as q does. Live gives back the screen, and _keys the terminal.
+        with (
+            suppress(KeyboardInterrupt),
+            _keys() as pressed,
+            Live(text("asking Postgres"), console=shown, screen=True, auto_refresh=False) as live,
+        ):
+            while not pressed():
+                # Ages are in whole seconds. Nothing is drawn anew that looks the same.
+                now = (looker.view, looker.trouble, shown.size, int(time.monotonic()))
+                if now != last:
+                    live.update(_frame(looker.view, looker.trouble, shown.width), refresh=True)
+                    last = now
+    finally:
+        looker.stop()
+
+
+@contextmanager
+def _keys() -> Generator[Any]:
+    """Read keys without Enter, as far as the block goes.
+
+    Yields:
+        a function that waits a moment, and returns True if a key to leave was pressed or the terminal is gone.
+    """
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> bool:
+        if not select.select([descriptor], [], [], _KEYS_S)[0]:
+            return False
+        try:
+            found = os.read(descriptor, 64)
+        except OSError:
+            return True
+        return not found or bool(_QUIT & set(found))
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _frame(view: _View | None, trouble: str | None, width: int) -> Group:
+    """Return a view for a terminal of so many columns."""
+    from rich.console import Group
+
+    parts: list[Any] = []
+    if trouble is not None:
+        parts.append(text(trouble, "bold red"))
+    if view is None:
+        return Group(*parts, text("nothing is known yet; q leaves", "dim"))
+    parts.append(_head(view))
+    parts += [text(""), _lanes(view), text(""), _workers(view, width)]
+    if view.failures:
+        parts += [text(""), _failures(view.failures, wide=width >= _WIDE)]
+    return Group(*parts)
+
+
+def _head(view: _View) -> Any:
+    ended = sum(view.hour.values())
+    passed = sum(number for category, number in view.hour.items() if category.blame is Blame.NONE)
+    slots = sum(worker.paused is None or worker.busy_with is not None for worker in view.live)
+    busy = sum(worker.busy_with is not None for worker in view.live)
+    parts = [
+        f"{view.at:%H:%M:%S}Z",
+        f"{busy} of {slots} slots busy",
+        f"{sum(view.minute.values())} ended in a minute",
+        f"{ended} in an hour, {passed} passed",
+    ]
+    return text(" | ".join(parts), "bold")
+
+
+def _lanes(view: _View) -> Table:
+    oldest: dict[str, datetime] = {}
+    for crowd in view.crowds:
+        oldest[crowd.lane] = min(crowd.since, oldest.get(crowd.lane, crowd.since))
+    slots: dict[str, int] = {}
+    for worker in view.live:
+        for lane in worker.lanes:
+            slots[lane] = slots.get(lane, 0) + (worker.paused is None)
+    rows: list[Sequence[object]] = []
+    for lane in sorted(slots.keys() | view.backlog.keys()):
+        counts = view.backlog.get(lane, {})
+        queued = counts.get(EvaluationState.QUEUED, 0)
+        serving = text(slots.get(lane, 0), "bold red" if queued and not slots.get(lane) else "")
+        since = age(oldest[lane]) if lane in oldest else ""
+        rows.append((lane, queued, counts.get(EvaluationState.RUNNING, 0), serving, since))
+    return _table("lanes", ("lane", "queued", "running", "slots", "oldest waits"), rows, right=(1, 2, 3))
+
+
+def _workers(view: _View, width: int) -> Table:
+    names = {gpu.uuid: gpu for gpu in view.gpus}
+    rows: list[Sequence[object]] = []
+    for worker in view.live:
+        gpu = names.get(worker.device)
+        device = worker.device if gpu is None else f"{gpu.index} {gpu.name}"
+        state = ""
+        if worker.paused is not None:
+            state = f"pauses: {worker.paused}"
+        elif worker.waits_for is not None:
+            state = f"waits for the device, which {worker.waits_for} has"
+        elif gpu is not None and gpu.reason is not None:
+            state = f"{gpu.state}: {gpu.reason}"
+        busy = str(worker.busy_with)[:8] if worker.busy_with else text("idle", "dim")
+        since = age(worker.busy_since) if worker.busy_since else ""
+        row: list[object] = [worker.name, busy, since]
+        if width >= _NARROW:
+            row.append(device)
+        if width >= _WIDE:
+            row.append(" ".join(worker.lanes))
+        rows.append((*row, text(state, "yellow")))
+    columns = ("slot", "runs", "for", *(["device"] if width >= _NARROW else []), *(["lanes"] if width >= _WIDE else []))
+    return _table("slots", (*columns, ""), rows, right=(2,), empty="no worker is alive")
+
+
+def _failures(found: Iterable[Listed], *, wide: bool) -> Table:
+    rows: list[Sequence[object]] = []
+    for one in found:
+        assert one.finished_at is not None, "it is finished"
+        assert one.blame is not None, "it is finished"
+        kernel = one.kernel_label or one.kernel_hash[:12]
+        row: list[object] = [one.blame, age(one.finished_at), category_text(str(one.category), one.blame)]
+        if wide:
+            row += [str(one.evaluation_id)[:8], kernel]
+        rows.append((*row, (one.message or "")[:200]))
+    columns = ("blame", "ago", "category", *(["id", "kernel"] if wide else []), "message")
+    return _table("last failures", columns, rows, right=(1,))
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), empty: str = ""
+) -> Table:
+    """Return a table whose rows are a line each: what does not fit is cut off."""
+    from rich.table import Table
+    from rich.text import Text
+
+    found = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
+    table = Table(
+        box=None, title=text(title, "bold"), title_justify="left", header_style="dim", expand=True, pad_edge=False,
+        padding=(0, 2, 0, 0), caption=None if found or not empty else text(empty), caption_justify="left",
+    )  # fmt: skip
+    last = len(columns) - 1
+    for place, column in enumerate(columns):
+        for row in found:
+            if place != last:
+                row[place].truncate(_CELL, overflow="ellipsis")
+        table.add_column(
+            column, justify="right" if place in right else "left", no_wrap=True, overflow="ellipsis",
+            # The last column has the room that the others leave.
+            ratio=1 if place == last else None,
+            min_width=None if place == last else max((row[place].cell_len for row in found), default=0),
+        )  # fmt: skip
+    for row in found:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,104 @@
+"""What a word on a command line may be the name of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Engine, Text, cast, select
+
+from kqueue.errors import InvalidRequest
+from kqueue.store.engine import transaction
+from kqueue.store.models import Evaluation, Problem, SearchRun
+
+#: Hexadecimal digits that may stand for a hash, an evaluation's id and a run's.
+_SHORTEST: Final = {"problem": 6, "evaluation": 4, "run": 8}
+_HASH_DIGITS: Final = 64
+_ID_DIGITS: Final = 32
+
+
+class Kind(StrEnum):
+    """What has a name."""
+
+    PROBLEM = "problem"
+    BATCH = "batch"
+    RUN = "run"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a word names: ``key`` is the whole hash, name or id."""
+
+    kind: Kind
+    key: str
+
+
+def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -> Named:
+    """Return the problem, batch, run of a search or evaluation that a word names.
+
+    Problems are named by their hash, with or without ``sha256:``, runs by their name or id, and evaluations by their
+    id. First digits will do.
+
+    Args:
+        engine: the database.
+        word: the word.
+        among: what it may be.
+
+    Raises:
+        InvalidRequest: it names nothing, or several things.
+    """
+    found = [one for one in _found(engine, word) if one.kind in among]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InvalidRequest(f"{word} is no {_or(among)}: `kqueue results` and `kqueue search list` name what there is")
+    could_be = ", ".join(f"{one.kind} {one.key}" for one in found[:_SHOWN])
+    raise InvalidRequest(f"{word} could be {could_be}{', ...' if len(found) > _SHOWN else ''}: give more of it")
+
+
+#: Things that are shown of those that a word may name.
+_SHOWN: Final = 4
+
+
+def _or(kinds: Collection[Kind]) -> str:
+    *others, last = kinds
+    return f"{', '.join(others)} or {last}" if others else str(last)
+
+
+def _found(engine: Engine, word: str) -> list[Named]:
+    """Return all that a word may name, at most two of each kind."""
+    named: list[Named] = []
+    digits = word.removeprefix("sha256:").lower()
+    with transaction(engine) as connection:
+
+        def add(kind: Kind, keys: Collection[object]) -> None:
+            named.extend(Named(kind, str(key)) for key in keys)
+
+        if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST['problem']},{_HASH_DIGITS}}}", digits):
+            last = digits.ljust(_HASH_DIGITS, "f")
+            add(
+                Kind.PROBLEM,
+                connection.scalars(select(Problem.hash).where(Problem.hash.between(digits, last)).limit(2)).all(),
+            )
+        if not word.startswith("sha256:"):
+            batch = select(Evaluation.batch).where(Evaluation.batch == word).limit(1)
+            add(Kind.BATCH, connection.scalars(batch).all())
+            runs = SearchRun.name == word
+            if re.fullmatch(rf"[0-9a-f-]{{{_SHORTEST['run']},36}}", word):
+                runs |= cast(SearchRun.id, Text).startswith(word)
+            add(Kind.RUN, connection.scalars(select(SearchRun.name).where(runs).limit(2)).all())
+            bare = digits.replace("-", "")
+            if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST['evaluation']},{_ID_DIGITS}}}", bare):
+                first, last_id = UUID(bare.ljust(_ID_DIGITS, "0")), UUID(bare.ljust(_ID_DIGITS, "f"))
+                add(
+                    Kind.EVALUATION,
+                    connection.scalars(
+                        select(Evaluation.id).where(Evaluation.id.between(first, last_id)).limit(2)
+                    ).all(),
+                )
+    return named

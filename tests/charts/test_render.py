@@ -1,0 +1,135 @@
+"""Charts as pictures: SVG and PNG, both themes, hostile text, nothing to show."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+from xml.etree import ElementTree
+
+import pytest
+
+from kqueue import charts
+from kqueue.categories import Blame, Category
+
+#: Markup, a formula that cannot be read, controls, text turned around, and more than there is room for.
+HOSTILE = "</text><script>alert(1)</script> $\\frac{$ & \x1b[2J\u202e\x00\n" + "x" * 500
+START = datetime(2026, 1, 2, 8, tzinfo=UTC)
+
+
+def points(*speedups: float | None, blame: Blame = Blame.NONE) -> list[charts.Point]:
+    return [
+        charts.Point(START + timedelta(minutes=place), speedup, blame, UUID(int=place))
+        for place, speedup in enumerate(speedups)
+    ]
+
+
+def full(text: str) -> list[charts.Chart]:
+    """One chart of each kind, with a text wherever there may be one."""
+    failed = [one for blame in Blame for one in points(None, None, blame=blame)]
+    return [
+        charts.BestSoFar(text, [*points(1.0, 0.5, 2.25, 2.0), *failed]),
+        charts.Leaderboard(text, [charts.Bar(text, 3.0, 2.5, 3.25, text), charts.Bar("plain", 0.5)]),
+        charts.Categories(text, [charts.Stack(text, dict.fromkeys(Category, 3))]),
+        charts.FastP(text, [0.0, 0.5, 1.5, 3.0], 8),
+        charts.Times(text, [charts.Spread(text, 0.5, 0.75, 1, 1.25, 2, 100), charts.Spread("it", 1, 1, 1, 1, 1, 1)]),
+        charts.SearchCurve(text, text, [charts.Curve(text, [(0, 1.0), (1, 3.0), (2, 2.0)], [(2, 2.5)])]),
+        charts.Importances(text, {text: 0.75, "BLOCK": 0.25}),
+    ]
+
+
+def empty(text: str) -> list[charts.Chart]:
+    return [
+        charts.BestSoFar(text, []),
+        charts.Leaderboard(text, []),
+        charts.Categories(text, [charts.Stack(text, {})]),
+        charts.FastP(text, [], 0),
+        charts.Times(text, []),
+        charts.SearchCurve(text, text, [charts.Curve(text, [])]),
+        charts.Importances(text, {}),
+    ]
+
+
+def words(picture: bytes) -> str:
+    """Return all text that an SVG shows."""
+    root = ElementTree.fromstring(picture)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    return "\n".join("".join(found.itertext()) for found in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+@pytest.mark.parametrize("theme", list(charts.Theme))
+@pytest.mark.parametrize("chart", full("Ada's kernels"), ids=lambda chart: type(chart).__name__)
+def test_a_chart_is_the_same_picture_each_time(chart: charts.Chart, theme: charts.Theme) -> None:
+    """Byte by byte, in both formats, without a date; light and dark differ."""
+    svg = charts.render(chart, theme=theme)
+    assert charts.render(chart, theme=theme) == svg
+    assert "Ada's kernels" in words(svg)
+    assert b"<dc:date>" not in svg
+    png = charts.render(chart, theme=theme, form=charts.Form.PNG)
+    assert charts.render(chart, theme=theme, form=charts.Form.PNG) == png
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", png[16:24])
+    assert width == 8 * 144
+    assert 144 < height < 20 * 144
+    other = charts.Theme.DARK if theme is charts.Theme.LIGHT else charts.Theme.LIGHT
+    assert charts.render(chart, theme=other) != svg
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_hostile_text_is_shown_and_does_nothing(place: int) -> None:
+    """No markup, no formula, no controls, and no line longer than there is room for."""
+    shown = words(charts.render(full(HOSTILE)[place]))
+    assert "</text><script>" in shown
+    assert "x" * 100 not in shown
+    assert not set(shown) & set("\x1b\u202e\x00")
+    charts.render(full(HOSTILE)[place], form=charts.Form.PNG)
+
+
+@pytest.mark.parametrize("chart", empty("Nobody's"), ids=lambda chart: type(chart).__name__)
+def test_what_holds_nothing_says_so(chart: charts.Chart) -> None:
+    """A page has a picture before there is anything to see."""
+    assert "nothing to show yet" in words(charts.render(chart))
+
+
+def test_what_the_pictures_say() -> None:
+    """The best so far, the share of problems at p, counts by category, and medians stand in words too."""
+    best, board, categories, fast_p, times, *_ = (words(charts.render(chart)) for chart in full("it"))
+    assert "best so far: 2.25x" in best
+    assert "the kernel failed (2)" in best
+    assert "3.00x" in board
+    assert all(f"{category} (3)" in categories for category in Category)
+    # Half of the problems have a right kernel; two kernels of eight problems are faster than 1, one than 2.
+    assert all(said in fast_p for said in ("right: 4 of 8", "fast_1: 25%", "fast_2: 12%"))
+    assert "1 ms, 100 calls" in times
+
+
+def test_a_kernel_as_fast_as_p_is_not_faster() -> None:
+    """fast_p counts what is more than p times as fast."""
+    assert "fast_1: 0%" in words(charts.render(charts.FastP("it", [1.0, 1.0], 2)))
+
+
+def test_many_points_are_one_image() -> None:
+    """An SVG with a mark for each would be megabytes."""
+    assert len(charts.render(charts.BestSoFar("it", points(*[1.0, 0.5] * 5000)))) < 400_000
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    """The message says what to install; importing the charts needs nothing."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('hidden')\n")
+    code = """
+from kqueue import charts
+from kqueue.errors import ConfigError
+try:
+    charts.render(charts.Importances("it", {"a": 1.0}))
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout == "a picture needs matplotlib (hidden): pip install 'kqueue[plots]'\n"

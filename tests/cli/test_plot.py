@@ -1,0 +1,171 @@
+"""`kqueue plot`: what a word names, which pictures there are of it, and where they go."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+from xml.etree import ElementTree
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.errors import InvalidRequest
+from kqueue.store import evaluations, reports, searches
+from tests.cli.command import Cli, judge
+from tests.samples import ended, measurement, passed
+
+PROBLEM = "class Model: ...  # drawn\n"
+OTHER = "class Model: ...  # another\n"
+
+
+def submit(engine: Engine, *labels: str, batch: str | None = None, problem: str = PROBLEM) -> list[UUID]:
+    requests = [
+        Request(
+            problem=problem, kernel=f"class ModelNew: ...  # {label}\n", backend="torch", lane="cpu",
+            problem_label="<relu>", kernel_label=label, batch=batch,
+        )
+        for label in labels
+    ]  # fmt: skip
+    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
+
+
+def by_label(label: str) -> Outcome:
+    if label.startswith("bad"):
+        return ended(Category.WRONG_VALUES)
+    return passed(runtime=measurement(float(label.rpartition("-")[2])), baseline=measurement(8.0))
+
+
+@pytest.fixture
+def known(engine: Engine, worker: UUID) -> list[UUID]:
+    """Two problems in the batch `b`: one with kernels at 4x and 2x and a wrong one, the other with a wrong one."""
+    ids = submit(engine, "k-2", "k-4", "bad", batch="b")
+    ids += submit(engine, "bad-other", batch="b", problem=OTHER)
+    judge(engine, worker, by_label)
+    return ids
+
+
+def words(picture: bytes) -> str:
+    root = ElementTree.fromstring(picture)
+    return "\n".join("".join(found.itertext()) for found in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUID]) -> None:
+    """Of a problem, a batch and an evaluation; the files are named; what is replaced is said."""
+    problem_hash = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
+    done = cli("plot", problem_hash[:12])
+    assert (done.returncode, done.stderr) == (0, "")
+    files = done.stdout.split()
+    assert [Path(name).name.rpartition(".")[0].partition("-")[2] for name in files] == [
+        *("best", "leaderboard", "categories")
+    ]
+    best, board, categories = (words(Path(cli.directory, name).read_bytes()) for name in files)
+    assert "best so far: 4.00x" in best
+    assert "<relu>" in best
+    assert [line for line in board.splitlines() if line.startswith("k-")] == ["k-2", "k-4"]
+    assert "4.00x  test device" in board
+    assert "passed (2)" in categories
+    assert "wrong_values (1), the kernel failed" in categories
+    again = cli("plot", f"sha256:{problem_hash}", "--kind", "best")
+    assert again.stderr == f"kqueue: {files[0]} was there, and is replaced\n"
+
+    assert cli("plot", "b").stdout.split() == ["b-categories.svg", "b-fast-p.svg"]
+    # One of two problems has a right kernel, and the best of that problem counts.
+    assert "right: 1 of 2" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
+    assert "fast_2: 50%" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
+
+    png = cli("plot", str(known[0])[:8], "--out", "times.png", "--theme", "dark")
+    assert png.stdout == "times.png\n"
+    picture = Path(cli.directory, "times.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert struct.unpack(">I", picture[16:20]) == (8 * 144,)
+    shown = words(cli("plot", str(known[0]), "--out", "-").stdout.encode())
+    assert "2 ms, 100 calls" in shown
+    assert "8 ms, 100 calls" in shown
+    assert "nothing to show yet" in words(cli("plot", str(known[2]), "--out", "-").stdout.encode())
+
+
+def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
+    """Its curve is the one that the search itself leaves."""
+    plan = {
+        "problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded", "given": "x",
+        "metrics": ["speedup"], "algorithm": "PS",
+    }  # fmt: skip
+    run = searches.create(engine, "mine", plan)
+    searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": None, "kernel": "k"}], None)
+    searches.ended(engine, run.id, 0, category="passed", scores={"speedup": 1.5})
+    done = cli("plot", "mine")
+    assert (done.returncode, done.stdout) == (0, "mine-curve.svg\n"), done.stderr
+    assert "mine: best so far" in words(Path(cli.directory, "mine-curve.svg").read_bytes())
+    assert cli("plot", str(run.id), "--out", "x.svg").returncode == 0
+
+
+def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID]) -> None:
+    """A name of nothing, of two things, a kind that does not fit, an ending, a theme, a folder that is missing."""
+    double = str(known[0])[:8]
+    submit(engine, "k-9", batch=double)
+    for arguments, status, said in (
+        (("nothing",), 2, "nothing is no problem, batch, run or evaluation"),
+        ((double,), 2, f"{double} could be batch {double}, evaluation {known[0]}: give more of it"),
+        (("b", "--kind", "times"), 2, "--kind times: of a batch there is categories, fast-p"),
+        (("b", "--kind", "pie"), 2, "--kind pie: it is one of best, leaderboard"),
+        (("b", "--out", "b.pdf"), 2, "--out b.pdf: the name must end in .svg or .png"),
+        (("b", "--theme", "pink"), 2, "--theme pink: it is one of light, dark"),
+        (("b", "--out", "no/where.svg"), 3, "--out: no/where.svg cannot be written: No such file or directory"),
+    ):
+        done = cli("plot", *arguments)
+        assert (done.returncode, said in done.stderr, done.stdout) == (status, True, ""), done.stderr
+    unset = cli("plot", "b", KQUEUE_DATABASE_URL="")
+    assert (unset.returncode, "KQUEUE_DATABASE_URL" in unset.stderr) == (3, True)
+
+
+def test_names_are_whole_or_beginnings(engine: Engine, known: list[UUID]) -> None:
+    """First digits must be enough; only what is asked for counts; a batch is named in full."""
+    problem_hash = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
+    assert reports.named(engine, problem_hash[:6]).key == problem_hash
+    assert reports.named(engine, f"sha256:{problem_hash[:20]}").kind is reports.Kind.PROBLEM
+    assert reports.named(engine, str(known[1])).key == str(known[1])
+    assert reports.named(engine, "b") == reports.Named(reports.Kind.BATCH, "b")
+    for name in (problem_hash[:3], str(uuid4()), "B", "%", ""):
+        with pytest.raises(InvalidRequest, match="is no problem, batch, run or evaluation"):
+            reports.named(engine, name)
+    with pytest.raises(InvalidRequest, match="b is no evaluation: "):
+        reports.named(engine, "b", among=[reports.Kind.EVALUATION])
+
+
+def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> None:
+    """One problem or batch of many is not looked for among all evaluations."""
+    mine = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+                INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, batch, state)
+                SELECT gen_random_uuid(), p.hash, k.hash, 'cpu', '{}', 'many' || n % 500, 'done'
+                FROM generate_series(1, 20000) AS n, (SELECT hash FROM kernels LIMIT 1) AS k,
+                    (SELECT hash FROM problems WHERE hash <> :mine) AS p
+            """),
+            {"mine": mine},
+        )
+        connection.execute(text("ANALYZE evaluations"))
+    plans: list[str] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("SELECT"):
+            plans.append("\n".join(row[0] for row in cursor.execute(f"EXPLAIN {statement}", parameters).fetchall()))
+
+    event.listen(engine, "before_cursor_execute", explain)
+    assert len(reports.best_so_far(engine, mine)) == 3
+    assert sum(reports.categories(engine, problem_hash=mine).values()) == 3
+    assert sum(reports.categories(engine, batch="b").values()) == 4
+    assert reports.fast_p(engine, "b") == reports.FastP([4.0], 2)
+    state = reports.state_of(engine, batches=["b"], ids=known)
+    assert state is not None
+    assert state.total == 4
+    assert reports.last_queued(engine, batches=["b"], ids=known) is None
+    assert reports.named(engine, "b").kind is reports.Kind.BATCH
+    event.remove(engine, "before_cursor_execute", explain)
+    assert len(plans) >= 7
+    assert not [plan for plan in plans if "Seq Scan on evaluations" in plan]

@@ -1,0 +1,169 @@
+"""`kqueue top`: one view for pipes, and a live one on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
+from kqueue.store import evaluations, workers
+from tests.cli.command import Cli, judge
+from tests.samples import ended, passed
+
+HOSTILE = "\x1b[2J\x1b]0;pwned\x07[bold red]mine[/]\u202e"
+
+
+def submit(engine: Engine, *labels: str) -> list[UUID]:
+    requests = [
+        Request(problem="class Model: ...\n", kernel=f"# {label!r}\n", backend="torch", lane="cpu", kernel_label=label)
+        for label in labels
+    ]
+    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
+
+
+def by_label(label: str) -> Outcome:
+    return ended(Category.WRONG_VALUES, message=HOSTILE) if "mine" in label else passed()
+
+
+@pytest.fixture
+def busy(engine: Engine, worker: UUID) -> UUID:
+    """One passed, one failed with hostile words, one runs on a device with a hostile name, and two wait."""
+    submit(engine, "good", HOSTILE)
+    judge(engine, worker, by_label)
+    other = uuid4()
+    workers.register(engine, id=other, name="gpu0-1@host", host="host", pid=2, lanes=["cpu"], device=HOSTILE)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
+    running, *_ = submit(engine, "r", "q1", "q2")
+    assert evaluations.claim(engine, running, worker_id=other, lease_s=3000) is not None
+    return running
+
+
+def test_once_prints_one_view(cli: Cli, busy: UUID) -> None:
+    """Lanes with depth and age, who runs what, what ended, the last failures; foreign text does nothing."""
+    done = cli("top", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "1 of 2 slots busy" in lines[0]
+    assert " ended in a minute | 2 in an hour, 1 passed" in lines[0]
+    [lane] = [line.split() for line in lines if line.split()[:1] == ["cpu"]]
+    assert lane[:4] == ["cpu", "2", "1", "2"]
+    [slot] = [line for line in lines if "gpu0-1@host" in line]
+    assert str(busy)[:8] in slot
+    assert "idle" in next(line for line in lines if "cpu-0@here" in line)
+    [failure] = [line for line in lines if "wrong_values" in line]
+    assert "candidate" in failure
+    assert "[bold red]mine[/]" in failure
+    assert not set(done.stdout) & set("\x1b\x07\u202e")
+    assert "1 of 2 slots busy" in cli("top").stdout, "without a terminal it is the same"
+
+
+def test_nothing_is_configured_or_there(cli: Cli) -> None:
+    """Without an address, and where Postgres is away, a view that is asked for once cannot be had."""
+    unset = cli("top", KQUEUE_DATABASE_URL="")
+    assert (unset.returncode, "KQUEUE_DATABASE_URL" in unset.stderr) == (3, True)
+    assert cli("top", "--once", KQUEUE_DATABASE_URL="postgresql+psycopg://x@127.0.0.1:1/x").returncode == 3
+    assert "no worker is alive" in cli("top", "--once").stdout
+
+
+class Terminal:
+    """`kqueue top` on a terminal of its own."""
+
+    def __init__(self, cli: Cli, columns: int, **changed: str) -> None:
+        self.ours, self.its = pty.openpty()
+        termios.tcsetwinsize(self.its, (40, columns))
+        self.before = termios.tcgetattr(self.its)
+        environment = {**os.environ, **cli.environment, "TERM": "xterm-256color", **changed}
+        environment.pop("NO_COLOR", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kqueue", "top", "--every", "0.5"],
+            cwd=cli.directory,
+            env=environment,
+            stdin=self.its,
+            stdout=self.its,
+            stderr=self.its,
+            start_new_session=True,
+        )
+        self.shown = b""
+
+    def see(self, wanted: bytes, timeout_s: float = 90) -> None:
+        """Read until this is on the terminal."""
+        self._read(lambda: wanted in self.shown, timeout_s, wanted)
+
+    def ended(self, timeout_s: float = 90) -> int:
+        """Read until the command has ended. Return its status."""
+        self._read(lambda: self.process.poll() is not None, timeout_s, b"the end")
+        while select.select([self.ours], [], [], 0)[0]:
+            self.shown += os.read(self.ours, 65536)
+        return self.process.returncode
+
+    def _read(self, enough: Callable[[], bool], timeout_s: float, what: bytes) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not enough():
+            assert time.monotonic() < deadline, (what, self.shown[-2000:])
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.shown += os.read(self.ours, 65536)
+
+
+@contextmanager
+def terminal(cli: Cli, columns: int = 120, **changed: Any) -> Generator[Terminal]:
+    """Run the command on a terminal; it is gone at the end."""
+    opened = Terminal(cli, columns, **changed)
+    try:
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+        os.close(opened.its)
+        os.close(opened.ours)
+
+
+@pytest.mark.parametrize("leave", ["q", "ctrl-c"])
+def test_who_leaves_has_the_terminal_back(cli: Cli, busy: UUID, leave: str) -> None:
+    """By q or Ctrl-C: the status is 0, the other screen is left, the cursor is back, keys are echoed again."""
+    with terminal(cli) as opened:
+        opened.see(str(busy)[:8].encode())
+        if leave == "q":
+            os.write(opened.ours, b"q")
+        else:
+            opened.process.send_signal(signal.SIGINT)
+        assert opened.ended() == 0
+        assert b"\x1b[?1049h" in opened.shown
+        assert opened.shown.rindex(b"\x1b[?1049l") > opened.shown.rindex(b"\x1b[?1049h")
+        assert opened.shown.rindex(b"\x1b[?25h") > opened.shown.rindex(b"\x1b[?25l")
+        assert termios.tcgetattr(opened.its) == opened.before
+        assert b"Traceback" not in opened.shown
+        assert b"\x1b]0;" not in opened.shown
+
+
+def test_it_follows_the_fleet_on_a_narrow_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
+    """What comes is shown without a key, and no line is longer than the terminal is wide."""
+    with terminal(cli, columns=40) as opened:
+        opened.see(b"cpu-0@here")
+        [identity] = submit(engine, "new")
+        assert evaluations.claim(engine, identity, worker_id=worker, lease_s=3000) is not None
+        opened.see(b"1 of 1 slots busy")
+        os.write(opened.ours, b"q")
+        assert opened.ended() == 0
+
+
+def test_it_goes_on_without_postgres(cli: Cli, tmp_path: Any) -> None:
+    """The terminal says that Postgres is away, and q still leaves."""
+    with terminal(cli, KQUEUE_DATABASE_URL=f"postgresql+psycopg://x@/x?host={tmp_path}") as opened:
+        opened.see(b"asking again")
+        os.write(opened.ours, b"q")
+        assert opened.ended() == 0

@@ -1,0 +1,86 @@
+"""Debug switches of an evaluation, on a CPU slot."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Debug, Request, Settings, Timing
+from tests.judge.rig import Rig
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.rand(64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import os, torch, triton
+import triton.language as tl
+
+@triton.jit
+def add_one(x_ptr, out_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + at)
+    tl.device_assert(x > 1, "too small")
+    tl.store(out_ptr + at, x + 1)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        print("debug", triton.knobs.runtime.debug)
+        out = torch.empty_like(x)
+        add_one[(1,)](x, out, SIZE=64)
+        return out
+"""
+
+
+#: Says if the device still works when a launch has returned.
+SLEEPER = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        torch.cuda._sleep(1 << 28)
+        print("ended", torch.cuda.current_stream().query())
+        return x + 1
+"""
+
+
+def judge(rig: Rig, kernel: str = KERNEL, backend: Backend = Backend.TRITON, **switches: bool) -> tuple[Category, str]:
+    """The category, and what the kernel wrote."""
+    settings = Settings(checks=1, timing=Timing(enabled=False), debug=Debug(**switches))
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
+    return outcome.category, outcome.log
+
+
+def test_assertions_are_checked_where_they_are_asked_for(rig: Rig) -> None:
+    """Of the same kernel, which is right: in this evaluation, and not in the next one."""
+    category, log = judge(rig, device_asserts=True)
+    assert category is Category.RUNTIME_ERROR
+    assert "too small" in log
+    assert "debug True" in log
+    category, log = judge(rig)
+    assert category is Category.PASSED
+    assert "debug False" in log
+
+
+@pytest.mark.parametrize("switch", list(Debug.model_fields))
+def test_nothing_is_timed_under_a_switch(switch: str) -> None:
+    """The request is refused, and says what to do."""
+    debug = Debug(**{switch: True})
+    with pytest.raises(ValidationError, match="--no-timing"):
+        Settings(debug=debug)
+    assert Settings(debug=debug, timing=Timing(enabled=False)).debug == debug
+
+
+@pytest.mark.gpu
+def test_launches_block_where_they_are_asked_to(gpu_rig: Rig) -> None:
+    """A launch returns when its kernel has ended; without the switch it returns before."""
+    for blocking in (True, False):
+        category, log = judge(gpu_rig, SLEEPER, Backend.TORCH, launch_blocking=blocking)
+        assert category is Category.PASSED
+        assert f"ended {blocking}" in log
