@@ -107,7 +107,7 @@ def create(
 
 
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
-    """Give a token a new secret and return that. The former secret is refused from then on.
+    """Give a token a new secret and return that. The former secret, and browsers that came by it, are refused then.
 
     A token without this id is made. A revoked or expired token becomes valid again.
 
@@ -126,6 +126,7 @@ def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) 
             .values(id=token_id, **given)
             .on_conflict_do_update(index_elements=[Token.id], set_=given | fresh)
         )
+        connection.execute(delete(Session).where(Session.token_id == token_id))
     return secret
 
 

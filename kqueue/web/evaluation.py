@@ -33,6 +33,8 @@ router: Final = pages()
 _LOG: Final = 20_000
 _EVIDENCE: Final = 60_000
 _CHANGES: Final = 2000
+#: The most characters of two kernels that are compared here: comparing takes the square of their lines.
+_COMPARED: Final = 200_000
 #: Other evaluations of the problem among which one can be chosen.
 _OTHERS: Final = 50
 #: What stands on the page in a part of its own.
@@ -165,6 +167,8 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
     other = reports.show(engine, reports.resolve_id(engine, against)) if against else None
     if other is not None and other.problem_hash != detail.problem_hash:
         raise InvalidRequest(f"{other.evaluation_id} is of another problem")
+    if other is not None and len(detail.kernel) + len(other.kernel) > _COMPARED:
+        raise InvalidRequest(f"kernels of more than {_COMPARED} characters: compare them with `kqueue diff`")
     return {
         "detail": detail,
         "waiting": waiting,

@@ -20,7 +20,7 @@ from kqueue.errors import UnknownEvaluation
 from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
-from kqueue.store import reports
+from kqueue.store import reports, tokens
 from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
 from kqueue.web import present
 from kqueue.web.live import live
@@ -71,6 +71,8 @@ class Glance:
     minutes: Sequence[int]
     categories: dict[Category, int]
     running: dict[Any, Listed]
+    tokens: dict[str, str]
+    """The names of tokens, by what evaluations have as their producer."""
 
     @property
     def blames(self) -> dict[Blame, int]:
@@ -155,6 +157,7 @@ def _read(engine: Engine, *, within_s: float) -> Glance:
         minutes=reports.ended_by_minute(engine, minutes=_MINUTES),
         categories=reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1)),
         running={listed.evaluation_id: listed for listed in running},
+        tokens={f"token:{token.id}": token.name for token in tokens.listing(engine)},
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -224,3 +227,20 @@ def test_the_server_s_own_role_is_enough(
         assert client.get(again).status_code == 200
         assert guest.get("/login", params={"link": link}).status_code == 200
         assert client.post("/logout", headers=OWN_FORM).status_code == 303
+
+
+def test_the_command_prints_a_link_that_lets_in(served: Served, config: Config) -> None:
+    command = [sys.executable, "-m", "kqueue", "open", "--no-browser", "--url", served.url]
+    environment = dict(os.environ) | config.environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    with stranger(served) as client:
+        assert client.get(done.stdout.strip()).status_code == 200
+        assert client.get("/evaluations").status_code == 200
+
+
+def test_browsers_that_came_by_a_former_secret_are_out(served: Served, engine: Engine) -> None:
+    identity = uuid4()
+    with visitor(served, tokens.renew(engine, identity, "it", [tokens.Scope.READ])) as client:
+        assert client.get("/evaluations").status_code == 200
+        tokens.renew(engine, identity, "it", [tokens.Scope.READ])
+        assert client.get("/evaluations").status_code == 303

@@ -7,6 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Engine, Integer, cast, column, func, select, table
+from sqlalchemy.dialects.postgresql import distinct_on
 
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import QUEUED
@@ -44,7 +45,7 @@ def oldest(engine: Engine) -> list[Oldest]:
     query = (
         select(Evaluation.lane, Evaluation.id.label("evaluation_id"), Evaluation.submitted_at)
         .where(QUEUED)
-        .distinct(Evaluation.lane)
+        .ext(distinct_on(Evaluation.lane))
         .order_by(Evaluation.lane, Evaluation.submitted_at, Evaluation.id)
     )
     with transaction(engine) as connection:
