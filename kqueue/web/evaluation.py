@@ -15,7 +15,6 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
 from kqueue import contract, differences, feedback
-from kqueue.doctor import LIVE_LEASES
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Isolation, Measurement
 from kqueue.http.failures import HttpError
@@ -83,7 +82,7 @@ async def evaluation(
     found = await gateway.read(reports.resolve_id, name)
     if str(found) != name:
         return RedirectResponse(f"/evaluations/{found}", 303)
-    fields = await gateway.read(_read, found, against, within_s=LIVE_LEASES * gateway.config.lease_s)
+    fields = await gateway.read(_read, found, against, within_s=gateway.config.live_s)
     return page(request, "evaluation.html", **fields)
 
 
@@ -91,7 +90,7 @@ async def evaluation(
 async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
     """Send an evaluation's state again whenever it changes, until it has its verdict."""
     gateway: Gateway = request.app.state.gateway
-    within_s = LIVE_LEASES * gateway.config.lease_s
+    within_s = gateway.config.live_s
 
     async def render() -> str | None:
         detail, waiting = await gateway.read(_state, evaluation_id, within_s=within_s)

@@ -15,7 +15,6 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from kqueue.categories import Blame, Category
-from kqueue.doctor import LIVE_LEASES
 from kqueue.errors import UnknownEvaluation
 from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
@@ -141,7 +140,7 @@ class Glances:
         """
         async with self._turn:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
-                self._last = await gateway.read(_read, within_s=LIVE_LEASES * gateway.config.lease_s)
+                self._last = await gateway.read(_read, within_s=gateway.config.live_s)
                 self._read_at = time.monotonic()
             return self._last
 
