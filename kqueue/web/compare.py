@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from collections.abc import Iterator
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import Path, Request, Response
@@ -70,17 +71,20 @@ def _evaluation(engine: Engine, which: str) -> UUID:
 
 def _rows(pair: tuple[Detail, Detail]) -> list[tuple[str, list[str]]]:
     """What the two are, as rows of a table."""
-    told: dict[str, Any] = {
-        "problem": lambda d: d.problem_label or d.problem_hash[:12],
-        "kernel": lambda d: f"{d.kernel_label or ''} {d.kernel_hash[:12]}",
-        "backend": lambda d: d.backend,
-        "lane": lambda d: d.lane,
-        "precision": lambda d: d.settings.get("precision", ""),
-        "device": lambda d: (d.verdict.environment.device or "") if d.verdict and d.verdict.environment else "",
-        "batch": lambda d: d.batch or "",
-        "message": lambda d: d.verdict.message if d.verdict else "",
-    }
-    return [(name, [str(tell(detail)) for detail in pair]) for name, tell in told.items()]
+    columns = [dict(_told(detail)) for detail in pair]
+    return [(name, [told[name] for told in columns]) for name in columns[0]]
+
+
+def _told(detail: Detail) -> Iterator[tuple[str, str]]:
+    verdict = detail.verdict
+    yield "problem", detail.problem_label or detail.problem_hash[:12]
+    yield "kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]}"
+    yield "backend", detail.backend
+    yield "lane", detail.lane
+    yield "precision", str(detail.settings.get("precision", ""))
+    yield "device", (verdict.environment.device or "") if verdict and verdict.environment else ""
+    yield "batch", detail.batch or ""
+    yield "message", verdict.message if verdict else ""
 
 
 def _times(pair: tuple[Detail, Detail]) -> list[tuple[str, Measurement]]:

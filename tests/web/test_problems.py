@@ -38,8 +38,8 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     for told in ("4.00x", "2.00x", "0.225 to 0.275", f"/evaluations/{fast}", "crashed", "relu", "Model"):
         assert told in page, told
     assert drawn(browser, page) == 2
-    assert "slow one" not in shown(browser, f"/problems/{problem_hash}?precision=bf16")
-    assert "fast one" in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
+    assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
+    assert "No kernel that fits" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
     assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
 
 
