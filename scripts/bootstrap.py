@@ -398,7 +398,9 @@ def wheelhouse(python: str, out: Path) -> None:
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     target += [word for platform in platforms for word in ("--platform", platform)]
-    run([*pip, "download", "-qq", "--no-deps", "-d", str(out), *target, *resolved.stdout.split("\n")[:-1]])
+    # What needs numpy takes that of the host's torch.
+    found = [line for line in resolved.stdout.splitlines() if name(line) not in TORCH_STACK]
+    run([*pip, "download", "-qq", "--no-deps", "-d", str(out), *target, *found])
     run([*pip, "wheel", "-qq", "--no-deps", "-w", str(out), str(ROOT)])
     total = 0
     for wheel in sorted(out.iterdir(), key=lambda path: path.stat().st_size):

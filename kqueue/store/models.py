@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from string import punctuation
 from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
@@ -67,6 +68,28 @@ def _one_of(values: type[StrEnum], column: str = "state") -> str:
     return f"{column} IN ({', '.join(repr(value.value) for value in values)})"
 
 
+#: The characters of a source or log in which words are looked for.
+_WORDS_CHARACTERS: Final = 100_000
+
+
+def words(column: str) -> str:
+    """Return the SQL of a text's words: letters and digits between ASCII's other signs, as indexes have them.
+
+    So ``tl.load(x_ptr)`` has the words ``tl``, ``load``, ``x`` and ``ptr``. Postgres itself would take parts of a
+    source for hosts, paths and tags. What comes after so many characters is left out: an index does not take more.
+    """
+    signs = punctuation.replace("'", "''")
+    blanks = " " * len(punctuation)
+    cut = f'"left"({column}, {_WORDS_CHARACTERS})'
+    return f"to_tsvector('simple'::regconfig, translate({cut}, '{signs}', '{blanks}'))"
+
+
+def _words_index(table: str, column: str, **more: Any) -> Index:
+    # A colon would name a parameter.
+    expression = text(words(column).replace(":", r"\:"))
+    return Index(f"ix_{table}_words", expression, postgresql_using="gin", **more)
+
+
 #: The condition of indexes on evaluations without a verdict.
 _OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
 
@@ -75,6 +98,7 @@ class Problem(Base):
     """A reference, identified by the hash of its source."""
 
     __tablename__ = "problems"
+    __table_args__ = (_words_index("problems", "source"),)
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     source: Mapped[str]
@@ -85,6 +109,10 @@ class Kernel(Base):
     """A candidate's source and backend, identified by the hash of both."""
 
     __tablename__ = "kernels"
+    __table_args__ = (
+        _words_index("kernels", "source"),
+        Index("ix_kernels_created_at", "created_at", "hash"),
+    )
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     backend: Mapped[str]
@@ -118,9 +146,9 @@ class Evaluation(Base):
         Index("ix_evaluations_expires_at", "expires_at", postgresql_where=text(f"state = '{EvaluationState.QUEUED}'")),
         Index("ix_evaluations_submitted_at", "submitted_at"),
         Index("ix_evaluations_lane_state", "lane", "state"),
-        Index("ix_evaluations_batch", "batch", postgresql_where=text("batch IS NOT NULL")),
-        Index("ix_evaluations_problem_hash", "problem_hash"),
-        Index("ix_evaluations_kernel_hash", "kernel_hash"),
+        Index("ix_evaluations_batch_submitted_at", "batch", "submitted_at", postgresql_where=text("batch IS NOT NULL")),
+        Index("ix_evaluations_problem_hash_submitted_at", "problem_hash", "submitted_at"),
+        Index("ix_evaluations_kernel_hash_submitted_at", "kernel_hash", "submitted_at"),
         Index("ix_evaluations_token_open", "token_id", postgresql_where=_OPEN),
     )
 
@@ -297,6 +325,7 @@ class Verdict(Base):
         Index("ix_verdicts_finished_at", "finished_at"),
         Index("ix_verdicts_whole", "finished_at", postgresql_where=text("NOT (evidence ? 'emptied_at')")),
         Index("ix_verdicts_attempt_id", "attempt_id"),
+        _words_index("verdicts", "log", postgresql_where=text("log <> ''")),
         Index("ix_verdicts_content", "content", "finished_at", postgresql_where=text("content IS NOT NULL")),
     )
 

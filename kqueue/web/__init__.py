@@ -13,6 +13,14 @@ anything without a session (:mod:`~kqueue.web.session`), and a session is good f
 :mod:`~kqueue.web.now`           lanes, GPUs, workers and the last hour
 :mod:`~kqueue.web.evaluations`   lists of evaluations
 :mod:`~kqueue.web.evaluation`    one evaluation in full
+:mod:`~kqueue.web.problems`      problems, their leaderboards and baselines
+:mod:`~kqueue.web.batches`       batches, their progress and what came of them
+:mod:`~kqueue.web.runs`          searches and tuning runs, one or two of them
+:mod:`~kqueue.web.compare`       two kernels side by side
+:mod:`~kqueue.web.search`        words in sources and logs
+:mod:`~kqueue.web.asked`         filters in addresses
+:mod:`~kqueue.web.export`        lists as CSV
+:mod:`~kqueue.web.pictures`      charts on pages
 ===============================  ==================================================================
 
 To add a page:

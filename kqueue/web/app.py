@@ -8,9 +8,31 @@ from fastapi import FastAPI
 
 from kqueue.config import Config
 from kqueue.http import app
-from kqueue.web import assets, evaluation, evaluations, now, session
+from kqueue.web import (
+    assets,
+    batches,
+    compare,
+    evaluation,
+    evaluations,
+    now,
+    problems,
+    runs,
+    search,
+    session,
+)
 
-_ROUTERS: Final = (session.router, assets.router, now.router, evaluations.router, evaluation.router)
+_ROUTERS: Final = (
+    session.router,
+    assets.router,
+    now.router,
+    evaluations.router,
+    evaluation.router,
+    problems.router,
+    batches.router,
+    runs.router,
+    compare.router,
+    search.router,
+)
 
 
 def create_app(config: Config, **limits: Any) -> FastAPI:

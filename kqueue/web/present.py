@@ -23,7 +23,14 @@ from kqueue.text import clean, one_line
 from kqueue.web import files
 
 #: The pages that people begin with: address and name, in the order of the navigation.
-NAVIGATION: Final = (("/", "Now"), ("/evaluations", "Evaluations"))
+NAVIGATION: Final = (
+    ("/", "Now"),
+    ("/evaluations", "Evaluations"),
+    ("/problems", "Problems"),
+    ("/batches", "Batches"),
+    ("/runs", "Searches"),
+    ("/search", "Search"),
+)
 
 #: The most characters of a value, of a line of a table, and of a source that is coloured.
 _LONGEST: Final = 100_000

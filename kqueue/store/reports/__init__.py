@@ -8,6 +8,10 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.waiting`      why an evaluation waits, and for how long
 :mod:`~kqueue.store.reports.listing`      lists of evaluations, and the fastest kernels
 :mod:`~kqueue.store.reports.problems`     stored problems
+:mod:`~kqueue.store.reports.boards`       a problem's leaderboard, baselines and use
+:mod:`~kqueue.store.reports.batches`      batches, their best kernels and how they failed
+:mod:`~kqueue.store.reports.runs`         searches and their proposals, without long texts
+:mod:`~kqueue.store.reports.texts`        words in sources and logs
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
 :mod:`~kqueue.store.reports.ended`        what ended since a moment
 :mod:`~kqueue.store.reports.cost`         what evaluations cost

@@ -65,15 +65,21 @@ class Cost:
     waited_s: float
 
 
-def cost(engine: Engine, *, by: By, since: datetime, limit: int = 100) -> list[Cost]:
+def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = None, limit: int = 100) -> list[Cost]:
     """Return what evaluations cost that got their verdicts since a moment, the dearest first.
 
     Args:
         engine: the database.
         by: what is added up.
-        since: the moment.
+        since: the moment; None for all that are kept.
+        batch: only of this batch.
         limit: how many rows at most.
     """
+    wanted: list[ColumnElement[bool]] = [REAL]
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    if batch is not None:
+        wanted.append(Evaluation.batch == batch)
     until = func.coalesce(Attempt.ended_at, Attempt.lease_until)
     tried = (
         select(
@@ -108,7 +114,7 @@ def cost(engine: Engine, *, by: By, since: datetime, limit: int = 100) -> list[C
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .join(tried, true())
         .join(alone, true())
-        .where(Verdict.finished_at >= since, REAL)
+        .where(*wanted)
         .group_by(key)
         .order_by(func.sum(tried.c.seconds).desc(), key)
         .limit(limit)

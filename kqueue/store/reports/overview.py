@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Integer, cast, column, func, select, table
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import QUEUED
+from kqueue.store.evaluations import QUEUED, REAL
 from kqueue.store.models import Evaluation, Verdict
 from kqueue.store.sql import read
 
@@ -44,7 +44,7 @@ def oldest(engine: Engine) -> list[Oldest]:
     """Return the queued evaluation of each lane that was submitted first, by lane."""
     query = (
         select(Evaluation.lane, Evaluation.id.label("evaluation_id"), Evaluation.submitted_at)
-        .where(QUEUED)
+        .where(QUEUED, REAL)
         .ext(distinct_on(Evaluation.lane))
         .order_by(Evaluation.lane, Evaluation.submitted_at, Evaluation.id)
     )
@@ -70,7 +70,8 @@ def ended_by_minute(engine: Engine, *, minutes: int) -> list[int]:
     ago = cast(func.floor(func.extract("epoch", func.now() - Verdict.finished_at) / 60), Integer)
     query = (
         select(ago.label("ago"), func.count().label("number"))
-        .where(Verdict.finished_at > func.now() - func.make_interval(0, 0, 0, 0, 0, minutes))
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(REAL, Verdict.finished_at > func.now() - func.make_interval(0, 0, 0, 0, 0, minutes))
         .group_by(ago)
     )
     counted = [0] * minutes

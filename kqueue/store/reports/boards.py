@@ -1,0 +1,331 @@
+"""A problem's page: who is the fastest, what the reference takes, how evaluations ended; and lists of problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Double, Engine, and_, cast, func, literal, or_, select, true, tuple_
+from sqlalchemy.dialects.postgresql import distinct_on
+
+from kqueue.categories import Category
+from kqueue.contract import Backend
+from kqueue.errors import UnknownEvaluation
+from kqueue.store.engine import transaction
+from kqueue.store.models import Attempt, Baseline, Environment, Evaluation, Kernel, Problem, Token, Verdict
+from kqueue.store.sql import read
+
+#: The last evaluations of a problem in which its kernels are counted.
+COUNTED: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class UsedProblem:
+    """A stored problem, and how it was used.
+
+    Attributes:
+        problem_hash: SHA-256 of its source.
+        problem_label: what its last evaluation called it; None where that did not.
+        created_at: when it was submitted for the first time, UTC.
+        used_at: when it was submitted for the last time; None if no evaluation is left.
+        evaluations: the number of its last evaluations, :data:`COUNTED` at most.
+        kernels: how many kernels those had.
+    """
+
+    problem_hash: str
+    problem_label: str | None
+    created_at: datetime
+    used_at: datetime | None
+    evaluations: int
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A kernel on a problem's leaderboard: its best measurement in a precision on a device model; times in ms.
+
+    Attributes:
+        kernel_hash, kernel_label, backend: the kernel.
+        precision, device: how and on what it was measured.
+        runtime_ms, q1_ms, q3_ms: median and quartiles.
+        baseline_ms: the median of the eager reference beside it; None where it was not taken.
+        compiled_ms: the median of the compiled reference; None where it was not asked for, or failed.
+        speedup: over the eager reference; None where that is unknown.
+        measured: the number of its honest measurements.
+        evaluation_id, finished_at: where and when that was, UTC.
+        producer: who submitted it: a token's name, or what was declared.
+    """
+
+    kernel_hash: str
+    kernel_label: str | None
+    backend: Backend
+    precision: str
+    device: str | None
+    runtime_ms: float
+    q1_ms: float | None
+    q3_ms: float | None
+    baseline_ms: float | None
+    compiled_ms: float | None
+    speedup: float | None
+    measured: int
+    evaluation_id: UUID
+    finished_at: datetime
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An evaluation that was faster than all of its problem before it."""
+
+    evaluation_id: UUID
+    kernel_label: str | None
+    kernel_hash: str
+    finished_at: datetime
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBaseline:
+    """A cached time of a reference; times in milliseconds.
+
+    Attributes:
+        environment_hash, device, driver, torch, host: where it was taken.
+        settings_key: the settings that the time depends on.
+        median_ms, q1_ms, q3_ms: of its calls.
+        created_at: when it was taken for the first time, UTC.
+    """
+
+    environment_hash: str
+    device: str
+    driver: str | None
+    torch: str
+    host: str
+    settings_key: str
+    median_ms: float
+    q1_ms: float
+    q3_ms: float
+    created_at: datetime
+
+
+def used_problems(
+    engine: Engine, *, named: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 25
+) -> list[UsedProblem]:
+    """Return stored problems, the latest first.
+
+    Args:
+        engine: the database.
+        named: a part of a label that their evaluations gave them, or the beginning of their hash.
+        after: ``created_at`` and hash of the last one that the caller has: what follows it.
+        limit: at most so many.
+    """
+    last = (
+        select(Evaluation.problem_label, Evaluation.kernel_hash, Evaluation.submitted_at)
+        .where(Evaluation.problem_hash == Problem.hash)
+        .order_by(Evaluation.submitted_at.desc())
+    )
+    wanted: list[ColumnElement[bool]] = []
+    if named is not None:
+        label = last.limit(1).correlate(Problem).subquery()
+        fits = select(label.c.problem_label).where(label.c.problem_label.icontains(named, autoescape=True)).exists()
+        wanted.append(or_(Problem.hash.startswith(named, autoescape=True), fits))
+    if after is not None:
+        wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
+    order = (Problem.created_at.desc(), Problem.hash.desc())
+    page = select(Problem.hash, Problem.created_at).where(*wanted).order_by(*order).limit(limit).subquery()
+    some = (
+        select(Evaluation.kernel_hash)
+        .where(Evaluation.problem_hash == page.c.hash)
+        .order_by(Evaluation.submitted_at.desc())
+        .limit(COUNTED)
+        .correlate(page)
+        .subquery()
+    )
+    counted = select(
+        func.count().label("evaluations"), func.count(func.distinct(some.c.kernel_hash)).label("kernels")
+    ).lateral()
+    newest = (
+        select(Evaluation.problem_label, Evaluation.submitted_at.label("used_at"))
+        .where(Evaluation.problem_hash == page.c.hash)
+        .order_by(Evaluation.submitted_at.desc())
+        .limit(1)
+        .lateral()
+    )
+    query = (
+        select(
+            page.c.hash.label("problem_hash"),
+            newest.c.problem_label,
+            page.c.created_at,
+            newest.c.used_at,
+            counted.c.evaluations,
+            counted.c.kernels,
+        )
+        .select_from(page)
+        .join(counted, true())
+        .outerjoin(newest, true())
+        .order_by(page.c.created_at.desc(), page.c.hash.desc())
+    )
+    with transaction(engine) as connection:
+        return read(UsedProblem, connection.execute(query))
+
+
+def leaderboard(
+    engine: Engine,
+    problem_hash: str,
+    *,
+    precision: str | None = None,
+    device: str | None = None,
+    backend: Backend | None = None,
+    limit: int = 50,
+) -> list[Placed]:
+    """Return a problem's kernels that passed and were timed, the largest speedup first.
+
+    A kernel has one line for each precision and device model: its fastest measurement, as in the view
+    ``best_verdicts``. Verdicts that were reused are no measurements.
+
+    Args:
+        engine: the database.
+        problem_hash: the problem.
+        precision, backend: only of this one.
+        device: only of this device model.
+        limit: at most so many.
+    """
+    told: ColumnElement[Any] = Evaluation.settings["precision"].astext
+    timed = [
+        Evaluation.problem_hash == problem_hash,
+        Verdict.category == Category.PASSED,
+        Verdict.runtime_ms.is_not(None),
+        Verdict.reused_from.is_(None),
+    ]
+    if precision is not None:
+        timed.append(told == precision)
+    if device is not None:
+        timed.append(Environment.device == device)
+    key = (Evaluation.kernel_hash, told, Environment.device)
+    every = (
+        select(
+            Evaluation.id,
+            Evaluation.kernel_hash,
+            told.label("precision"),
+            Environment.device,
+            Verdict.speedup,
+            Verdict.runtime_ms,
+            func.count().over(partition_by=key).label("measured"),
+        )
+        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .join(Attempt, Attempt.id == Verdict.attempt_id)
+        .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+        .where(*timed)
+        .ext(distinct_on(*key))
+        .order_by(*key, Verdict.runtime_ms, Verdict.finished_at)
+    )
+    if backend is not None:
+        every = every.join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(Kernel.backend == backend)
+    one = every.subquery()
+    first = select(one).order_by(one.c.speedup.desc().nulls_last(), one.c.runtime_ms, one.c.id).limit(limit).subquery()
+    runtime: Any = Verdict.runtime
+    evidence: Any = Verdict.evidence
+    query = (
+        select(
+            first.c.kernel_hash,
+            Evaluation.kernel_label,
+            Kernel.backend,
+            first.c.precision,
+            first.c.device,
+            first.c.runtime_ms,
+            cast(runtime["q1_ms"].astext, Double).label("q1_ms"),
+            cast(runtime["q3_ms"].astext, Double).label("q3_ms"),
+            Verdict.baseline_ms,
+            cast(evidence["compiled_baseline"]["median_ms"].astext, Double).label("compiled_ms"),
+            first.c.speedup,
+            first.c.measured,
+            Evaluation.id.label("evaluation_id"),
+            Verdict.finished_at,
+            func.coalesce(Token.name, Evaluation.producer).label("producer"),
+        )
+        .select_from(first)
+        .join(Evaluation, Evaluation.id == first.c.id)
+        .join(Verdict, Verdict.evaluation_id == first.c.id)
+        .join(Kernel, Kernel.hash == first.c.kernel_hash)
+        .outerjoin(Token, Token.id == Evaluation.token_id)
+        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.id)
+    )
+    with transaction(engine) as connection:
+        return read(Placed, connection.execute(query))
+
+
+def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
+    """Return the evaluations that were faster than all before them, the latest first: the numbers of the curve."""
+    every = (
+        select(
+            Evaluation.id.label("evaluation_id"),
+            Evaluation.kernel_label,
+            Evaluation.kernel_hash,
+            Verdict.finished_at,
+            Verdict.speedup,
+            func.max(Verdict.speedup)
+            .over(order_by=(Verdict.finished_at, Verdict.evaluation_id), rows=(None, -1))
+            .label("before"),
+        )
+        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .where(
+            Evaluation.problem_hash == problem_hash,
+            Verdict.category == Category.PASSED,
+            Verdict.speedup.is_not(None),
+            Verdict.reused_from.is_(None),
+        )
+        .subquery()
+    )
+    query = (
+        select(every.c.evaluation_id, every.c.kernel_label, every.c.kernel_hash, every.c.finished_at, every.c.speedup)
+        .where(every.c.speedup > func.coalesce(every.c.before, 0))
+        .order_by(every.c.finished_at.desc(), every.c.evaluation_id)
+        .limit(limit)
+    )
+    with transaction(engine) as connection:
+        return read(Record, connection.execute(query))
+
+
+def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[KnownBaseline]:
+    """Return the cached times of a problem's reference, the latest first."""
+    time: Any = Baseline.measurement
+    query = (
+        select(
+            Baseline.environment_hash,
+            Environment.device,
+            Environment.driver,
+            Environment.torch,
+            Environment.host,
+            Baseline.settings_key,
+            *(cast(time[name].astext, Double).label(name) for name in ("median_ms", "q1_ms", "q3_ms")),
+            Baseline.created_at,
+        )
+        .join(Environment, Environment.hash == Baseline.environment_hash)
+        .where(Baseline.problem_hash == problem_hash)
+        .order_by(Baseline.created_at.desc(), Baseline.environment_hash, Baseline.settings_key)
+        .limit(limit)
+    )
+    with transaction(engine) as connection:
+        return read(KnownBaseline, connection.execute(query))
+
+
+def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
+    """Return the evaluation that stands for a kernel: its fastest honest measurement, or else its last evaluation.
+
+    Raises:
+        UnknownEvaluation: no evaluation has such a kernel.
+    """
+    is_measured = and_(Verdict.category == Category.PASSED, Verdict.reused_from.is_(None))
+    query = (
+        select(Evaluation.id)
+        .outerjoin(Verdict, and_(Verdict.evaluation_id == Evaluation.id, is_measured))
+        .where(Evaluation.kernel_hash == kernel_hash)
+        .order_by(Verdict.runtime_ms.nulls_last(), Evaluation.submitted_at.desc(), Evaluation.id)
+        .limit(1)
+    )
+    with transaction(engine) as connection:
+        found = connection.scalars(query).one_or_none()
+    if found is None:
+        raise UnknownEvaluation(kernel_hash, what="the kernel")
+    return found

@@ -1,0 +1,137 @@
+"""Batches: which there are, how far they are, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import Query, Request, Response
+from sqlalchemy import Engine
+
+from kqueue import charts
+from kqueue.charts import Theme
+from kqueue.errors import UnknownEvaluation
+from kqueue.http.gateway import Gateway
+from kqueue.store import reports
+from kqueue.store.reports import By, Listed, batches, curves
+from kqueue.store.reports.batches import KnownBatch
+from kqueue.web.asked import Asked, BatchName, CurrentGateway, asked_for
+from kqueue.web.export import MOST_ROWS, Format, as_csv, one_page
+from kqueue.web.pictures import can_draw, picture
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_PAGE: Final = 50
+_CSV_PAGE: Final = 1000
+#: What a batch costs is added up from all its attempts. Of a larger one it is only told if it is asked for.
+_CHEAP: Final = 2000
+#: The estimate supposes that a batch goes on as it did for so long.
+_LOOKED_BACK: Final = timedelta(minutes=10)
+#: The shares of KernelBench's fast_p that stand in the table.
+_FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A value of fast_p: how many problems have a right kernel that is more than ``p`` times as fast."""
+
+    p: float
+    problems: int
+    share: float
+
+
+@router.get("/batches")
+async def known(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    name: Asked = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show batches, those with the latest submission first."""
+    limit = _PAGE if form is Format.HTML else MOST_ROWS
+    rows = await gateway.read(batches.known_batches, beginning=name or "", limit=limit)
+    if form is Format.CSV:
+        return as_csv("batches", KnownBatch, one_page(rows))
+    return page(request, "batches.html", rows=rows, asked=asked_for(name=name), most=_PAGE)
+
+
+@router.get("/batches/{batch:path}/fast-p.svg")
+async def fast_p_picture(_: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT) -> Response:
+    """Draw KernelBench's fast_p of a batch."""
+    found = await gateway.read(curves.fast_p, batch)
+    return await picture(charts.FastP(batch, found.speedups, found.problems), theme)
+
+
+@router.get("/batches/{batch:path}/categories.svg")
+async def categories_picture(
+    _: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT
+) -> Response:
+    """Draw how a batch's evaluations ended."""
+    counts = await gateway.read(curves.categories, batch=batch)
+    return await picture(charts.Categories(batch, [charts.Stack(batch, counts)]), theme)
+
+
+@router.get("/batches/{batch:path}")
+async def one(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    batch: BatchName,
+    cost: bool = False,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show a batch."""
+    state = await gateway.read(reports.batch_state, batch)
+    if state is None:
+        raise UnknownEvaluation(batch, what="the batch")
+    if form is Format.CSV:
+        return as_csv("batch", Listed, _all(gateway, batch))
+    fields = await gateway.read(_read, batch, with_cost=cost or state.total <= _CHEAP)
+    left_s = None if state.done == state.total else _left_s(state.total - state.done, fields["lately"])
+    return page(
+        request,
+        "batch.html",
+        name=batch,
+        state=state,
+        left_s=left_s,
+        looked_back_s=_LOOKED_BACK.total_seconds(),
+        can_draw=can_draw(),
+        **fields,
+    )
+
+
+def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
+    fast = curves.fast_p(engine, batch)
+    return {
+        "fast": [_share(p, fast) for p in _FAST_P],
+        "problems": fast.problems,
+        "best": batches.best_of_batch(engine, batch),
+        "faults": batches.batch_faults(engine, batch),
+        "lately": batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK),
+        "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if with_cost else None,
+        "is_dear": not with_cost,
+        "latest": reports.listing(engine, batch=batch, limit=10),
+    }
+
+
+def _share(p: float, fast: curves.FastP) -> Share:
+    # Of fast_0 every right kernel is one.
+    number = len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
+    return Share(p, number, number / max(1, fast.problems))
+
+
+def _left_s(left: int, lately: int) -> float | None:
+    """Seconds until the rest has ended, if it goes on as it did lately; None where nothing did."""
+    return left * _LOOKED_BACK.total_seconds() / lately if lately else None
+
+
+async def _all(gateway: Gateway, batch: str) -> AsyncGenerator[Sequence[Listed]]:
+    """Yield a batch's evaluations, some at a time."""
+    after = None
+    while found := await gateway.read(reports.listing, batch=batch, after=after, limit=_CSV_PAGE):
+        yield found
+        after = found[-1].submitted_at, found[-1].evaluation_id

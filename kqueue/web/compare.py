@@ -1,0 +1,103 @@
+"""Two kernels side by side: sources, verdicts and times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import Path, Request, Response
+from sqlalchemy import Engine
+
+from kqueue import charts, differences
+from kqueue.charts import Theme
+from kqueue.contract import HASH
+from kqueue.evidence import Measurement
+from kqueue.store import reports
+from kqueue.store.reports import Detail, boards
+from kqueue.web import present
+from kqueue.web.asked import CurrentGateway
+from kqueue.web.pictures import can_draw, picture
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_CHANGES: Final = 3000
+#: An evaluation's id or its first digits, or a kernel's whole hash.
+_Which = Annotated[str, Path(max_length=64)]
+
+
+@router.get("/compare/{first}/{second}/times.svg")
+async def times_picture(
+    _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which, theme: Theme = Theme.LIGHT
+) -> Response:
+    """Draw where the timed calls of both lie."""
+    pair = await gateway.read(_pair, first, second)
+    return await picture(
+        charts.Times("times of one call", [_spread(name, taken) for name, taken in _times(pair)]), theme
+    )
+
+
+@router.get("/compare/{first}/{second}")
+async def compare(request: Request, _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which) -> Response:
+    """Show two kernels by evaluations of theirs, or by their hashes: then by their best or last evaluations."""
+    pair = await gateway.read(_pair, first, second)
+    changes = differences.of_sources(*pair)
+    return page(
+        request,
+        "compare.html",
+        pair=pair,
+        rows=_rows(pair),
+        times=_times(pair),
+        changes=present.changes(changes[:_CHANGES]),
+        left_out=max(0, len(changes) - _CHANGES),
+        faster=differences.of_times(*pair),
+        sources=[present.source(detail.kernel) for detail in pair],
+        can_draw=can_draw(),
+    )
+
+
+def _pair(engine: Engine, first: str, second: str) -> tuple[Detail, Detail]:
+    one, other = (reports.show(engine, _evaluation(engine, which)) for which in (first, second))
+    return one, other
+
+
+def _evaluation(engine: Engine, which: str) -> UUID:
+    if re.fullmatch(HASH, which):
+        return boards.evaluation_of(engine, which)
+    return reports.resolve_id(engine, which)
+
+
+def _rows(pair: tuple[Detail, Detail]) -> list[tuple[str, list[str]]]:
+    """What the two are, as rows of a table."""
+    columns = [dict(_told(detail)) for detail in pair]
+    return [(name, [told[name] for told in columns]) for name in columns[0]]
+
+
+def _told(detail: Detail) -> Iterator[tuple[str, str]]:
+    verdict = detail.verdict
+    yield "problem", detail.problem_label or detail.problem_hash[:12]
+    yield "kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]}"
+    yield "backend", detail.backend
+    yield "lane", detail.lane
+    yield "precision", str(detail.settings.get("precision", ""))
+    yield "device", (verdict.environment.device or "") if verdict and verdict.environment else ""
+    yield "batch", detail.batch or ""
+    yield "message", verdict.message if verdict else ""
+
+
+def _times(pair: tuple[Detail, Detail]) -> list[tuple[str, Measurement]]:
+    """The measurements of both kernels, and of the references beside them."""
+    found: list[tuple[str, Measurement]] = []
+    for place, detail in zip(("first", "second"), pair, strict=True):
+        verdict = detail.verdict
+        if verdict is not None and verdict.runtime is not None:
+            found.append((f"the {place}", verdict.runtime))
+        if verdict is not None and verdict.baseline is not None:
+            found.append((f"the {place}’s reference", verdict.baseline))
+    return found
+
+
+def _spread(name: str, taken: Measurement) -> charts.Spread:
+    return charts.Spread(name, taken.min_ms, taken.q1_ms, taken.median_ms, taken.q3_ms, taken.max_ms, taken.count)

@@ -1,0 +1,175 @@
+"""Problems: which there are, and who is the fastest in each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import Path, Query, Request, Response
+from sqlalchemy import Engine
+
+from kqueue import charts
+from kqueue.charts import Theme
+from kqueue.contract import HASH, Backend, Precision
+from kqueue.errors import UnknownProblem
+from kqueue.http import cursors
+from kqueue.http.failures import HttpError
+from kqueue.http.gateway import Gateway
+from kqueue.store import reports
+from kqueue.store.reports import boards, curves
+from kqueue.store.reports.boards import Placed, UsedProblem
+from kqueue.web import present
+from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
+from kqueue.web.export import MOST_ROWS, Format, as_csv, one_page
+from kqueue.web.pictures import can_draw, picture
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_PAGE: Final = 25
+_BOARD: Final = 50
+#: The kernels of a chart.
+_BARS: Final = 20
+_CSV_PAGE: Final = 200
+_Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
+
+
+@router.get("/problems")
+async def problems(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    name: Asked = None,
+    cursor: Asked = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show stored problems, the latest first."""
+    after = None if cursor is None else cursors.read(cursor, _hash)
+    if form is Format.CSV:
+        return as_csv("problems", UsedProblem, _all(gateway, name))
+    found = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
+    rows = found[:_PAGE]
+    more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(found) > _PAGE else None
+    return page(
+        request,
+        "problems.html",
+        rows=rows,
+        asked=asked_for(name=name),
+        is_first=cursor is None,
+        more=more,
+        counted=boards.COUNTED,
+    )
+
+
+@router.get("/problems/{problem_hash}/best.svg")
+async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
+    """Draw the best kernel over time."""
+    known, _source = await gateway.read(_known, problem_hash)
+    found = await gateway.read(curves.best_so_far, problem_hash)
+    points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in found]
+    return await picture(charts.BestSoFar(_name(known), points), theme)
+
+
+@router.get("/problems/{problem_hash}/board.svg")
+async def board_picture(
+    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
+) -> Response:
+    """Draw the fastest kernels with the spread of their times."""
+    known, _source = await gateway.read(_known, problem_hash)
+    rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
+    return await picture(charts.Leaderboard(_name(known), _bars(rows)), theme)
+
+
+@router.get("/problems/{problem_hash}")
+async def problem(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    problem_hash: _Hash,
+    precision: AskedPrecision = None,
+    device: Asked = None,
+    backend: AskedBackend = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show a problem: its leaderboard, its baselines, how its evaluations ended, and its source."""
+    filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}
+    if form is Format.CSV:
+        await gateway.read(_known, problem_hash)
+        rows = await gateway.read(boards.leaderboard, problem_hash, limit=MOST_ROWS, **filters)
+        return as_csv(f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
+    fields = await gateway.read(_read, problem_hash, filters)
+    return page(
+        request,
+        "problem.html",
+        asked=asked_for(**filters),
+        choices={"precision": list(Precision), "backend": list(Backend)},
+        can_draw=can_draw(),
+        **fields,
+    )
+
+
+def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
+    """Return a stored problem and its source.
+
+    Raises:
+        HttpError: 404, there is no such one.
+    """
+    try:
+        return reports.problem(engine, problem_hash)
+    except UnknownProblem:
+        raise HttpError(404, f"no stored problem has the hash {problem_hash}") from None
+
+
+def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
+    known, source = _known(engine, problem_hash)
+    rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
+    counts = curves.categories(engine, problem_hash=problem_hash)
+    return {
+        "problem": known,
+        "source": present.source(source),
+        "rows": rows[:_BOARD],
+        "is_cut": len(rows) > _BOARD,
+        "records": boards.records(engine, problem_hash),
+        "baselines": boards.baselines_of(engine, problem_hash),
+        "counts": counts,
+        "total": sum(counts.values()),
+        "latest": reports.listing(engine, problem=problem_hash, limit=10),
+    }
+
+
+async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[UsedProblem]]:
+    """Yield all problems, some at a time."""
+    after = None
+    while found := await gateway.read(boards.used_problems, named=name, after=after, limit=_CSV_PAGE):
+        yield found
+        after = found[-1].created_at, found[-1].problem_hash
+
+
+def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
+    return [
+        charts.Bar(
+            row.kernel_label or row.kernel_hash[:12],
+            row.speedup,
+            _share(row.baseline_ms, row.q3_ms),
+            _share(row.baseline_ms, row.q1_ms),
+            f"{row.backend}, {row.precision}, {row.device or 'unknown'}",
+        )
+        for row in rows
+        if row.speedup is not None
+    ]
+
+
+def _share(baseline_ms: float | None, runtime_ms: float | None) -> float | None:
+    return baseline_ms / runtime_ms if baseline_ms and runtime_ms and runtime_ms > 0 else None
+
+
+def _name(known: reports.StoredProblem) -> str:
+    return known.problem_label or known.problem_hash[:12]
+
+
+def _hash(text: str) -> str:
+    """Return the hash that a text is; raise ValueError for another text."""
+    if not re.fullmatch(HASH, text):
+        raise ValueError(text)
+    return text

@@ -1,0 +1,101 @@
+"""Words in the sources of kernels and problems, and in logs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import Query, Request, Response
+
+from kqueue.errors import InvalidRequest
+from kqueue.http.gateway import Gateway
+from kqueue.store.reports import texts
+from kqueue.store.reports.texts import Hit, Where
+from kqueue.web.asked import Asked, CurrentGateway
+from kqueue.web.export import Format, as_csv, one_page
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_FOUND: Final = 20
+#: The most results of a file.
+_CSV_FOUND: Final = 1000
+#: Lines of a text that are shown.
+_LINES: Final = 3
+#: Where a word begins, and where it ends.
+_BEGIN: Final = r"(?<![^\W_])"
+_END: Final = r"(?![^\W_])"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a text with some of the words in it."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A text with all words, as a row of a list."""
+
+    where: Where
+    name: str
+    label: str | None
+    evaluation_id: UUID | None
+    at: datetime
+    line: int | None
+    text: str
+
+
+@router.get("/search")
+async def search(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    q: Asked = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show where all words are."""
+    found: dict[Where, list[Hit]] = {}
+    refused = None
+    if q is not None:
+        try:
+            found = await _search(gateway, q, _FOUND if form is Format.HTML else _CSV_FOUND)
+        except InvalidRequest as error:
+            refused = str(error)
+    if form is Format.CSV and refused is None:
+        results = [_result(where, hit, q or "") for where, hits in found.items() for hit in hits]
+        return as_csv("search", Result, one_page(results))
+    lines = {where: [(hit, _lines(hit.text, q or "")) for hit in hits] for where, hits in found.items()}
+    status = 200 if refused is None else 422
+    return page(request, "search.html", status=status, q=q or "", found=lines, refused=refused, most=_FOUND)
+
+
+async def _search(gateway: Gateway, q: str, limit: int) -> dict[Where, list[Hit]]:
+    found = await asyncio.gather(*(gateway.read(texts.search, q, where, limit=limit) for where in Where))
+    return dict(zip(Where, found, strict=True))
+
+
+def _result(where: Where, hit: Hit, q: str) -> Result:
+    first = next(iter(_lines(hit.text, q)), None)
+    number, text = (None, "") if first is None else (first.number, first.text)
+    return Result(where, hit.name, hit.label, hit.evaluation_id, hit.at, number, text)
+
+
+def _lines(text: str, q: str) -> list[Line]:
+    """Return the lines with the most of the words, in the order of the text."""
+    words = [
+        re.compile(f"{_BEGIN}{re.escape(word)}{'' if is_beginning else _END}", re.IGNORECASE)
+        for word, is_beginning in texts.words_of(q)
+    ]
+    scored = [
+        (sum(bool(word.search(line)) for word in words), -number, line)
+        for number, line in enumerate(text.splitlines(), 1)
+    ]
+    best = sorted((one for one in scored if one[0]), reverse=True)[:_LINES]
+    return [Line(-number, line.strip()) for _, number, line in sorted(best, key=lambda one: -one[1])]

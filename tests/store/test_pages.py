@@ -1,0 +1,263 @@
+"""What the pages ask of the database: problems, batches, searches, and words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Request, Settings
+from kqueue.errors import InvalidRequest
+from kqueue.store import baselines, evaluations, retention, searches
+from kqueue.store.reports import batches, boards, runs, texts
+from kqueue.store.reports.texts import Where
+from tests.samples import ended, measurement
+from tests.store.steps import ENVIRONMENT, change, measured
+
+Judge = Callable[..., UUID]
+
+
+@pytest.fixture
+def judged(engine: Engine, worker_id: UUID, fields) -> Judge:
+    """Submits an evaluation and ends it with a category, and a time if one is given."""
+
+    def one(category: Category, number: int = 0, ms: float | None = None, log: str = "", **changes: object) -> UUID:
+        request = Request(**fields(number, reuse=False, **changes))
+        identity = evaluations.submit(engine, [request])[0].evaluation_id
+        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
+        assert claimed is not None
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
+        times = {} if ms is None else {"runtime": measurement(ms), "baseline": measurement(10)}
+        outcome = ended(category, log=log, **times)
+        evaluations.finish(engine, identity, 1, outcome, written_by="judge", retry_delay_s=3600)
+        return identity
+
+    return one
+
+
+@pytest.fixture
+def problem_hash(fields) -> str:
+    """The hash of the problem of all requests here."""
+    return Request(**fields()).problem_hash
+
+
+def test_a_kernel_has_one_line_with_its_fastest_time(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """The largest speedup comes first; failed, untimed and strangers' kernels are not on the board."""
+    judged(Category.PASSED, 1, 5, kernel_label="slow", producer="ada")
+    judged(Category.PASSED, 2, 4, kernel_label="fast", producer="bob")
+    best = judged(Category.PASSED, 2, 2, kernel_label="fast", producer="eve")
+    judged(Category.PASSED, 3)
+    judged(Category.CRASHED, 4)
+    judged(Category.PASSED, 5, 1, problem="class Model: other")
+    first, second = boards.leaderboard(engine, problem_hash)
+    assert (first.kernel_label, first.runtime_ms, first.speedup, first.evaluation_id) == ("fast", 2, 5, best)
+    assert (first.measured, first.producer, first.backend, first.device) == (2, "eve", Backend.TORCH, "cpu")
+    assert (first.q1_ms, first.q3_ms, first.baseline_ms, first.compiled_ms) == (1.8, 2.2, 10, None)
+    assert (second.kernel_label, second.measured) == ("slow", 1)
+    assert [line.kernel_label for line in boards.leaderboard(engine, problem_hash, limit=1)] == ["fast"]
+
+
+def test_reused_verdicts_are_no_measurements(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """A verdict that was copied changes neither the board nor the number of measurements."""
+    best = judged(Category.PASSED, 1, 2)
+    copy = judged(Category.PASSED, 1, 1)
+    change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=best, copy=copy)
+    [line] = boards.leaderboard(engine, problem_hash)
+    assert (line.evaluation_id, line.measured, line.runtime_ms) == (best, 1, 2)
+
+
+def test_filters_of_the_leaderboard(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """A precision, a device or a backend leaves others out; a kernel has a line for each precision."""
+    judged(Category.PASSED, 1, 2)
+    judged(Category.PASSED, 1, 3, settings=Settings(precision="bf16"))
+    judged(Category.PASSED, 2, 4, backend="cpp")
+    assert len(boards.leaderboard(engine, problem_hash)) == 3
+    assert [line.runtime_ms for line in boards.leaderboard(engine, problem_hash, precision="bf16")] == [3]
+    assert [line.runtime_ms for line in boards.leaderboard(engine, problem_hash, backend=Backend.CPP)] == [4]
+    assert boards.leaderboard(engine, problem_hash, device="another") == []
+    assert len(boards.leaderboard(engine, problem_hash, device="cpu")) == 3
+
+
+def test_baselines_of_a_problem(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """Cached times with what they were taken on."""
+    judged(Category.PASSED, 2)
+    assert boards.baselines_of(engine, problem_hash) == []
+    with engine.connect() as connection:
+        environment = connection.scalars(text("SELECT hash FROM environments")).one()
+    baselines.put(engine, problem_hash, environment, "v1 cpu_clock eager", measured(7))
+    [known] = boards.baselines_of(engine, problem_hash)
+    assert (known.device, known.host, known.settings_key, known.median_ms) == ("cpu", "here", "v1 cpu_clock eager", 7)
+
+
+def test_problems_and_their_use(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """The latest first, with kernels, last use and label; found by a part of the label or the hash's beginning."""
+    for number in (1, 2, 2):
+        judged(Category.PASSED, number, problem_label="old")
+    judged(Category.PASSED, 2, problem_label="soft_max 10%")
+    judged(Category.PASSED, 1, problem="class Model: other", problem_label="relu")
+    change(engine, "UPDATE problems SET created_at = now() - interval '1 day' WHERE hash = :h", h=problem_hash)
+    other, mine = boards.used_problems(engine)
+    assert (mine.problem_hash, mine.problem_label, mine.evaluations, mine.kernels) == (
+        problem_hash,
+        "soft_max 10%",
+        4,
+        2,
+    )
+    assert mine.used_at is not None
+    assert (other.problem_label, other.kernels) == ("relu", 1)
+    for named in ("SOFT_MAX", "10%", problem_hash[:8]):
+        assert boards.used_problems(engine, named=named) == [mine]
+    assert boards.used_problems(engine, named="old") == boards.used_problems(engine, named="soft%max") == []
+    assert boards.used_problems(engine, after=(other.created_at, other.problem_hash)) == [mine]
+    assert boards.used_problems(engine, limit=1) == [other]
+
+
+def test_a_problem_that_nobody_uses_any_more(engine: Engine, judged: Judge) -> None:
+    """It stays in the list, without a label."""
+    judged(Category.PASSED)
+    change(engine, "DELETE FROM verdicts")
+    change(engine, "DELETE FROM attempts")
+    change(engine, "DELETE FROM evaluations")
+    [known] = boards.used_problems(engine)
+    assert (known.problem_label, known.used_at, known.evaluations, known.kernels) == (None, None, 0, 0)
+
+
+def test_batches(engine: Engine, judged: Judge, fields) -> None:
+    """Those with the latest submission first, each with its numbers; by the beginning of the name."""
+    judged(Category.PASSED, 1, batch="step 1")
+    judged(Category.PASSED, 2, batch="step 2")
+    judged(Category.PASSED, 3)
+    evaluations.submit(engine, [Request(**fields(4, batch="step 1"))])
+    found = batches.known_batches(engine)
+    assert [(one.name, one.evaluations, one.unfinished) for one in found] == [("step 1", 2, 1), ("step 2", 1, 0)]
+    assert found[0].submitted_at < found[1].last_at < found[0].last_at
+    assert [one.name for one in batches.known_batches(engine, beginning="step 2")] == ["step 2"]
+    assert [one.name for one in batches.known_batches(engine, limit=1)] == ["step 1"]
+    assert batches.known_batches(engine, beginning="%") == batches.known_batches(engine, beginning="z") == []
+
+
+def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> None:
+    """Times by speedup; each way to fail with its number and an example; no other batch's."""
+    judged(Category.PASSED, 1, 5, batch="b")
+    best = judged(Category.PASSED, 2, 2, batch="b")
+    judged(Category.PASSED, 3, batch="b")
+    crashed = {judged(Category.CRASHED, number, batch="b") for number in (4, 5)}
+    judged(Category.REFERENCE_ERROR, 6, batch="b")
+    judged(Category.TIMEOUT, 7, batch="other")
+    first, second = batches.best_of_batch(engine, "b")
+    assert (first.evaluation_id, first.speedup, second.speedup) == (best, 5, 2)
+    often, once = batches.batch_faults(engine, "b")
+    assert (often.category, often.blame, often.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
+    assert often.evaluation_id in crashed
+    assert (once.category, once.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
+    assert batches.batch_faults(engine, "nobody's") == []
+
+
+def test_runs_without_their_long_texts(engine: Engine) -> None:
+    """A run's line has what its plan says, and its numbers; a proposal in full has its texts."""
+    run = searches.create(engine, "one", {"algorithm": "PS", "problem_label": "relu", "backend": "triton"})
+    searches.create(engine, "another_1", {"algorithm": "tune"})
+    searches.begin_step(engine, run.id, 0, [{"number": 0, "kernel": "k0"}], None)
+    searches.begin_step(engine, run.id, 1, [{"number": 1, "parent": 0, "prompt": "go"}], None)
+    change(engine, "UPDATE search_proposals SET category = 'passed', speedup = 1.5 + number")
+    [found] = runs.listed_runs(engine, named="ON")
+    assert (found.name, found.algorithm, found.problem_label, found.backend) == ("one", "PS", "relu", "triton")
+    assert (found.proposals, found.passed, found.speedup) == (2, 2, 2.5)
+    assert [one.name for one in runs.listed_runs(engine)] == ["another_1", "one"]
+    assert [one.name for one in runs.listed_runs(engine, named="r_1")] == ["another_1"]
+    assert runs.listed_runs(engine, named="r%1") == []
+    assert [(line.number, line.step, line.parent) for line in runs.proposal_lines(engine, run.id)] == [
+        (0, 0, None),
+        (1, 1, 0),
+    ]
+    full = runs.proposal(engine, run.id, 1)
+    assert full is not None
+    assert full.prompt == "go"
+    assert runs.proposal(engine, run.id, 2) is None
+    assert runs.proposal(engine, uuid4(), 1) is None
+
+
+class TestWords:
+    """Search for words in sources and logs."""
+
+    def names(self, engine: Engine, asked: str, where: Where = Where.KERNELS) -> list[str]:
+        """The names of what is found."""
+        return [hit.name for hit in texts.search(engine, asked, where)]
+
+    def test_identifiers_are_split_by_what_is_no_letter(self, engine: Engine, judged: Judge, fields) -> None:
+        """A call is found by its parts in any order and case; other words are not there."""
+        kernel = "class ModelNew:\n  y = tl.load(x_ptr + 1e-5)  # <b>bold</b> https://example.org/a/b"
+        identity = judged(Category.PASSED, kernel=kernel, kernel_label="mine")
+        judged(Category.PASSED, 7)
+        mine = Request(**fields(kernel=kernel)).kernel_hash
+        for asked in ("tl.load", "LOAD tl", "x_ptr", "ptr", "loa*", "bold", "example.org/a", "1e", "class load("):
+            assert self.names(engine, asked) == [mine], asked
+        for asked in ("tl.store", "loa", "loads", "oad", "relu*"):
+            assert self.names(engine, asked) == [], asked
+        [hit] = texts.search(engine, "tl.load", Where.KERNELS)
+        assert (hit.label, hit.evaluation_id, hit.text) == ("mine", identity, kernel)
+
+    def test_problems_and_logs(self, engine: Engine, judged: Judge, problem_hash: str) -> None:
+        """Each is searched for itself; the latest log comes first."""
+        first = judged(Category.CRASHED, 1, log="RuntimeError: CUDA error 700")
+        last = judged(Category.CRASHED, 2, log="CUDA error: 719")
+        assert self.names(engine, "cuda error", Where.LOGS) == [str(last), str(first)]
+        assert self.names(engine, "700", Where.LOGS) == [str(first)]
+        assert self.names(engine, "Model", Where.PROBLEMS) == [problem_hash]
+        assert self.names(engine, "cuda", Where.KERNELS) == self.names(engine, "cuda", Where.PROBLEMS) == []
+
+    def test_what_retention_removes_is_not_found(self, engine: Engine, judged: Judge) -> None:
+        """An emptied log, and a kernel that is gone."""
+        judged(Category.CRASHED, 1, log="peculiar")
+        change(engine, "UPDATE verdicts SET finished_at = now() - interval '9 days'")
+        retention.prune(engine, retention_days=None, log_retention_days=5)
+        assert self.names(engine, "peculiar", Where.LOGS) == []
+        assert len(self.names(engine, "ModelNew")) == 1
+        retention.prune(engine, retention_days=5, log_retention_days=5)
+        assert self.names(engine, "ModelNew") == []
+
+    @pytest.mark.parametrize("asked", ["", "  ", "()&|!:*<->", "a " * 11, "ab*"])
+    def test_what_cannot_be_looked_for(self, engine: Engine, asked: str) -> None:
+        """No word, too many, or a beginning of half the alphabet."""
+        with pytest.raises(InvalidRequest, match="search"):
+            texts.search(engine, asked, Where.KERNELS)
+
+    def test_words_that_very_many_texts_have(
+        self, engine: Engine, judged: Judge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not all are looked at, but the latest are: they come first."""
+        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
+        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
+        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
+        monkeypatch.setattr(texts, "_RECENT", 1)
+        found = self.names(engine, "words", Where.LOGS)
+        assert found[0] == ids[-1]
+        assert len(found) in {3, 4}
+
+    @pytest.mark.parametrize("asked", ["'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"])
+    def test_signs_are_no_operators(self, engine: Engine, asked: str) -> None:
+        """Whatever is written, it is words."""
+        assert texts.search(engine, asked, Where.LOGS) == []
+
+    def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
+        """A source of many different or very long words is submitted as any other; its beginning is found."""
+        many = "class ModelNew: first\n" + " ".join(f"w{number:x}é漢" for number in range(90_000))
+        long = "class ModelNew: second\n" + "x" * 500_000
+        for kernel, word in ((many, "first"), (long, "second")):
+            judged(Category.PASSED, kernel=kernel)
+            assert self.names(engine, word) == [Request(**fields(kernel=kernel)).kernel_hash]
+
+
+def test_indexes_on_words_are_used(engine: Engine) -> None:
+    """The search's expression is the indexes' own: with another, Postgres would read every source."""
+    with engine.connect() as connection:
+        connection.execute(text("SET enable_seqscan = off"))
+        connection.execute(text("SET enable_indexscan = off"))
+        for table, of in (("kernels", "source"), ("problems", "source"), ("verdicts", "log")):
+            more = " AND log <> ''" if of == "log" else ""
+            query = f"EXPLAIN SELECT 1 FROM {table} WHERE {texts._fits(f'{table}.{of}').text}{more}"
+            plan = "\n".join(connection.scalars(text(query), {"wanted": "'x'"}))
+            assert f"ix_{table}_words" in plan, plan

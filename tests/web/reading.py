@@ -1,0 +1,79 @@
+"""What the tests of pages share: requests with results, and what a page must not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+
+from kqueue.contract import Outcome
+from tests.http.standin import Served
+from tests.samples import measurement, passed, request_fields
+
+#: Markup, a template, a formula, and characters that move a reader's eye.
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[31m\u202egnp\u2066'
+
+
+class Elements(HTMLParser):
+    """The names and attributes of a page's elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+
+    def all(self, tag: str, attribute: str) -> list[str]:
+        """The values of an attribute of all elements with it."""
+        return [attributes[attribute] for name, attributes in self.found if name == tag and attribute in attributes]
+
+
+def shown(browser: httpx.Client, address: str, status: int = 200) -> str:
+    """Ask for a page; it keeps to the policy, and nothing in it came from foreign text as it was."""
+    answer = browser.get(address)
+    assert answer.status_code == status, (address, answer.text)
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    for sign in ("\x1b", "\u202e", "\u2066", "<script>alert", "onerror=alert(1)>{", "49\\x1b"):
+        assert sign not in answer.text, (address, sign)
+    for name, attributes in Elements(answer.text).found:
+        assert name not in {"style", "iframe", "object", "base"}
+        assert not any(key.startswith("on") or key == "style" for key in attributes), (name, attributes)
+        for key in ("src", "srcset", "href", "action"):
+            assert attributes.get(key, "/").startswith(("/", "#")), (name, attributes)
+    return answer.text
+
+
+def drawn(browser: httpx.Client, page: str) -> int:
+    """Ask for all charts of a page, in both themes; return how many there are."""
+    elements = Elements(page)
+    sources = elements.all("source", "srcset")
+    images = [address for address in elements.all("img", "src") if not address.startswith("/static/")]
+    assert [one.replace("=dark", "=light") for one in sources] == images
+    assert all(elements.all("img", "alt")[-len(images) :] if images else [True])
+    for address in (*sources, *images):
+        answer = browser.get(address)
+        assert answer.status_code == 200, (address, answer.text)
+        assert answer.headers["content-type"] == "image/svg+xml"
+        assert answer.content.lstrip().startswith(b"<?xml")
+        assert b"<script" not in answer.content
+    return len(images)
+
+
+def judged(served: Served, judge: Callable[..., None], outcome: Outcome | None = None, **fields: Any) -> UUID:
+    """Submit an evaluation and end it: it passed, or as the outcome says."""
+    with served.client() as api:
+        answer = api.post("/v1/evaluations", json={**request_fields(uuid4().int), "reuse": False, **fields})
+    identity = UUID(answer.raise_for_status().json()["evaluation_id"])
+    judge(identity, outcome)
+    return identity
+
+
+def took(ms: float) -> Outcome:
+    """A right kernel that took so long; the reference took 1 ms."""
+    return passed(runtime=measurement(ms), baseline=measurement(1.0))

@@ -1,0 +1,79 @@
+"""Batches."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from kqueue.categories import Category
+from kqueue.web import batches
+from tests.http.standin import Served
+from tests.samples import ended, request_fields
+from tests.web.reading import HOSTILE, drawn, judged, shown, took
+
+Judge = Callable[..., None]
+
+
+def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Progress with an estimate, categories, fast_p, the best, failures by blame, and the cost."""
+    judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
+    failed = judged(served, judge, ended(Category.CRASHED, message="it fell over"), batch="step/1")
+    with served.client() as api:
+        api.post(
+            "/v1/evaluations",
+            json=request_fields(problem="class Model: x", batch="step/1"),
+        ).raise_for_status()
+    page = shown(browser, "/batches/step%2F1")
+    for told in ("2 of 3", "about 5 min", "2.50x", "good one", "it fell over", f"/evaluations/{failed}", "1 of 2"):
+        assert told in page, told
+    assert "candidate 1" in page
+    assert "time of slots" in page
+    assert drawn(browser, page) == 2
+    assert [row["batch"] for row in csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))] == [
+        "step/1"
+    ] * 3
+    shown(browser, "/batches/nobody", 404)
+
+
+def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads all attempts."""
+    judged(served, judge, batch="large")
+    monkeypatch.setattr(batches, "_CHEAP", 0)
+    assert "time of slots" not in shown(browser, "/batches/large")
+    assert "time of slots" in shown(browser, "/batches/large?cost=true")
+
+
+def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """The latest first, by the beginning of their names, hostile ones too; and as CSV."""
+    judged(served, judge, batch="b-1")
+    judged(served, judge, batch=f"={HOSTILE}")
+    page = shown(browser, "/batches")
+    assert page.index("&lt;script&gt;") < page.index("b-1")
+    assert "&lt;script&gt;" not in shown(browser, "/batches?name=b-")
+    assert "No batch fits" in shown(browser, "/batches?name=%25")
+    rows = list(csv.DictReader(io.StringIO(browser.get("/batches?format=csv").text)))
+    assert [row["name"][:4] for row in rows] == ["'=\">", "b-1"]
+
+
+def test_a_batch_with_a_hostile_name(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Its page, its charts and its links work, and it is text."""
+    name = f"a/b?c#d%2F..&{HOSTILE}"
+    judged(served, judge, took(0.5), batch=name)
+    page = shown(browser, f"/batches/{quote(name, safe='')}")
+    assert drawn(browser, page) == 2
+
+
+def test_a_batch_in_which_nothing_has_ended(served: Served, browser: httpx.Client) -> None:
+    """No estimate, and no division by nothing."""
+    with served.client() as api:
+        api.post("/v1/evaluations", json=request_fields(batch="new")).raise_for_status()
+    page = shown(browser, "/batches/new")
+    assert "unknown: none ended" in page
+    assert drawn(browser, page) == 2

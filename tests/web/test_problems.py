@@ -1,0 +1,147 @@
+"""Problems, and two kernels side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from uuid import uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.categories import Category
+from kqueue.contract import Request
+from kqueue.store.reports import boards
+from kqueue.web import export, pictures, problems
+from tests.http.standin import Served
+from tests.samples import ended, request_fields
+from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
+
+Judge = Callable[..., None]
+
+
+@pytest.fixture
+def problem_hash() -> str:
+    """The hash of the problem of all requests here."""
+    return Request.model_validate(request_fields()).problem_hash
+
+
+def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, judge: Judge, problem_hash: str) -> None:
+    """The fastest kernel first, with spread, backend and who; charts beside tables; counts by category."""
+    judged(served, judge, took(0.5), kernel_label="slow one", problem_label="relu")
+    fast = judged(served, judge, took(0.25), kernel_label="fast one", problem_label="relu", producer="ada")
+    judged(served, judge, ended(Category.CRASHED), problem_label="relu")
+    page = shown(browser, f"/problems/{problem_hash}")
+    assert page.index("fast one") < page.index("slow one")
+    for told in ("4.00x", "2.00x", "0.225 to 0.275", f"/evaluations/{fast}", "crashed", "relu", "Model"):
+        assert told in page, told
+    assert drawn(browser, page) == 2
+    assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
+    assert "No kernel that fits" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
+    assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
+
+
+def test_problems_are_listed_and_found(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
+) -> None:
+    """In pages, by a part of the name, and by the beginning of the hash."""
+    monkeypatch.setattr(problems, "_PAGE", 2)
+    for number in range(3):
+        judged(served, judge, problem=f"class Model: {number} = ...", problem_label=f"softmax-{number}")
+    first = shown(browser, "/problems")
+    assert "softmax-2" in first
+    assert "softmax-0" not in first
+    [more] = [a["href"] for name, a in Elements(first).found if name == "a" and a.get("rel") == "next"]
+    second = shown(browser, more)
+    assert "softmax-0" in second
+    assert "softmax-2" not in second
+    assert "softmax-0" in shown(browser, "/problems?name=MAX-0")
+    assert "No problem fits" in shown(browser, "/problems?name=m%25x")
+    shown(browser, f"/problems/{problem_hash}", 404)
+    for wrong in ("/problems/zz", "/problems?cursor=x", "/problems?name=%00", f"/problems/{problem_hash}?precision=x"):
+        shown(browser, wrong, 422)
+
+
+def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, problem_hash: str) -> None:
+    """All rows, with a head; what a spreadsheet would run is text."""
+    judged(served, judge, took(0.5), kernel_label="=HYPERLINK(1)", problem_label='@sum, "quoted"')
+    answer = browser.get(f"/problems/{problem_hash}?format=csv")
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    assert "attachment" in answer.headers["content-disposition"]
+    [row] = csv.DictReader(io.StringIO(answer.text))
+    assert (row["kernel_label"], row["speedup"], row["runtime_ms"]) == ("'=HYPERLINK(1)", "2.0", "0.5")
+    [known] = csv.DictReader(io.StringIO(browser.get("/problems?format=csv").text))
+    assert (known["problem_label"], known["kernels"]) == ('\'@sum, "quoted"', "1")
+    assert browser.get(f"/problems/{'0' * 64}?format=csv").status_code == 404
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1"])
+def test_formulas_are_defused(text: str) -> None:
+    """Numbers stay numbers; texts that begin a formula do not."""
+    assert export.cell(text).startswith("'")
+    assert export.cell(-1.5) == "-1.5"
+    assert export.cell("a=1") == "a=1"
+    assert "\x1b" not in export.cell("\x1b[31m")
+
+
+def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Difference, verdicts and times, by evaluations or by the kernels' hashes."""
+    one = judged(served, judge, took(0.5), kernel="class ModelNew: a = 1\n")
+    other = judged(served, judge, took(0.25), kernel="class ModelNew: b = 2\n")
+    page = shown(browser, f"/compare/{one}/{other}")
+    for told in ("4.00x", "2.00x", "the second is 2x as fast as the first", "-class ModelNew: a = 1"):
+        assert told in page, told
+    assert drawn(browser, page) == 1
+    hashes = [
+        Request.model_validate(request_fields(kernel=kernel)).kernel_hash
+        for kernel in ("class ModelNew: a = 1\n", "class ModelNew: b = 2\n")
+    ]
+    assert f"/evaluations/{other}" in shown(browser, f"/compare/{hashes[0]}/{hashes[1]}")
+    assert "The sources are the same" in shown(browser, f"/compare/{one}/{one.hex[:12]}")
+    shown(browser, f"/compare/{one}/{uuid4()}", 404)
+    shown(browser, f"/compare/{one}/{'0' * 64}", 404)
+    shown(browser, f"/compare/{one}/zz", 422)
+
+
+def test_a_kernel_stands_by_its_best_evaluation(served: Served, judge: Judge, engine: Engine) -> None:
+    """The fastest measurement, or the last evaluation where there is none."""
+    kernel = "class ModelNew: again"
+    kernel_hash = Request.model_validate(request_fields(kernel=kernel)).kernel_hash
+    failed = judged(served, judge, ended(Category.CRASHED), kernel=kernel)
+    assert boards.evaluation_of(engine, kernel_hash) == failed
+    best = judged(served, judge, took(0.25), kernel=kernel)
+    judged(served, judge, took(0.5), kernel=kernel)
+    assert boards.evaluation_of(engine, kernel_hash) == best
+
+
+def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Hostile labels, sources, producers and messages do no harm on any page or chart."""
+    fields = {
+        "problem": f"class Model: {HOSTILE!r} # {HOSTILE}",
+        "kernel": f"class ModelNew: pass # {HOSTILE}",
+        "problem_label": HOSTILE,
+        "kernel_label": HOSTILE,
+        "producer": "<b>$\\frac{1}{0}$",
+    }
+    one = judged(served, judge, took(0.5), **fields)
+    other = judged(served, judge, ended(Category.CRASHED, message=HOSTILE, log=HOSTILE), **fields)
+    problem_hash = Request.model_validate(request_fields(problem=fields["problem"])).problem_hash
+    assert "&lt;script&gt;" in shown(browser, "/problems")
+    assert drawn(browser, shown(browser, f"/problems/{problem_hash}")) == 2
+    assert drawn(browser, shown(browser, f"/compare/{one}/{other}")) == 1
+
+
+def test_without_matplotlib(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
+) -> None:
+    """The page has its tables and says what to install; the chart's address says so too."""
+    judged(served, judge, took(0.5))
+    monkeypatch.setattr(problems, "can_draw", lambda: False)
+    page = shown(browser, f"/problems/{problem_hash}")
+    assert drawn(browser, page) == 0
+    assert "pip install &#39;kqueue[plots]&#39;" in page or "pip install 'kqueue[plots]'" in page
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert "kqueue[plots]" in shown(browser, f"/problems/{problem_hash}/best.svg", 404).replace("&#39;", "'")
+    assert pictures.can_draw()

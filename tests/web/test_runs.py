@@ -1,0 +1,107 @@
+"""Searches and tuning runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from kqueue.states import SearchState
+from kqueue.store import searches
+from kqueue.store.searches import Run
+from tests.web.reading import HOSTILE, drawn, shown
+
+
+def search(engine: Engine, name: str, said: str = "fine", **plan: object) -> Run:
+    """A search of three steps: 0; 1 and 2 from 0; 3 from 1. The last is the best."""
+    run = searches.create(engine, name, {"algorithm": "PS", "metrics": ["inverse_runtime"], **plan})
+    planned = [
+        [{"number": 0, "kernel": "class ModelNew: start"}],
+        [{"number": 1, "parent": 0, "prompt": f"prompt {said}"}, {"number": 2, "parent": 0, "prompt": None}],
+        [{"number": 3, "parent": 1, "prompt": "again"}],
+    ]
+    for number, proposals in enumerate(planned):
+        searches.begin_step(engine, run.id, number, proposals, None)
+    known = {
+        0: {"category": "passed", "scores": {"inverse_runtime": 1.0}, "speedup": 1.0},
+        1: {"category": "passed", "scores": {"inverse_runtime": 2.5}, "speedup": 2.5, "feedback": f"feedback {said}"},
+        2: {"category": "crashed", "message": said},
+        3: {"category": "passed", "scores": {"inverse_runtime": 4.0}, "kernel": f"class ModelNew: best  # {said}"},
+    }
+    for number, columns in known.items():
+        searches.ended(engine, run.id, number, **columns)
+    searches.update_step(engine, run.id, 2, ended=True, best=3)
+    searches.set_state(engine, run.id, SearchState.DONE)
+    return run
+
+
+def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
+    """Steps, who came from whom, scores; the best in full, or the one that was asked for."""
+    run = search(engine, "one", problem_label="relu")
+    page = shown(browser, f"/runs/{run.id}")
+    for told in ("The best: proposal 3", "ModelNew", "relu", "again"):
+        assert told in page, told
+    places = [
+        page.index(f'class="depth-{depth}"><a href="/runs/{run.id}?proposal={number}#')
+        for number, depth in ((0, 0), (1, 1), (3, 2), (2, 1))
+    ]
+    assert places == sorted(places)
+    assert drawn(browser, page) == 1
+    asked = shown(browser, "/runs/one?proposal=1")
+    assert "prompt fine" in asked
+    assert "feedback fine" in asked
+    assert "has no proposal 9" in shown(browser, f"/runs/{run.id}?proposal=9")
+    rows = list(csv.DictReader(io.StringIO(browser.get(f"/runs/{run.id}?format=csv").text)))
+    assert [row["parent"] for row in rows] == ["", "0", "1", "0"]
+    shown(browser, "/runs/nobody", 404)
+    shown(browser, f"/runs/{run.id}?proposal=x", 422)
+
+
+def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
+    """The latest first, by a part of the name; and as CSV."""
+    search(engine, "alpha")
+    search(engine, "beta", problem_label=f"={HOSTILE}")
+    page = shown(browser, "/runs")
+    assert page.index("beta") < page.index("alpha")
+    assert "alpha" not in shown(browser, "/runs?name=ET")
+    assert "No run fits" in shown(browser, "/runs?name=%25")
+    rows = list(csv.DictReader(io.StringIO(browser.get("/runs?format=csv").text)))
+    assert [(row["name"], row["proposals"], row["problem_label"][:2]) for row in rows] == [
+        ("beta", "4", "'="),
+        ("alpha", "4", ""),
+    ]
+
+
+def test_two_runs_side_by_side(engine: Engine, browser: httpx.Client) -> None:
+    """Both with their steps, and one chart; scores of two kinds are said to be such."""
+    one, other = search(engine, "alpha"), search(engine, "beta", metrics=["memory"])
+    page = shown(browser, f"/runs/{one.id}/{other.id}")
+    assert "alpha" in page
+    assert "beta" in page
+    assert "different things" in page
+    assert drawn(browser, page) == 1
+    assert "different things" not in shown(browser, "/runs/alpha/alpha")
+    shown(browser, "/runs/alpha/nobody", 404)
+
+
+def test_what_models_wrote_is_text(engine: Engine, browser: httpx.Client) -> None:
+    """Prompts, answers, kernels, messages and plans."""
+    search(engine, "hostile", HOSTILE, problem_label=HOSTILE, given=HOSTILE)
+    for number in (1, 2, 3):
+        assert "&lt;script&gt;" in shown(browser, f"/runs/hostile?proposal={number}")
+    assert drawn(browser, shown(browser, "/runs/hostile/hostile")) == 1
+
+
+@pytest.mark.parametrize("plan", [{"metrics": []}, {"metrics": "x"}, {"metrics": [3]}, {}])
+def test_a_record_of_another_version(engine: Engine, browser: httpx.Client, plan: dict[str, object]) -> None:
+    """A run whose plan lacks what this version writes, and whose tree makes no sense, is shown all the same."""
+    run = searches.create(engine, "odd", plan)
+    searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": 1}, {"number": 1, "parent": 0}], None)
+    searches.ended(engine, run.id, 0, category="of_another_version")
+    page = shown(browser, f"/runs/{UUID(str(run.id))}")
+    assert "of_another_version" in page
+    assert drawn(browser, page) == 1
