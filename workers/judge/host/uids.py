@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,8 @@ _MOST_SLOTS: Final = 128
 BUILDER_OFFSET: Final = 1 * _MOST_SLOTS
 COMPILED_OFFSET: Final = 2 * _MOST_SLOTS
 REFERENCE_OFFSETS: Final = tuple(n * _MOST_SLOTS for n in range(3, 13))
+#: Where locks may lie: the first that can be written.
+_PARENTS: Final = ("/run", "/tmp")  # noqa: S108 -- the directory in it belongs to one user, or is refused
 #: Distance from any of these to the uid of the process that kills its leftovers.
 KILLER_OFFSET: Final = 2048
 
@@ -46,12 +47,9 @@ def hold(first: int) -> HeldUid:
     """Hold the first free uid from ``first`` on.
 
     Raises:
-        OSError: none of the next 128 is free, or the locks' directory is another user's.
+        OSError: none of the next 128 is free, or the locks' directory is another user's or cannot be made.
     """
-    directory = Path(tempfile.gettempdir(), "kqueue-uids")
-    directory.mkdir(mode=0o700, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user: remove it")
+    directory = _directory()
     for uid in range(first, first + _MOST_SLOTS):
         descriptor = os.open(directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -61,3 +59,18 @@ def hold(first: int) -> HeldUid:
             continue
         return HeldUid(uid, descriptor)
     raise OSError(f"no uid from {first} on is free")
+
+
+def _directory() -> Path:
+    """Return where the locks lie: in one place for all fleets of a host, whatever each has for temporary files."""
+    for parent in _PARENTS:
+        directory = Path(parent, "kqueue-uids")
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            if directory.stat().st_uid == os.getuid():
+                return directory
+        except OSError:  # such as a file system that is read-only
+            continue
+    raise PermissionError(
+        f"the folder kqueue-uids in {' or '.join(_PARENTS)} cannot be made, or is another user's: remove it"
+    )
