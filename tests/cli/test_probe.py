@@ -33,7 +33,7 @@ def test_a_fleet_without_probes_says_so(cli: Cli, worker: UUID) -> None:
     """In few words."""
     assert "no probe was judged" in cli("probe", "list").stdout
     assert "nothing was paused" in cli("probe", "pauses").stdout
-    assert "were not paused by probes" in cli("probe", "resume", "host").stdout
+    assert "were not paused by probes" in cli("probe", "resume", "here").stdout
     assert cli("probe", "doubted", "1").stdout == ""
     assert doctor(cli)["state"] == "info"
     assert "the judge:" not in cli("status").stdout
@@ -53,7 +53,7 @@ def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: En
     assert (listed["finding"], listed["evaluation_id"]) == ("cheat_accepted", told["evaluation_id"])
     assert "cheat_accepted" in cli("probe", "list").stdout
     [pause] = [json.loads(line) for line in cli("probe", "pauses", "--json").stdout.splitlines()]
-    assert (pause["host"], pause["doubted"]) == ("host", 1)
+    assert (pause["host"], pause["doubted"]) == ("here", 1)
     assert "a cheat passed" in cli("probe", "pauses").stdout
     assert cli("probe", "doubted", str(pause["id"])).stdout == f"{mine['id']}\n"
     status = cli("status").stdout
@@ -62,7 +62,7 @@ def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: En
     check = doctor(cli)
     assert (check["state"], "is paused" in check["detail"]) == ("fail", True)
     assert told["evaluation_id"] not in cli("results", "--json").stdout
-    assert "go on" in cli("probe", "resume", "host").stdout
+    assert "go on" in cli("probe", "resume", "here").stdout
     workers.pause(engine, {worker: None})  # as its supervisor does
     assert doctor(cli)["state"] == "warn"
     assert probes.submit(engine, "cpu", ProbeKind.HONEST)
