@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from kqueue import charts
     from kqueue.evidence import Measurement
-    from kqueue.store.reports import Point
 
 #: Kernels on a leaderboard: what one can read.
 _BARS: Final = 20
@@ -123,38 +122,29 @@ _Charts = Mapping[Kinds, "Callable[[], charts.Chart]"]
 def _of_problem(engine: Engine, key: str) -> _Charts:
     from kqueue import charts
     from kqueue.store import reports
+    from kqueue.store.reports import boards
 
     stored, _ = reports.problem(engine, key)
     name = stored.problem_label or key[:12]
     points = reports.best_so_far(engine, key)
+
+    def leaders() -> charts.Chart:
+        bars = [
+            charts.Bar(one.kernel_label or one.kernel_hash[:12], one.speedup, *one.speedups, one.device or "")
+            for one in boards.leaderboard(engine, key, limit=_BARS)
+            if one.speedup is not None
+        ]
+        return charts.Leaderboard(f"Fastest kernels: {name}", bars)
+
     return {
         Kinds.BEST: lambda: charts.BestSoFar(
             f"Best so far: {name}", [charts.Point(one.at, one.speedup, one.blame, one.evaluation_id) for one in points]
         ),
-        Kinds.LEADERBOARD: lambda: charts.Leaderboard(f"Fastest kernels: {name}", _bars(points)),
+        Kinds.LEADERBOARD: leaders,
         Kinds.CATEGORIES: lambda: charts.Categories(
             f"Outcomes: {name}", [charts.Stack(name, reports.categories(engine, problem_hash=key))]
         ),
     }
-
-
-def _bars(points: list[Point]) -> list[charts.Bar]:
-    """Return the fastest measurement of each kernel on each device model, the best first."""
-    from kqueue import charts
-
-    best: dict[tuple[str, str | None], tuple[float, Point]] = {}
-    for point in points:
-        if point.passed and point.speedup is not None:
-            key = (point.kernel_hash, point.device)
-            if key not in best or point.speedup > best[key][0]:
-                best[key] = (point.speedup, point)
-    bars: list[charts.Bar] = []
-    for speedup, point in sorted(best.values(), key=lambda pair: (-pair[0], pair[1].evaluation_id))[:_BARS]:
-        # The baseline's median over the kernel's quartiles.
-        base = None if point.runtime_ms is None else speedup * point.runtime_ms
-        low, high = (base / one if base and one else None for one in (point.q3_ms, point.q1_ms))
-        bars.append(charts.Bar(point.kernel_label or point.kernel_hash[:12], speedup, low, high, point.device or ""))
-    return bars
 
 
 def _of_batch(engine: Engine, key: str) -> _Charts:

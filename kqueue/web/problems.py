@@ -151,17 +151,12 @@ def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
         charts.Bar(
             row.kernel_label or row.kernel_hash[:12],
             row.speedup,
-            _share(row.baseline_ms, row.q3_ms),
-            _share(row.baseline_ms, row.q1_ms),
+            *row.speedups,
             f"{row.backend}, {row.precision}, {row.device or 'unknown'}",
         )
         for row in rows
         if row.speedup is not None
     ]
-
-
-def _share(baseline_ms: float | None, runtime_ms: float | None) -> float | None:
-    return baseline_ms / runtime_ms if baseline_ms and runtime_ms and runtime_ms > 0 else None
 
 
 def _name(known: reports.StoredProblem) -> str:

@@ -74,6 +74,12 @@ class Placed:
     finished_at: datetime
     producer: str
 
+    @property
+    def speedups(self) -> tuple[float | None, float | None]:
+        """The eager reference's median over the upper and the lower quartile; None where one is unknown."""
+        low, high = (self.baseline_ms / ms if self.baseline_ms and ms else None for ms in (self.q3_ms, self.q1_ms))
+        return low, high
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

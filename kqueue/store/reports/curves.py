@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Double, Engine, case, cast, func, select
+from sqlalchemy import Engine, case, func, select
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Environment, Evaluation, Verdict
+from kqueue.store.models import Evaluation, Verdict
 from kqueue.store.sql import read
 
 
@@ -27,26 +26,12 @@ class Point:
         at: when its verdict was reached, UTC.
         speedup: how many times as fast as the baseline it is; None if it was not timed.
         blame: of its verdict: ``none`` if it passed.
-        kernel_hash, kernel_label: the kernel.
-        device: the device model that it was judged on.
-        runtime_ms, q1_ms, q3_ms: median and quartiles of its timed calls, in milliseconds.
     """
 
     evaluation_id: UUID
     at: datetime
     speedup: float | None
     blame: Blame
-    kernel_hash: str
-    kernel_label: str | None
-    device: str | None
-    runtime_ms: float | None
-    q1_ms: float | None
-    q3_ms: float | None
-
-    @property
-    def passed(self) -> bool:
-        """True if it is right."""
-        return self.blame is Blame.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +55,9 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
         problem_hash: the problem's whole hash.
         limit: only the latest ones, at most so many.
     """
-    runtime: Any = Verdict.runtime
     latest = (
-        select(
-            Verdict.evaluation_id,
-            Verdict.finished_at.label("at"),
-            Verdict.speedup,
-            Verdict.blame,
-            Evaluation.kernel_hash,
-            Evaluation.kernel_label,
-            Environment.device,
-            Verdict.runtime_ms,
-            *(cast(runtime[name].astext, Double).label(name) for name in ("q1_ms", "q3_ms")),
-        )
+        select(Verdict.evaluation_id, Verdict.finished_at.label("at"), Verdict.speedup, Verdict.blame)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
-        .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
         .where(Evaluation.problem_hash == problem_hash)
         .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
         .limit(limit)
