@@ -52,6 +52,16 @@ def configure_early(**context: str) -> None:
     _configure(os.environ.get(_LEVEL, "WARNING"), as_json=os.environ.get(_JSON) == "true", context=context)
 
 
+def forget() -> None:
+    """Undo :func:`configure`: in a process that runs foreign code, whose logging is its own."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
 def _configure(level: str, *, as_json: bool, context: Mapping[str, str]) -> None:
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

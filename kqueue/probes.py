@@ -238,6 +238,10 @@ def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
     if least < low * spin_ms:
         return Judgement(Finding.CLOCK_SHORT, said, bias)
     if most > high * spin_ms:
+        if verdict.evidence.strangers:
+            return Judgement(
+                Finding.VOID, f"{said}, beside other processes on the GPU, or such as cannot be told apart"
+            )
         return Judgement(Finding.CLOCK_LONG, said, bias)
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
         ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)

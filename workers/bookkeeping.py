@@ -311,7 +311,7 @@ class Bookkeeping:
                 probe_share=self._config.probe_share,
             )
 
-        if not self.attempt(sweep) or report is None or report.broker_error:
+        if not self.attempt(sweep) or report is None:
             self._sweep_at = time.monotonic() + _SWEEP_AGAIN_S
             return
         for evaluation_id, recorded in report.lost:
@@ -335,5 +335,7 @@ class Bookkeeping:
                 )
         if report.pruned:
             _log.info("old evaluations removed", **asdict(report.pruned))
-        if report.idle:
+        if report.broker_error:
+            self._sweep_at = time.monotonic() + _SWEEP_AGAIN_S
+        elif report.idle:
             self._sweep_at = time.monotonic() + _SWEEP_IDLE_S

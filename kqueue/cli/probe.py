@@ -69,7 +69,7 @@ def print_last_day(record: dict[str, Any]) -> None:
 
 def list_probes(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
-    days: Annotated[float, typer.Option(min=0.01, help="Those of so many days.")] = 1.0,
+    days: Annotated[float, typer.Option(min=0.01, max=3660, help="Those of so many days.")] = 1.0,
     as_json: _Json = False,
 ) -> None:
     """List the probes that were judged, and what each showed."""
@@ -103,7 +103,7 @@ def list_probes(
 
 
 def pauses(
-    days: Annotated[float, typer.Option(min=0.01, help="Also those of so many days that are over.")] = 30.0,
+    days: Annotated[float, typer.Option(min=0.01, max=3660, help="Also those of so many days that are over.")] = 30.0,
     as_json: _Json = False,
 ) -> None:
     """List what was paused because probes were judged wrongly."""

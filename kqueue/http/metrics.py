@@ -120,7 +120,7 @@ class Metrics:
 
     def _text(self, engine: Engine, view: View) -> bytes:
         self.view, self.now, self.crowds = view, reports.now(engine), reports.crowds(engine)
-        self.probes = probes.record(engine, since=self.now - _PROBED, live_s=self._gateway.config.lease_s)
+        self.probes = probes.record(engine, since=self.now - _PROBED, live_s=self._gateway.config.live_s)
         for lane in view.lanes:
             self._show(lane)
         for page in self._pages(engine):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -33,8 +34,6 @@ from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
 from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid, read
 
-#: Whose probes are: a producer like others where turns are taken, and none where anything is charged.
-PRODUCER: Final = "kqueue's probes"
 #: Seconds of ended evaluations that count at most after nobody swept.
 _COUNTED_S: Final = 600.0
 #: Of the last so many probes of a kind at a place, so many wrong ones are no chance.
@@ -310,10 +309,10 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
     if not open_ones:
         return ()
     ids = [row.evaluation_id for row in open_ones]
-    verdicts = {
-        row["id"]: to_verdict(row)
-        for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings()
-    }
+    verdicts: dict[UUID, Any] = {}
+    for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings():
+        with suppress(ValueError):  # another version's: a probe must not stop the sweep
+            verdicts[row["id"]] = to_verdict(row)
     by = {
         row.evaluation_id: row
         for row in connection.execute(
@@ -336,7 +335,7 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
 def _settled(row: Row[*tuple[Any, ...]], verdict: Any, by: Row[*tuple[Any, ...]] | None) -> Settled:
     kind = ProbeKind(row.kind)
     if verdict is None:
-        shown = Judgement(Finding.VOID, "the evaluation was removed")
+        shown = Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
     elif by is None:
         shown = Judgement(Finding.VOID, f"{verdict.category}: nobody judged it")
     else:
@@ -391,7 +390,7 @@ _SUSPECTED: Final = text("""
         WHERE settled_at > now() - :recent AND NOT spent AND finding NOT IN ('agreed', 'void') AND host IS NOT NULL
     )
     SELECT host, device, kind, last.* FROM suspected CROSS JOIN LATERAL (
-        SELECT p.evaluation_id, p.lane, p.finding, p.words, p.worker, p.settled_at FROM probes AS p
+        SELECT p.evaluation_id, p.lane, p.finding, p.words, p.worker, p.judged_at, p.settled_at FROM probes AS p
         WHERE p.host = suspected.host AND p.device = suspected.device AND p.kind = suspected.kind
           AND p.settled_at > now() - :recent AND NOT p.spent AND p.finding <> 'void'
         ORDER BY p.settled_at DESC, p.judged_at DESC LIMIT :last
@@ -419,7 +418,13 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
     latest = wrong[0]
     here = (Probe.host == one.host, Probe.device == one.device)
     good = connection.scalar(
-        select(func.max(Probe.judged_at)).where(*here, Probe.kind == one.kind, Probe.finding == Finding.AGREED)
+        select(func.max(Probe.judged_at)).where(
+            *here,
+            Probe.kind == one.kind,
+            Probe.finding == Finding.AGREED,
+            # A judge that is broken now and then agrees between two that it got wrong.
+            Probe.judged_at < min(row.judged_at for row in wrong),
+        )
     )
     reason = clean.text(f"probes were judged wrongly: {latest.words} by {latest.worker}")[:_REASON_CHARACTERS]
     connection.execute(update(Probe).where(*here, Probe.settled_at.is_not(None)).values(spent=True))
@@ -571,7 +576,6 @@ def _write(connection: Connection, probe: probes.Probe, *, confirms: bool) -> UU
         "lane": request.lane,
         "settings": request.settings.model_dump(mode="json"),
         "queue_wait_s": request.queue_wait_s,
-        "producer": PRODUCER,
         "kind": probe.kind.value,
         "idea": probe.idea,
         "spin_ms": probe.spin_ms,

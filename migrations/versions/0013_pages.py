@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0013"
@@ -41,6 +42,10 @@ _FORMER: Final = {
 def upgrade() -> None:
     """Make them, and remove those that they replace."""
     for name, on in _INDEXES.items():
+        # What an interrupted CONCURRENTLY leaves has the name, and finds nothing.
+        broken = sa.text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
+        if op.get_bind().scalar(broken, {"name": name}):
+            op.execute(f"DROP INDEX {name}")
         op.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {on}")
     for name in _FORMER:
         op.execute(f"DROP INDEX {name}")

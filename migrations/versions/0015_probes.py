@@ -29,13 +29,14 @@ DECLARE
         convert_to(probe ->> 'backend', 'UTF8') || decode('00', 'hex') || convert_to(probe ->> 'kernel', 'UTF8')
     ), 'hex');
 BEGIN
+    -- Whose it is does not come from the caller: a producer like others where turns are taken, whom nothing is charged.
     INSERT INTO {schema}.problems (hash, source) VALUES (problem, probe ->> 'problem') ON CONFLICT DO NOTHING;
     INSERT INTO {schema}.kernels (hash, backend, source) VALUES (kernel, probe ->> 'backend', probe ->> 'kernel')
     ON CONFLICT DO NOTHING;
     INSERT INTO {schema}.evaluations (id, problem_hash, kernel_hash, lane, settings, expires_at, producer, probe)
     VALUES (
         (probe ->> 'id')::uuid, problem, kernel, probe ->> 'lane', probe -> 'settings',
-        now() + make_interval(secs => (probe ->> 'queue_wait_s')::float8), probe ->> 'producer', true
+        now() + make_interval(secs => (probe ->> 'queue_wait_s')::float8), 'kqueue''s probes', true
     );
     INSERT INTO {schema}.probes (evaluation_id, lane, kind, idea, spin_ms, confirms)
     VALUES (

@@ -295,6 +295,7 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     request, place = Request.model_validate(asked["request"]), Place.from_json(asked["place"])
     about = _about(blackbox)
     forkserver.about = {"slot": place.name, **about}
+    structlog.contextvars.unbind_contextvars("evaluation", "attempt")
     structlog.contextvars.bind_contextvars(**about)  # until the next one: what comes of it is logged after its end too
     forkserver.isolation = asked["isolation"]
     forkserver.builds = Store(*asked["builds"]) if asked["builds"] else None

@@ -301,7 +301,9 @@ class ForkServer:
             self._selector.unregister(self._requests)
             self._requests.close()
             return
-        match control.unpack(data, (Spawn, Keep, Take)):
+        asked = control.unpack(data, (Spawn, Keep, Take))
+        del data  # what is forked below could read it
+        match asked:
             case Spawn() as word:
                 channel, control_end, page = fds
                 self._spawn(word, channel, socket.socket(fileno=control_end), page)
@@ -417,6 +419,9 @@ class ForkServer:
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
+            # A kernel can read what lies in the frames below its own, and in what they lead to.
+            for one in (word, *self._running.values()):
+                one.about.clear()
             triton_files = self._launchers.files if profile.role is Role.CANDIDATE else {}
             means, mount = self._ground.means, files.mount
             _become_sealed(profile, means, group, parent, channel, page, writer, sealing, mount, triton_files)
@@ -641,6 +646,7 @@ def _become_sealed(
     """In the child: seal, say so, then obey the judge until it goes."""
     status = 70
     try:
+        logs.forget()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
