@@ -142,7 +142,7 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
         ),
         Kinds.LEADERBOARD: leaders,
         Kinds.CATEGORIES: lambda: charts.Categories(
-            f"Outcomes: {name}", [charts.Stack(name, reports.categories(engine, problem_hash=key))]
+            f"Outcomes: {name}", [charts.Stack(name, reports.outcomes(engine, problem_hash=key))]
         ),
     }
 
@@ -157,7 +157,7 @@ def _of_batch(engine: Engine, key: str) -> _Charts:
 
     return {
         Kinds.CATEGORIES: lambda: charts.Categories(
-            f"Outcomes: {key}", [charts.Stack(key, reports.categories(engine, batch=key))]
+            f"Outcomes: {key}", [charts.Stack(key, reports.outcomes(engine, batch=key))]
         ),
         Kinds.FAST_P: fast_p,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ import typer
 from kqueue.categories import Blame
 from kqueue.cli.render import age, category_text, console, text
 from kqueue.cli.results import database
-from kqueue.errors import ConfigError, KqueueError, SchemaMismatch
+from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.states import EvaluationState
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ class _Looker:
         except KqueueError as error:
             self.trouble = f"{error}; asking again"
             raise
+        except Exception as error:
+            self.trouble = f"looking failed: {type(error).__name__}: {error}; asking again"
+            raise DatabaseUnavailable(self.trouble) from error
 
 
 # Showing -----------------------------------------------------------------------------------------------
@@ -163,6 +167,8 @@ def _show(every: float) -> None:
     from rich.live import Live
 
     shown = console()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they leave as Ctrl-C does, and the terminal as it was
+        signal.signal(number, signal.default_int_handler)
     looker = _Looker(every)
     last: tuple[Any, ...] = ()
     try:

@@ -71,7 +71,7 @@ async def categories_picture(
     _: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw how a batch's evaluations ended."""
-    counts = await gateway.read(curves.categories, batch=batch)
+    counts = await gateway.read(reports.outcomes, batch=batch)
     return await picture(charts.Categories(batch, [charts.Stack(batch, counts)]), theme)
 
 

@@ -124,7 +124,7 @@ def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, st
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
     known, source = _known(engine, problem_hash)
     rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
-    counts = curves.categories(engine, problem_hash=problem_hash)
+    counts = reports.outcomes(engine, problem_hash=problem_hash)
     return {
         "problem": known,
         "source": present.source(source),

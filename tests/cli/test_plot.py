@@ -103,13 +103,25 @@ def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
     assert cli("plot", str(run.id), "--out", "x.svg").returncode == 0
 
 
+def test_a_whole_name_goes_before_a_beginning(cli: Cli, engine: Engine, known: list[UUID]) -> None:
+    """Of a batch that is called as an evaluation's id begins."""
+    name = str(known[0])[:8]
+    submit(engine, "k-9", batch=name)
+    done = cli("plot", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith(f"{name}")
+    assert "fast-p" in done.stdout
+
+
 def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID]) -> None:
     """A name of nothing, of two things, a kind that does not fit, an ending, a theme, a folder that is missing."""
     double = str(known[0])[:8]
-    submit(engine, "k-9", batch=double)
+    problem = double.ljust(64, "0")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO problems (hash, source) VALUES (:hash, '')"), {"hash": problem})
     for arguments, status, said in (
         (("nothing",), 2, "nothing is no problem, batch, run or evaluation"),
-        ((double,), 2, f"{double} could be batch {double}, evaluation {known[0]}: give more of it"),
+        ((double,), 2, f"{double} could be problem {problem}, evaluation {known[0]}: give more of it"),
         (("b", "--kind", "times"), 2, "--kind times: of a batch there is categories, fast-p"),
         (("b", "--kind", "pie"), 2, "--kind pie: it is one of best, leaderboard"),
         (("b", "--out", "b.pdf"), 2, "--out b.pdf: the name must end in .svg or .png"),
@@ -158,8 +170,8 @@ def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> No
 
     event.listen(engine, "before_cursor_execute", explain)
     assert len(reports.best_so_far(engine, mine)) == 3
-    assert sum(reports.categories(engine, problem_hash=mine).values()) == 3
-    assert sum(reports.categories(engine, batch="b").values()) == 4
+    assert sum(reports.outcomes(engine, problem_hash=mine).values()) == 3
+    assert sum(reports.outcomes(engine, batch="b").values()) == 4
     assert reports.fast_p(engine, "b") == reports.FastP([4.0], 2)
     state = reports.state_of(engine, batches=["b"], ids=known)
     assert state is not None

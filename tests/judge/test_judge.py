@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -17,6 +19,7 @@ from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precisio
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
+from workers.judge.api import Judges
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
@@ -533,3 +536,32 @@ def test_a_constant_for_a_tiny_reference_does_not_pass(rig: Rig) -> None:
     """An answer that lies within the tolerance of anything tiny is no answer."""
     problem = PROBLEM.replace("return self.layer(x)", "return torch.softmax(torch.randn(1, 1 << 18), -1)")
     assert judge(rig, right("return torch.full((1, 1 << 18), 1e-9)"), problem=problem).category is Category.WRONG_VALUES
+
+
+def test_a_kernel_learns_neither_its_evaluation_nor_the_fleets_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the frames below its own it can read no id and no attempt, and its libraries log as in any program."""
+    monkeypatch.setenv("KQUEUE_LOG_LEVEL", "DEBUG")
+    identity = uuid4()
+    top = """import logging, sys
+logging.getLogger("library").debug("WORDY")
+print("level", logging.getLogger().level, logging.getLogger().handlers)
+frame, seen = sys._getframe(), []
+while frame:
+    for value in list(frame.f_locals.values()):
+        seen += [repr(value), repr(getattr(value, "__dict__", "")), repr(getattr(value, "about", ""))]
+        seen += [repr(one.about) for one in getattr(value, "_running", {}).values()]
+    frame = frame.f_back
+word = "'att" + "empt': "
+print("seen", len(seen), *[one for one in seen if word in one])
+"""
+    with Rig() as rig:
+        judges = Judges(rig.forkserver)
+        judges.blackbox.open(identity, 7)
+        request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
+        outcome = judges.judge(request, rig.place, rig.records)
+        judges.stop()
+    assert outcome.category is Category.PASSED, outcome.message
+    assert "level 30 []" in outcome.log
+    assert "WORDY" not in outcome.log
+    assert str(identity) not in outcome.log
+    assert re.search(r"^seen \d+$", outcome.log, re.MULTILINE), outcome.log

@@ -120,6 +120,20 @@ def test_other_findings_are_confirmed_first(engine: Engine, worker_id: UUID, jud
     assert (pause.finding, len(pause.probes)) == (Finding.HONEST_REFUSED, 2)
 
 
+def test_a_judge_that_is_broken_now_and_then_is_doubted_since_before(
+    engine: Engine, worker_id: UUID, judge: Callable[..., None], work: Callable[[int], list[UUID]]
+) -> None:
+    """Since the last good probe before the first wrong one, and not since one between them."""
+    refused = ended(Category.WRONG_VALUES)
+    judged(engine, judge, ProbeKind.HONEST, passed())
+    since = work(2)
+    judged(engine, judge, ProbeKind.HONEST, refused)
+    since += work(1)
+    judged(engine, judge, ProbeKind.HONEST, passed())
+    [pause] = judged(engine, judge, ProbeKind.HONEST, refused).paused
+    assert probes.doubted(engine, pause.id) == since
+
+
 def test_there_is_an_end_to_confirming(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
     """If others get all of them, the next ones come when their turn does."""
     other = uuid4()

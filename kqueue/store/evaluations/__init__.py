@@ -23,7 +23,16 @@ is half written then.
 """
 
 from kqueue.store.evaluations.claims import Claim, claim, rehearse, set_environment
-from kqueue.store.evaluations.conditions import ANY_EXPIRED, ANY_OVERDUE, ANY_UNFINISHED, OPEN, QUEUED, REAL
+from kqueue.store.evaluations.conditions import (
+    ANY_EXPIRED,
+    ANY_OVERDUE,
+    ANY_UNFINISHED,
+    OPEN,
+    QUEUED,
+    REAL,
+    REAL_KERNEL,
+    REAL_PROBLEM,
+)
 from kqueue.store.evaluations.order import Next, tally, upcoming, window
 from kqueue.store.evaluations.publishing import publish, published, unpublish
 from kqueue.store.evaluations.queries import VERDICTS, existing, in_batch, to_verdict, verdict, verdicts
@@ -46,6 +55,8 @@ __all__ = [
     "OPEN",
     "QUEUED",
     "REAL",
+    "REAL_KERNEL",
+    "REAL_PROBLEM",
     "SUBMISSIONS_CHANNEL",
     "VERDICTS",
     "VERDICTS_CHANNEL",

@@ -35,7 +35,7 @@ from kqueue.store.reports.counts import (
     state_of,
     states,
 )
-from kqueue.store.reports.curves import FastP, Point, best_so_far, categories, fast_p
+from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
@@ -72,7 +72,6 @@ __all__ = [
     "batch_state",
     "best",
     "best_so_far",
-    "categories",
     "cost",
     "crowds",
     "earlier",

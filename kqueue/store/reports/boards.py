@@ -14,6 +14,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import UnknownEvaluation
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL, REAL_PROBLEM
 from kqueue.store.models import Attempt, Baseline, Environment, Evaluation, Kernel, Problem, Token, Verdict
 from kqueue.store.sql import read
 
@@ -131,7 +132,7 @@ def used_problems(
         .where(Evaluation.problem_hash == Problem.hash)
         .order_by(Evaluation.submitted_at.desc())
     )
-    wanted: list[ColumnElement[bool]] = []
+    wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if named is not None:
         label = last.limit(1).correlate(Problem).subquery()
         fits = select(label.c.problem_label).where(label.c.problem_label.icontains(named, autoescape=True)).exists()
@@ -203,6 +204,7 @@ def leaderboard(
         Verdict.category == Category.PASSED,
         Verdict.runtime_ms.is_not(None),
         Verdict.reused_from.is_(None),
+        REAL,
     ]
     if precision is not None:
         timed.append(told == precision)
@@ -280,6 +282,7 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
             Verdict.category == Category.PASSED,
             Verdict.speedup.is_not(None),
             Verdict.reused_from.is_(None),
+            REAL,
         )
         .subquery()
     )
@@ -326,7 +329,7 @@ def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
     query = (
         select(Evaluation.id)
         .outerjoin(Verdict, and_(Verdict.evaluation_id == Evaluation.id, is_measured))
-        .where(Evaluation.kernel_hash == kernel_hash)
+        .where(Evaluation.kernel_hash == kernel_hash, REAL)
         .order_by(Verdict.runtime_ms.nulls_last(), Evaluation.submitted_at.desc(), Evaluation.id)
         .limit(1)
     )

@@ -74,18 +74,23 @@ def crowds(engine: Engine) -> list[Crowd]:
         return read(Crowd, rows)
 
 
-def outcomes(engine: Engine, *, since: datetime | None = None, batch: str | None = None) -> dict[Category, int]:
+def outcomes(
+    engine: Engine, *, since: datetime | None = None, problem_hash: str | None = None, batch: str | None = None
+) -> dict[Category, int]:
     """Return how many evaluations came to each category, in the categories' order; those without any left out.
 
     Args:
         engine: the database.
         since: finished then or later.
+        problem_hash: only of this problem, by its whole hash.
         batch: only of this batch.
     """
     query = select(Verdict.category, func.count().label("number")).group_by(Verdict.category)
     query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(REAL)
     if since is not None:
         query = query.where(Verdict.finished_at >= since)
+    if problem_hash is not None:
+        query = query.where(Evaluation.problem_hash == problem_hash)
     if batch is not None:
         query = query.where(Evaluation.batch == batch)
     with transaction(engine) as connection:

@@ -11,8 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import Engine, case, func, select
 
-from kqueue.categories import Blame, Category
+from kqueue.categories import Blame
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL
 from kqueue.store.models import Evaluation, Verdict
 from kqueue.store.sql import read
 
@@ -58,7 +59,7 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     latest = (
         select(Verdict.evaluation_id, Verdict.finished_at.label("at"), Verdict.speedup, Verdict.blame)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Evaluation.problem_hash == problem_hash)
+        .where(Evaluation.problem_hash == problem_hash, REAL)
         .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
         .limit(limit)
     )
@@ -73,33 +74,9 @@ def fast_p(engine: Engine, batch: str) -> FastP:
         select(func.max(right).label("best"))
         .select_from(Evaluation)
         .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
-        .where(Evaluation.batch == batch)
+        .where(Evaluation.batch == batch, REAL)
         .group_by(Evaluation.problem_hash)
     )
     with transaction(engine) as connection:
         best = list(connection.scalars(query))
     return FastP(sorted(one for one in best if one is not None), len(best))
-
-
-def categories(engine: Engine, *, problem_hash: str | None = None, batch: str | None = None) -> dict[Category, int]:
-    """Return how many evaluations came to each category, in the categories' order; those without any left out.
-
-    Args:
-        engine: the database.
-        problem_hash: of this problem, by its whole hash.
-        batch: of this batch.
-    """
-    wanted = [
-        column == value
-        for column, value in ((Evaluation.problem_hash, problem_hash), (Evaluation.batch, batch))
-        if value is not None
-    ]
-    query = (
-        select(Verdict.category, func.count().label("number"))
-        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(*wanted)
-        .group_by(Verdict.category)
-    )
-    with transaction(engine) as connection:
-        counted = {row.category: row.number for row in connection.execute(query)}
-    return {category: counted[category.value] for category in Category if category.value in counted}

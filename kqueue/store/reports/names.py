@@ -53,8 +53,10 @@ def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -
         InvalidRequest: it names nothing, or several things.
     """
     found = [one for one in _found(engine, word) if one.kind in among]
-    if len(found) == 1:
-        return found[0]
+    # A whole name or id goes before what only begins so.
+    whole = [one for one in found if word.removeprefix("sha256:").lower() == one.key or word == one.key]
+    if len(found) == 1 or len(whole) == 1:
+        return (whole or found)[0]
     if not found:
         raise InvalidRequest(f"{word} is no {_or(among)}: `kqueue results` and `kqueue search list` name what there is")
     could_be = ", ".join(f"{one.kind} {one.key}" for one in found[:_SHOWN])
@@ -91,7 +93,10 @@ def _found(engine: Engine, word: str) -> list[Named]:
             runs = SearchRun.name == word
             if re.fullmatch(rf"[0-9a-f-]{{{_SHORTEST['run']},36}}", word):
                 runs |= cast(SearchRun.id, Text).startswith(word)
-            add(Kind.RUN, connection.scalars(select(SearchRun.name).where(runs).limit(2)).all())
+            add(
+                Kind.RUN,
+                connection.scalars(select(SearchRun.name).where(runs).order_by(SearchRun.name != word).limit(2)).all(),
+            )
             bare = digits.replace("-", "")
             if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST['evaluation']},{_ID_DIGITS}}}", bare):
                 first, last_id = UUID(bare.ljust(_ID_DIGITS, "0")), UUID(bare.ljust(_ID_DIGITS, "f"))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, not_, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, or_, select, true, tuple_
 
 from kqueue.errors import UnknownProblem
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL
+from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
 from kqueue.store.sql import read
 
@@ -46,8 +46,7 @@ def problems(
         after: ``created_at`` and hash of the last one that the caller has: what follows it.
         limit: at most so many.
     """
-    probed = select(Evaluation.id).where(Evaluation.problem_hash == Problem.hash, not_(REAL))
-    wanted: list[ColumnElement[bool]] = [~probed.exists()]
+    wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if problem is not None:
         labelled = select(Evaluation.problem_hash).where(Evaluation.problem_label == problem)
         wanted.append(or_(Problem.hash.startswith(problem, autoescape=True), Problem.hash.in_(labelled)))

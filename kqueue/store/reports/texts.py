@@ -14,11 +14,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from psycopg.errors import QueryCanceled
-from sqlalchemy import Engine, Select, Text, TextClause, cast, func, not_, select, text, true
+from sqlalchemy import Engine, Select, Text, TextClause, cast, func, select, text, true
 
 from kqueue.errors import DatabaseUnavailable, InvalidRequest
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL
+from kqueue.store.evaluations import REAL, REAL_KERNEL, REAL_PROBLEM
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
 from kqueue.store.sql import any_text, any_uuid, read
 
@@ -165,7 +165,6 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
         .limit(1)
         .lateral()
     )
-    probed = select(Evaluation.id).where(of == kind.hash, not_(REAL))
     return (
         select(
             kind.hash.label("name"),
@@ -176,7 +175,7 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
         )
         .select_from(kind)
         .outerjoin(last, true())
-        .where(kind.hash == any_text(keys), ~probed.exists())
+        .where(kind.hash == any_text(keys), REAL_KERNEL if kind is Kernel else REAL_PROBLEM)
         .order_by(kind.created_at.desc(), kind.hash.desc())
     )
 
