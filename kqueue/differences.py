@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
+
+#: The most characters and lines of two problems and two kernels, together, that a server compares.
+_CHARACTERS: Final = 200_000
+_LINES: Final = 5_000
 
 
 def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
@@ -30,6 +34,17 @@ def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
             context,
         )
     ]
+
+
+def are_too_long(a: Detail, b: Detail) -> bool:
+    """Return True if the sources are too long for a server that others use too.
+
+    Comparing takes the square of the lines. `kqueue diff` compares sources of any length, for whoever waits for it.
+    """
+    sources = [getattr(detail, what) for detail in (a, b) for what in ("problem", "kernel")]
+    if sum(len(source) for source in sources) > _CHARACTERS:
+        return True
+    return sum(len(source.splitlines()) for source in sources) > _LINES
 
 
 def of_times(a: Detail, b: Detail) -> str:

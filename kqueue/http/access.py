@@ -106,7 +106,8 @@ class _Seen:
 
 def _tell(request: Request, seen: _Seen) -> None:
     route = _template(request)
-    caller: Caller | None = getattr(request.state, "caller", None)
+    # Those who look at pages are known by their sessions.
+    caller: Caller | None = getattr(request.state, "caller", None) or getattr(request.state, "viewer", None)
     named = request.path_params.get("evaluation_id")
     evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in seen.evaluations]))
     fields: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, StringConstraints
 from kqueue.contract import Backend, Precision
 from kqueue.http.gateway import CurrentGateway
 
-__all__ = ["Asked", "AskedBackend", "AskedPrecision", "BatchName", "CurrentGateway", "asked_for"]
+__all__ = ["Asked", "AskedBackend", "AskedPrecision", "BatchName", "CurrentGateway", "RunName", "asked_for"]
 
 _LONGEST: Final = 200
 
@@ -29,6 +29,8 @@ AskedPrecision = Annotated[Precision | None, BeforeValidator(_given)]
 AskedBackend = Annotated[Backend | None, BeforeValidator(_given)]
 #: With slashes: batches are named by people.
 BatchName = Annotated[str, Path(min_length=1, max_length=_LONGEST, pattern=r"^[^\x00]+$")]
+#: A run's name, or the beginning of its id.
+RunName = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[^\x00]+$")]
 
 
 def asked_for(**filters: object) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import Path, Request, Response
@@ -42,20 +42,24 @@ async def times_picture(
 @router.get("/compare/{first}/{second}")
 async def compare(request: Request, _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which) -> Response:
     """Show two kernels by evaluations of theirs, or by their hashes: then by their best or last evaluations."""
-    pair = await gateway.read(_pair, first, second)
-    changes = differences.of_sources(*pair)
-    return page(
-        request,
-        "compare.html",
-        pair=pair,
-        rows=_rows(pair),
-        times=_times(pair),
-        changes=present.changes(changes[:_CHANGES]),
-        left_out=max(0, len(changes) - _CHANGES),
-        faster=differences.of_times(*pair),
-        sources=[present.source(detail.kernel) for detail in pair],
-        can_draw=can_draw(),
-    )
+    fields = await gateway.read(_read, first, second)
+    return page(request, "compare.html", can_draw=can_draw(), **fields)
+
+
+def _read(engine: Engine, first: str, second: str) -> dict[str, Any]:
+    pair = _pair(engine, first, second)
+    too_long = differences.are_too_long(*pair)
+    changes = [] if too_long else differences.of_sources(*pair)
+    return {
+        "pair": pair,
+        "rows": _rows(pair),
+        "times": _times(pair),
+        "too_long": too_long,
+        "changes": present.changes(changes[:_CHANGES]),
+        "left_out": max(0, len(changes) - _CHANGES),
+        "faster": differences.of_times(*pair),
+        "sources": [present.source(detail.kernel) for detail in pair],
+    }
 
 
 def _pair(engine: Engine, first: str, second: str) -> tuple[Detail, Detail]:

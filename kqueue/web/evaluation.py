@@ -32,8 +32,6 @@ router: Final = pages()
 _LOG: Final = 20_000
 _EVIDENCE: Final = 60_000
 _CHANGES: Final = 2000
-#: The most characters of two kernels that are compared here: comparing takes the square of their lines.
-_COMPARED: Final = 200_000
 #: Other evaluations of the problem among which one can be chosen.
 _OTHERS: Final = 50
 #: What stands on the page in a part of its own.
@@ -166,8 +164,8 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
     other = reports.show(engine, reports.resolve_id(engine, against)) if against else None
     if other is not None and other.problem_hash != detail.problem_hash:
         raise InvalidRequest(f"{other.evaluation_id} is of another problem")
-    if other is not None and len(detail.kernel) + len(other.kernel) > _COMPARED:
-        raise InvalidRequest(f"kernels of more than {_COMPARED} characters: compare them with `kqueue diff`")
+    too_long = other is not None and differences.are_too_long(detail, other)
+    changes = [] if other is None or too_long else differences.of_sources(detail, other)
     return {
         "detail": detail,
         "waiting": waiting,
@@ -185,7 +183,8 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "problem": present.source(detail.problem),
         "others": [row for row in listed if row.evaluation_id != evaluation_id][:_OTHERS],
         "other": other,
-        "changes": present.changes(differences.of_sources(detail, other)[:_CHANGES]) if other else [],
+        "too_long": too_long,
+        "changes": present.changes(changes[:_CHANGES]),
         "faster": differences.of_times(detail, other) if other else "",
     }
 

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from kqueue.categories import Blame, Category
-from kqueue.errors import UnknownEvaluation
+from kqueue.errors import KqueueError, UnknownEvaluation
 from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
@@ -25,7 +25,7 @@ from kqueue.web import present
 from kqueue.web.live import live
 from kqueue.web.route import PageRoute, Viewer, page, pages
 
-#: A glance serves all who look within so many seconds.
+#: A glance serves all who look within so many seconds; so does the error that there was instead.
 _FRESH_S: Final = 2.0
 _MINUTES: Final = 60
 #: The most producers, lanes and running evaluations that are shown.
@@ -130,7 +130,7 @@ class Glances:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._read_at = float("-inf")
-        self._last: Glance | None = None
+        self._last: Glance | KqueueError | None = None
 
     async def get(self, gateway: Gateway) -> Glance:
         """Return a glance, two seconds old at most.
@@ -140,8 +140,14 @@ class Glances:
         """
         async with self._turn:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
-                self._last = await gateway.read(_read, within_s=gateway.config.live_s)
+                try:
+                    self._last = await gateway.read(_read, within_s=gateway.config.live_s)
+                except KqueueError as error:
+                    # Those who wait for their turn would each wait for the database again.
+                    self._last = error
                 self._read_at = time.monotonic()
+            if isinstance(self._last, KqueueError):
+                raise self._last.with_traceback(None)
             return self._last
 
 

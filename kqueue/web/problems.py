@@ -21,7 +21,7 @@ from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
 from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
-from kqueue.web.export import MOST_ROWS, Format, as_csv, one_page
+from kqueue.web.export import Format, as_csv, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -32,6 +32,8 @@ _BOARD: Final = 50
 #: The kernels of a chart.
 _BARS: Final = 20
 _CSV_PAGE: Final = 200
+#: The most places of a leaderboard's file.
+_CSV_BOARD: Final = 10_000
 _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
 
 
@@ -96,7 +98,7 @@ async def problem(
     filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}
     if form is Format.CSV:
         await gateway.read(_known, problem_hash)
-        rows = await gateway.read(boards.leaderboard, problem_hash, limit=MOST_ROWS, **filters)
+        rows = await gateway.read(boards.leaderboard, problem_hash, limit=_CSV_BOARD, **filters)
         return as_csv(f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
     fields = await gateway.read(_read, problem_hash, filters)
     return page(

@@ -147,12 +147,13 @@ def _wanted(request: Request) -> str:
 
 
 def _failed(request: Request, error: Exception) -> Response:
+    soon: str | None = None
     match error:
         case HttpError() | KqueueError():
             told = failures.describe(error, request.scope["path"])
             status, detail = told.status, told.detail
-            if status >= 500:
-                failures.refusal(error, request.scope["path"])  # logs it
+            refusal = failures.refusal(error, request.scope["path"])  # logs what is not the viewer's doing
+            soon = refusal.headers.get("Retry-After")
         case RequestValidationError():
             status = 422
             parts = {str(part) for fault in error.errors() for part in fault["loc"][1:2]}
@@ -160,4 +161,7 @@ def _failed(request: Request, error: Exception) -> Response:
         case _:
             assert isinstance(error, HTTPException)
             status, detail = error.status_code, error.detail
-    return page(request, "error.html", status=status, title=HTTPStatus(status).phrase, detail=detail)
+    answer = page(request, "error.html", status=status, title=HTTPStatus(status).phrase, detail=detail)
+    if soon is not None:
+        answer.headers["Retry-After"] = soon
+    return answer

@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import Query, Request, Response
+from markupsafe import Markup
 from sqlalchemy import Engine
 
 from kqueue import charts
@@ -20,7 +22,7 @@ from kqueue.store.reports import runs as reports
 from kqueue.store.reports.runs import ListedRun, ProposalLine
 from kqueue.store.searches import Proposal, Run, Step
 from kqueue.web import present
-from kqueue.web.asked import Asked, CurrentGateway, asked_for
+from kqueue.web.asked import Asked, CurrentGateway, RunName, asked_for
 from kqueue.web.export import Format, as_csv, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -98,7 +100,7 @@ async def listing(
 
 
 @router.get("/runs/{which}/curve.svg")
-async def curve_picture(_: Viewer, gateway: CurrentGateway, which: str, theme: Theme = Theme.LIGHT) -> Response:
+async def curve_picture(_: Viewer, gateway: CurrentGateway, which: RunName, theme: Theme = Theme.LIGHT) -> Response:
     """Draw a run's scores."""
     shown = await gateway.read(_shown, which)
     return await picture(charts.SearchCurve(shown.run.name, shown.metric, [shown.curve]), theme)
@@ -106,7 +108,7 @@ async def curve_picture(_: Viewer, gateway: CurrentGateway, which: str, theme: T
 
 @router.get("/runs/{first}/{second}/curve.svg")
 async def curves_picture(
-    _: Viewer, gateway: CurrentGateway, first: str, second: str, theme: Theme = Theme.LIGHT
+    _: Viewer, gateway: CurrentGateway, first: RunName, second: RunName, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw two runs' scores."""
     one, other = await gateway.read(_both, first, second)
@@ -119,7 +121,7 @@ async def run(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    which: str,
+    which: RunName,
     proposal: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
@@ -129,9 +131,7 @@ async def run(
         lines = [branch.line for branch in shown.tree]
         return as_csv(f"run-{shown.run.id}", ProposalLine, one_page(lines))
     number = proposal if proposal is not None or shown.best is None else shown.best.line.number
-    full: Proposal | None = None
-    if number is not None:
-        full = await gateway.read(reports.proposal, shown.run.id, number)
+    full, kernel = (None, None) if number is None else await gateway.read(_in_full, shown.run.id, number)
     others = await gateway.read(reports.listed_runs, limit=_PAGE)
     return page(
         request,
@@ -139,7 +139,7 @@ async def run(
         shown=shown,
         plan=_plan(shown.run),
         full=full,
-        kernel=present.source(full.kernel) if full is not None and full.kernel else None,
+        kernel=kernel,
         asked=number,
         known_categories=_CATEGORIES,
         others=[other for other in others if other.id != shown.run.id],
@@ -148,7 +148,9 @@ async def run(
 
 
 @router.get("/runs/{first}/{second}")
-async def side_by_side(request: Request, _: Viewer, gateway: CurrentGateway, first: str, second: str) -> Response:
+async def side_by_side(
+    request: Request, _: Viewer, gateway: CurrentGateway, first: RunName, second: RunName
+) -> Response:
     """Show two runs side by side."""
     both = await gateway.read(_both, first, second)
     return page(
@@ -188,6 +190,12 @@ def _shown(engine: Engine, which: str) -> Shown:
         passed=sum(line.category == "passed" for line in lines),
         is_cut=len(lines) == reports.PROPOSALS,
     )
+
+
+def _in_full(engine: Engine, run_id: UUID, number: int) -> tuple[Proposal | None, Markup | None]:
+    """Return a proposal, None where there is no such one, and its kernel in colours."""
+    full = reports.proposal(engine, run_id, number)
+    return full, present.source(full.kernel) if full is not None and full.kernel else None
 
 
 def _best(steps: Sequence[Step], scores: dict[int, float | None]) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import Query, Request, Response
+from sqlalchemy import Engine
 
 from kqueue.errors import InvalidRequest
 from kqueue.http.gateway import Gateway
@@ -22,8 +23,8 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _FOUND: Final = 20
-#: The most results of a file.
-_CSV_FOUND: Final = 1000
+#: The most results of a file, of each kind of text.
+_CSV_FOUND: Final = 100
 #: Lines of a text that are shown.
 _LINES: Final = 3
 #: Where a word begins, and where it ends.
@@ -37,6 +38,10 @@ class Line:
 
     number: int
     text: str
+
+
+#: What was found, by what was searched.
+_Found = dict[Where, list[tuple[Hit, list[Line]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ async def search(
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show where all words are."""
-    found: dict[Where, list[Hit]] = {}
+    found: _Found = {}
     refused = None
     if q is not None:
         try:
@@ -69,20 +74,24 @@ async def search(
         except InvalidRequest as error:
             refused = str(error)
     if form is Format.CSV and refused is None:
-        results = [_result(where, hit, q or "") for where, hits in found.items() for hit in hits]
+        results = [_result(where, hit, lines) for where, hits in found.items() for hit, lines in hits]
         return as_csv("search", Result, one_page(results))
-    lines = {where: [(hit, _lines(hit.text, q or "")) for hit in hits] for where, hits in found.items()}
     status = 200 if refused is None else 422
-    return page(request, "search.html", status=status, q=q or "", found=lines, refused=refused, most=_FOUND)
+    return page(request, "search.html", status=status, q=q or "", found=found, refused=refused, most=_FOUND)
 
 
-async def _search(gateway: Gateway, q: str, limit: int) -> dict[Where, list[Hit]]:
-    found = await asyncio.gather(*(gateway.read(texts.search, q, where, limit=limit) for where in Where))
+async def _search(gateway: Gateway, q: str, limit: int) -> _Found:
+    found = await asyncio.gather(*(gateway.read(_read, q, where, limit) for where in Where))
     return dict(zip(Where, found, strict=True))
 
 
-def _result(where: Where, hit: Hit, q: str) -> Result:
-    first = next(iter(_lines(hit.text, q)), None)
+def _read(engine: Engine, q: str, where: Where, limit: int) -> list[tuple[Hit, list[Line]]]:
+    """Return texts with all words, without the texts themselves: with the lines of them that are shown."""
+    return [(replace(hit, text=""), _lines(hit.text, q)) for hit in texts.search(engine, q, where, limit=limit)]
+
+
+def _result(where: Where, hit: Hit, lines: list[Line]) -> Result:
+    first = next(iter(lines), None)
     number, text = (None, "") if first is None else (first.number, first.text)
     return Result(where, hit.name, hit.label, hit.evaluation_id, hit.at, number, text)
 

@@ -12,8 +12,10 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
+from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import Evidence, Facts, WrongPlace
 from kqueue.store import gpus, workers
+from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import passed, request_fields
 from tests.waiting import until
@@ -130,6 +132,25 @@ def test_now_shows_lanes_gpus_and_the_last_hour(
     answer = browser.get("/")
     _check(answer)
     assert "\u202e" not in answer.text
+
+
+def test_a_failure_is_told_to_all_who_look(browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is not asked again for each of them; later it is."""
+    asked: list[str] = []
+
+    def fail(_: Engine, *, within_s: float) -> None:
+        asked.append(f"within {within_s} s")
+        raise DatabaseUnavailable("Postgres is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(now, "_read", fail)
+        patched.setattr(now, "_FRESH_S", 3600.0)
+        answers = [browser.get("/") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in answers)
+    assert len(asked) == 1
+    monkeypatch.setattr(now, "_FRESH_S", -1.0)
+    assert browser.get("/").status_code == 200
 
 
 def test_the_list_is_filtered_and_paged(served: Served, browser: httpx.Client, judge: Callable[..., None]) -> None:

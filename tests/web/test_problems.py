@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from threading import BoundedSemaphore
 from uuid import uuid4
 
 import httpx
@@ -77,13 +78,48 @@ def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, probl
     assert browser.get(f"/problems/{'0' * 64}?format=csv").status_code == 404
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1"])
+def test_a_long_list_as_csv(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
+) -> None:
+    """Each row once and in order, whatever is written at once; no more rows than are allowed."""
+    for number in range(5):
+        judged(served, judge, took(0.1 * (number + 1)), kernel_label=f"number {number}")
+    monkeypatch.setattr(export, "_CHUNK", 2)
+    address = f"/problems/{problem_hash}?format=csv"
+    rows = [f"number {number}" for number in range(5)]
+    for most, expected in ((100, rows), (4, rows[:4]), (3, rows[:3])):
+        monkeypatch.setattr(export, "MOST_ROWS", most)
+        assert [row["kernel_label"] for row in csv.DictReader(io.StringIO(browser.get(address).text))] == expected
+    monkeypatch.setattr(problems, "_CSV_BOARD", 1)
+    assert [row["kernel_label"] for row in csv.DictReader(io.StringIO(browser.get(address).text))] == rows[:1]
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1", "\u00a0=1", "\uff1d1", '"=1', "\tx"]
+)
 def test_formulas_are_defused(text: str) -> None:
     """Numbers stay numbers; texts that begin a formula do not."""
     assert export.cell(text).startswith("'")
     assert export.cell(-1.5) == "-1.5"
     assert export.cell("a=1") == "a=1"
     assert "\x1b" not in export.cell("\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a;=1;b", "a;'=1;b"),
+        ("a; \u00a0@x", "a;' \u00a0@x"),
+        ("a\t-1", "a\t'-1"),
+        ("a\n\n +1", "a\n\n' +1"),
+        ('a;"=1"', 'a;\'"=1"'),
+        ("a;b=1", "a;b=1"),
+        ("a, =1", "a, =1"),
+    ],
+)
+def test_formulas_within_a_text_are_defused(text: str, expected: str) -> None:
+    """Where semicolons, tabs or lines part cells, what stands behind one begins a cell."""
+    assert export.cell(text) == expected
 
 
 def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:
@@ -103,6 +139,35 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
     shown(browser, f"/compare/{one}/{uuid4()}", 404)
     shown(browser, f"/compare/{one}/{'0' * 64}", 404)
     shown(browser, f"/compare/{one}/zz", 422)
+
+
+@pytest.mark.parametrize("kernel", ["x" * 100_000, "y = 1\n" * 2500], ids=["characters", "lines"])
+def test_long_sources_are_not_compared_here(served: Served, browser: httpx.Client, judge: Judge, kernel: str) -> None:
+    """The pages have all else, and name the command that compares them."""
+    one, other = (judged(served, judge, took(0.5), kernel=f"class ModelNew: {name}\n{kernel}") for name in "ab")
+    told = f"<code>kqueue diff {one} {other}</code>"
+    for address in (f"/compare/{one}/{other}", f"/evaluations/{one}?against={other}"):
+        page = shown(browser, address)
+        assert told in page
+        assert "The sources are the same" not in page
+        assert 'class="added"' not in page
+    short = judged(served, judge, took(0.5), kernel="class ModelNew: short")
+    assert "kqueue diff" not in shown(browser, f"/compare/{one}/{short}")
+
+
+def test_a_chart_waits_for_few_others(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
+) -> None:
+    """Where too many wait the answer says when to ask again; a chart that was drawn leaves its place to another."""
+    judged(served, judge, took(0.5))
+    places = BoundedSemaphore(1)
+    monkeypatch.setattr(pictures, "_places", places)
+    address = f"/problems/{problem_hash}/board.svg"
+    assert [browser.get(address).status_code for _ in range(3)] == [200] * 3
+    with places:
+        refused = browser.get(address)
+    assert (refused.status_code, refused.headers["retry-after"].isdecimal()) == (503, True)
+    assert browser.get(address).status_code == 200
 
 
 def test_a_kernel_stands_by_its_best_evaluation(served: Served, judge: Judge, engine: Engine) -> None:

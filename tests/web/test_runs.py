@@ -61,6 +61,13 @@ def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
     shown(browser, f"/runs/{run.id}?proposal=x", 422)
 
 
+@pytest.mark.parametrize("name", ["%00", "a%00b", "x" * 101])
+def test_what_can_be_no_run(browser: httpx.Client, name: str) -> None:
+    """Pages and charts, of one run and of two."""
+    for address in (name, f"{name}/x", f"x/{name}", f"{name}/curve.svg", f"x/{name}/curve.svg", f"{name}?format=csv"):
+        shown(browser, f"/runs/{address}", 422)
+
+
 def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
     """The latest first, by a part of the name; and as CSV."""
     search(engine, "alpha")

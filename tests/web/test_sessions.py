@@ -15,10 +15,12 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
+from structlog.testing import capture_logs
 
 from kqueue.config import Config
 from kqueue.store import roles, sessions, tokens
 from tests.http.standin import Served
+from tests.waiting import until
 from tests.web.visiting import OWN_FORM, enter, stranger, visitor
 
 #: Addresses of pages, each of which needs a login.
@@ -57,6 +59,21 @@ def test_a_token_lets_in_until_it_is_revoked(served: Served, token: Callable[[st
         assert client.get("/evaluations").status_code == 303
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM sessions")) == 0
+
+
+def test_requests_for_pages_have_a_name_in_the_log(served: Served, token: Callable[[str], str]) -> None:
+    """That of the token behind the session, and its id; a stranger has none."""
+    with capture_logs() as told, visitor(served, token("read")) as client, stranger(served) as guest:
+        for one in (client, guest):
+            one.get("/evaluations")
+        lines = until(
+            lambda: len(found := [line for line in told if line.get("route") == "/evaluations"]) == 2 and found,
+            what="both lines",
+        )
+    [caller, nobody] = sorted(lines, key=lambda line: line["status"])
+    assert (caller["status"], nobody["status"]) == (200, 303)
+    assert (caller["caller"], nobody["caller"], nobody["token"]) == ("a read one", None, None)
+    assert UUID(caller["token"])
 
 
 def test_over_https_the_cookie_says_so(served: Served, token: Callable[[str], str]) -> None:
