@@ -109,10 +109,7 @@ class Kernel(Base):
     """A candidate's source and backend, identified by the hash of both."""
 
     __tablename__ = "kernels"
-    __table_args__ = (
-        _words_index("kernels", "source"),
-        Index("ix_kernels_created_at", "created_at", "hash"),
-    )
+    __table_args__ = (Index("ix_kernels_created_at", "created_at", "hash"),)
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     backend: Mapped[str]

@@ -1,4 +1,4 @@
-"""Indexes for pages: the words of sources and logs, and evaluations by problem, kernel or batch with their times.
+"""Indexes for pages: the words of problems and logs, and evaluations by problem, kernel or batch with their times.
 
 All are made while others wait to write: with a million evaluations for some minutes. Any of them may be made before,
 under a running fleet, by ``CREATE INDEX CONCURRENTLY`` with the same name; what is there is passed over.
@@ -24,7 +24,6 @@ _WORDS: Final = (
 )
 _INDEXES: Final = {
     "ix_problems_words": f"problems USING gin ({_WORDS.format(column='source')})",
-    "ix_kernels_words": f"kernels USING gin ({_WORDS.format(column='source')})",
     "ix_verdicts_words": f"verdicts USING gin ({_WORDS.format(column='log')}) WHERE log <> ''::text",
     "ix_kernels_created_at": "kernels (created_at, hash)",
     "ix_evaluations_problem_hash_submitted_at": "evaluations (problem_hash, submitted_at)",

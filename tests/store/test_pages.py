@@ -237,10 +237,22 @@ class TestWords:
         assert found[0] == ids[-1]
         assert len(found) in {3, 4}
 
+    def test_the_latest_kernels_are_looked_at(
+        self, engine: Engine, judged: Judge, fields, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And no others: nothing is kept of a kernel's words."""
+        kernels = [f"class ModelNew: same{number} words" for number in range(3)]
+        for kernel in kernels:
+            judged(Category.PASSED, kernel=kernel)
+        hashes = [Request(**fields(kernel=kernel)).kernel_hash for kernel in kernels]
+        assert self.names(engine, "words same*") == hashes[::-1]
+        monkeypatch.setattr(texts, "_KERNELS", 2)
+        assert self.names(engine, "words") == hashes[:0:-1]
+
     @pytest.mark.parametrize("asked", ["'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"])
     def test_signs_are_no_operators(self, engine: Engine, asked: str) -> None:
         """Whatever is written, it is words."""
-        assert texts.search(engine, asked, Where.LOGS) == []
+        assert texts.search(engine, asked, Where.LOGS) == texts.search(engine, asked, Where.KERNELS) == []
 
     def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
         """A source of many different or very long words is submitted as any other; its beginning is found."""
@@ -256,7 +268,7 @@ def test_indexes_on_words_are_used(engine: Engine) -> None:
     with engine.connect() as connection:
         connection.execute(text("SET enable_seqscan = off"))
         connection.execute(text("SET enable_indexscan = off"))
-        for table, of in (("kernels", "source"), ("problems", "source"), ("verdicts", "log")):
+        for table, of in (("problems", "source"), ("verdicts", "log")):
             more = " AND log <> ''" if of == "log" else ""
             query = f"EXPLAIN SELECT 1 FROM {table} WHERE {texts._fits(f'{table}.{of}').text}{more}"
             plan = "\n".join(connection.scalars(text(query), {"wanted": "'x'"}))

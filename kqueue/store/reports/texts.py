@@ -1,7 +1,8 @@
 """Full text search in the sources of problems and kernels, and in logs.
 
-All words must be there, in any order and anywhere. Postgres finds them by the indexes on words
-(:func:`kqueue.store.models.words`), which hold a text's first 100,000 characters.
+All words must be there, in any order and anywhere. In problems and logs Postgres finds them by the indexes on words
+(:func:`kqueue.store.models.words`), which hold a text's first 100,000 characters. Kernels have none, as it would cost
+every submission a millisecond: the latest ones are read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _SHOWN: Final = 100_000
 _LOOKED_AT: Final = 2000
 #: The latest texts that are looked at if more have them.
 _RECENT: Final = 100
+#: The latest kernels, which are all that are looked at.
+_KERNELS: Final = 5000
 #: Longer queries are broken off: a page must not keep others from the database.
 _TIMEOUT_MS: Final = 3000
 
@@ -88,7 +91,8 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
     """Return texts in which all words are, the latest first.
 
     Words that are in very many texts are looked for in :data:`_LOOKED_AT` of them and in the :data:`_RECENT` latest
-    texts, so the latest hits of words that most texts have are found too.
+    texts, so the latest hits of words that most texts have are found too. Of kernels the latest :data:`_KERNELS` are
+    looked at.
 
     Args:
         engine: the database.
@@ -99,19 +103,15 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
     Raises:
         InvalidRequest: as :func:`parse`, or it took too long.
     """
-    wanted = {"wanted": parse(asked)}
-    key, at, of = _TEXTS[where]
-    fits = [_fits(of)] if where is not Where.LOGS else [_HAS_LOG, _fits(of)]
-    found: set[Any] = set()
+    wanted = parse(asked)
+    found: set[tuple[Any, datetime]] = set()
     try:
-        some = select(key, at).where(*fits).limit(_LOOKED_AT)
-        found |= _keys(engine, some, wanted)
-        if len(found) == _LOOKED_AT:
-            latest = select(key).order_by(at.desc()).limit(_RECENT)
-            if where is Where.LOGS:
-                latest = latest.where(_HAS_LOG)
-            recent = latest.cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
-            found |= _keys(engine, select(key, at).join(recent, recent.c[0] == key).where(*fits), wanted)
+        if where is Where.KERNELS:
+            found |= _keys(engine, _latest_kernels(asked))
+        else:
+            found |= _keys(engine, _by_index(where), wanted)
+            if len(found) == _LOOKED_AT:
+                found |= _keys(engine, _latest(where), wanted)
     except DatabaseUnavailable as error:
         if not isinstance(getattr(error.__cause__, "orig", None), QueryCanceled):
             raise
@@ -122,13 +122,45 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
         return read(Hit, connection.execute(_shown(where, latest_of)))
 
 
-def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: dict[str, str]) -> set[tuple[Any, datetime]]:
+def _by_index(where: Where) -> Select[*tuple[Any, ...]]:
+    key, at, _ = _TEXTS[where]
+    return select(key, at).where(*_conditions(where)).limit(_LOOKED_AT)
+
+
+def _latest(where: Where) -> Select[*tuple[Any, ...]]:
+    key, at, _ = _TEXTS[where]
+    latest = select(key).order_by(at.desc()).limit(_RECENT)
+    if where is Where.LOGS:
+        latest = latest.where(_HAS_LOG)
+    recent = latest.cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
+    return select(key, at).join(recent, recent.c[0] == key).where(*_conditions(where))
+
+
+def _latest_kernels(asked: str) -> Select[*tuple[Any, ...]]:
+    """Return the query for the latest kernels that have all words."""
+    text_of = func.left(Kernel.source, _SHOWN).label("text")
+    latest = select(Kernel.hash, Kernel.created_at, text_of).order_by(Kernel.created_at.desc(), Kernel.hash.desc())
+    recent = latest.limit(_KERNELS).cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
+    fits = [
+        # A word is nothing but letters and digits: no sign of it means something in a pattern.
+        recent.c.text.op("~*")(rf"(^|[^[:alnum:]]){word}" + ("" if is_beginning else "($|[^[:alnum:]])"))
+        for word, is_beginning in words_of(asked)
+    ]
+    return select(recent.c.hash, recent.c.created_at).where(*fits)
+
+
+def _conditions(where: Where) -> list[TextClause]:
+    fits = _fits(_TEXTS[where][2])
+    return [_HAS_LOG, fits] if where is Where.LOGS else [fits]
+
+
+def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: str = "") -> set[tuple[Any, datetime]]:
     """Return the keys and times of what a query finds."""
     with transaction(engine) as connection:
         connection.execute(text(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}"))
         # How frequent words are is guessed too badly: it would rather read every source.
         connection.execute(text("SET LOCAL enable_seqscan = off"))
-        return {(row[0], row[1]) for row in connection.execute(query, wanted)}
+        return {(row[0], row[1]) for row in connection.execute(query, {"wanted": wanted} if wanted else {})}
 
 
 def _fits(of: str) -> TextClause:
@@ -182,9 +214,8 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
 
 #: As the index on logs has it.
 _HAS_LOG: Final = text("verdicts.log <> ''")
-#: The key of each kind of text, its time, and the column in which it is.
+#: The key of each kind of text that has an index, its time, and the column in which it is.
 _TEXTS: Final[dict[Where, tuple[Any, Any, str]]] = {
-    Where.KERNELS: (Kernel.hash, Kernel.created_at, "kernels.source"),
     Where.PROBLEMS: (Problem.hash, Problem.created_at, "problems.source"),
     Where.LOGS: (Verdict.evaluation_id, Verdict.finished_at, "verdicts.log"),
 }
