@@ -107,13 +107,18 @@ class Halted:
     """A server that neither answers nor ends inside the `with` block, because SIGSTOP halts its processes."""
 
     def __init__(self, pid: int) -> None:
-        self._pids = [pid, *below(pid)]
+        self._pid = pid
+        self._halted: list[int] = []
 
     def __enter__(self) -> None:
-        for pid in self._pids:
-            os.kill(pid, signal.SIGSTOP)
+        # The server first: a halted one starts no others. Those that it has may end by themselves meanwhile.
+        os.kill(self._pid, signal.SIGSTOP)
+        self._halted = [self._pid, *below(self._pid)]
+        for pid in self._halted[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def __exit__(self, *_: object) -> None:
-        for pid in self._pids:
+        for pid in self._halted:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
