@@ -67,7 +67,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet:
     assert slots == {worker.id for worker in fleet.live() if worker.device == fake.uuids[1]}
     assert "drained: a new fan" in _gpu(fleet, "list")
 
-    _gpu(fleet, "drain", fake.uuids[1][:12])
+    assert "nothing runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
     waiting = services.submit("ok", lane="gpu")
     time.sleep(3)
     assert _queued(services, waiting)

@@ -238,15 +238,15 @@ class ReferenceHarness(Harness):
             before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
             output, drew = self._call(command, held, given)
             self._has_answered = True
-            changed = versions != [tensor._version for tensor in given] or not all(map(same_bits, given, before))
+            changed = versions != [tensor._version for tensor in given] or not _same(given, before)
             if changed and not self._mutates:
                 self._mutates = True
                 self._restore(held)
                 output, drew = self._call(command, held, [tensor.clone() for tensor in held.inputs])
         reply = self._hand_over(command, held, output, drew=drew)
         if command.wide and self.on_gpu:
-            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-            if unused > _CACHED_BYTES:
+            held_now = torch.cuda.memory_stats_as_nested_dict()
+            if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
                 torch.cuda.empty_cache()
         return reply
 
@@ -358,6 +358,14 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     low, high = wide.aminmax()
     typical = wide.square().mean().sqrt()
     return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+
+
+def _same(given: list[torch.Tensor], before: list[torch.Tensor]) -> bool:
+    return given is before or all(map(same_bits, given, before))
+
+
+def _total(statistics: dict[str, Any], name: str) -> int:
+    return statistics[name]["all"]["current"]
 
 
 def _weights(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -248,9 +248,10 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     few = max(1, int(tensor.numel() * _SPECIAL))
     places = _places(tensor, few, generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
-    chosen = values[torch.randint(len(specials), places.shape, device=tensor.device, generator=generator)]
     flat = tensor.reshape(-1).clone()
-    flat[places] = chosen
+    chosen = torch.randint(len(specials), places.shape, device=tensor.device, generator=generator)
+    chosen += values[chosen] == flat[places]  # an extreme may stand there: another value then
+    flat[places] = values[chosen % len(specials)]
     return flat.view(tensor.shape)
 
 

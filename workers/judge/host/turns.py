@@ -1,4 +1,4 @@
-"""The lock of a device: it is had alone or shared, in the order of coming."""
+"""The lock of a device: it is had alone or shared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 def turn(
     lock: Path, how: int, waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> Generator[None]:
-    """Hold a device's lock. Who waits lets nobody pass.
+    """Hold a device's lock. Who waits for it lets nobody pass; those who share it wait, and get it, together.
 
     Args:
         lock: the lock's file; whoever waits locks the file ``.queue`` beside it.
@@ -24,11 +24,11 @@ def turn(
     with opened(lock) as held:
         with opened(lock.with_suffix(".queue")) as queue:
             try:
-                fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(queue, how | fcntl.LOCK_NB)
                 fcntl.flock(held, how | fcntl.LOCK_NB)
             except BlockingIOError:
                 with waiting():
-                    fcntl.flock(queue, fcntl.LOCK_EX)
+                    fcntl.flock(queue, how)
                     fcntl.flock(held, how)
         try:
             yield

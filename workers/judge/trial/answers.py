@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from kqueue.contract import Precision, Settings
 from workers.judge.channel.bits import checksum
 from workers.judge.trial import compare
-from workers.judge.trial.cases import CLOSE, DTYPES, Case, distance, is_tame, size
+from workers.judge.trial.cases import CLOSE, DTYPES, Case, distance, pieces, size
 
 #: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
 #: a variant to count.
@@ -19,45 +20,118 @@ _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3
 #: How far its answer may move when the inputs move by less than a rounding error, value by value, as a share. A right
 #: kernel rounds more than once, so this is some times less than a kernel may be off.
 _STEADY: Final = {precision: close / 3 for precision, close in CLOSE.items()}
-#: Values to look at at a time, to bound memory.
-_CHUNK: Final = 1 << 24
 #: Values of the answer that is looked at for the sake of the kernels that this loads.
 _FEW: Final = 1 << 12
 
 
-def has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether there is a NaN, without a mask of the tensor's size."""
-    pieces = tensor.reshape(-1).split(_CHUNK) if tensor.numel() > _CHUNK else (tensor,)
-    return any(bool(torch.isnan(piece).any()) for piece in pieces)
+@dataclass(slots=True)
+class Look:
+    """What is to be known of one answer. All that is to be known of many is waited for once (:func:`look_at`).
+
+    Attributes:
+        outputs: the answer.
+        exact: the answer in float64; None where there is none, or it does not matter.
+        nudged: the same to inputs that are moved by less than a rounding error, likewise.
+        first: an earlier answer to compare with, likewise.
+        varied: whether it is to inputs unlike the problem's own.
+        precision: the evaluation's.
+        numbers: what was found, by name.
+    """
+
+    outputs: Sequence[torch.Tensor]
+    exact: Sequence[torch.Tensor] | None
+    nudged: Sequence[torch.Tensor] | None
+    first: Sequence[torch.Tensor] | None
+    varied: bool
+    precision: Precision
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
+
+    def measure(self) -> dict[str, torch.Tensor]:
+        """Return the numbers on the device, by name, without waiting for it."""
+        found: dict[str, torch.Tensor] = {}
+        for number, own in enumerate(self.outputs):
+            if own.is_floating_point():
+                found[f"nan {number}"] = _any(torch.isnan(piece).any() for piece in pieces(own))
+            if self.first is not None:
+                found[f"since {number}"] = distance(own, self.first[number])
+                found[f"first {number}"] = size(self.first[number])
+            if not (own.is_floating_point() or own.is_complex()):
+                continue
+            if self.varied and own.numel():
+                most = torch.finfo(own.dtype).max / 64
+                found[f"wild {number}"] = _any((piece.abs() >= most).any() for piece in pieces(own))
+            if self.exact is not None:
+                found[f"apart {number}"] = distance(own, self.exact[number])
+                found[f"size {number}"] = size(self.exact[number])
+                if self.nudged is not None and own.numel():
+                    found[f"moves {number}"] = ~_is_steady(self.exact[number], self.nudged[number], self.precision)
+        return found
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether there is a NaN."""
+        return self._any("nan")
+
+    @property
+    def is_tame(self) -> bool:
+        """Whether all values of an answer to varied inputs are far from overflowing."""
+        return not self._any("nan") and not self._any("wild")
+
+    @property
+    def is_related(self) -> bool:
+        """Whether the answer is a less precise form of the exact one, be they rounding errors only."""
+        share, close = _RELATED[self.precision], CLOSE[self.precision]
+        return all(
+            apart <= share * self.numbers[f"size {number}"] or apart <= close * own.numel() ** 0.5
+            for number, own in enumerate(self.outputs)
+            if (apart := self.numbers.get(f"apart {number}")) is not None
+        )
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether an answer to varied inputs is near the exact one, and far from overflowing."""
+        share = _PRECISE[self.precision]
+        return self.is_tame and all(
+            # Not so indices: those of equal values may be any.
+            (apart := self.numbers.get(f"apart {number}")) is not None
+            and apart <= share * self.numbers[f"size {number}"]
+            for number in range(len(self.outputs))
+        )
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether inputs that differ by less than a rounding error have the same answer; not so at steps."""
+        return self.nudged is not None and not self._any("moves")
+
+    @property
+    def is_as_first(self) -> bool:
+        """Whether the answer is the earlier one, within the tolerance."""
+        share = CLOSE[self.precision]
+        return all(
+            self.numbers[f"since {number}"] <= share * self.numbers[f"first {number}"]
+            for number in range(len(self.outputs))
+        )
+
+    def _any(self, what: str) -> bool:
+        return any(value for name, value in self.numbers.items() if name.startswith(what))
 
 
-def is_related(outputs: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], precision: Precision) -> bool:
-    """Return whether outputs are a less precise form of the exact ones, be they rounding errors only."""
-    share, close = _RELATED[precision], CLOSE[precision]
-    return all(
-        (apart := distance(own, wide)) <= share * size(wide) or apart <= close * own.numel() ** 0.5
-        for own, wide in zip(outputs, exact, strict=True)
-        if own.is_floating_point() or own.is_complex()
-    )
+def look_at(looks: Sequence[Look]) -> None:
+    """Find the numbers of many answers, and wait for the device once."""
+    measured = [look.measure() for look in looks]
+    every = [value.double() for found in measured for value in found.values()]
+    numbers = iter(torch.stack(every).tolist() if every else [])
+    for look, found in zip(looks, measured, strict=True):
+        look.numbers = {name: next(numbers) for name in found}
 
 
-def is_precise(outputs: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], precision: Precision) -> bool:
-    """Return whether the outputs for a variant are near the exact ones, and far from overflowing."""
-    share = _PRECISE[precision]
-    return all(
-        # Not so indices: those of equal values may be any.
-        (own.is_floating_point() or own.is_complex()) and is_tame(own) and distance(own, wide) <= share * size(wide)
-        for own, wide in zip(outputs, exact, strict=True)
-    )
+def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, precision: Precision) -> torch.Tensor:
+    sizes = exact.abs()
+    return ((nudged - exact).abs() <= _STEADY[precision] * (sizes + sizes.square().mean().sqrt())).all()
 
 
-def is_steady(exact: Sequence[torch.Tensor], nudged: Sequence[torch.Tensor], precision: Precision) -> bool:
-    """Return whether inputs that differ by less than a rounding error have the same answer; not so at steps."""
-    close = _STEADY[precision]
-    pairs = [(a, b, b.abs()) for a, b in zip(nudged, exact, strict=True) if b.numel()]
-    return all(
-        bool(((a - b).abs() <= close * (b_size + b_size.square().mean().sqrt())).all()) for a, b, b_size in pairs
-    )
+def _any(each: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(each)).any()
 
 
 def rehearse(settings: Settings) -> None:
@@ -66,11 +140,8 @@ def rehearse(settings: Settings) -> None:
     That loads the judge's own kernels, which takes milliseconds each, when they are used for the first time.
     """
     answer = torch.ones(_FEW, dtype=DTYPES[settings.precision], device="cuda")
-    exact = answer.double()
-    case = Case(seed=0, outputs=[answer], exact=[exact])
-    has_nan(answer)
+    exact = [answer.double()]
+    case = Case(seed=0, outputs=[answer], exact=exact)
     checksum(answer)
-    is_related([answer], [exact], settings.precision)
-    is_precise([answer], [exact], settings.precision)
-    is_steady([exact], [exact], settings.precision)
+    look_at([Look([answer], exact, exact, [answer], varied=True, precision=settings.precision)])
     compare.check_values([answer.clone()], case, settings)

@@ -61,27 +61,30 @@ class Case:
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
 
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the norm of the difference, infinite if infinities differ."""
+def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a tensor's values in pieces, so that no mask or copy of all of them is made."""
+    flat = tensor.reshape(-1)
+    return flat.split(_CHUNK) if flat.numel() > _CHUNK else (flat,)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the norm of the difference, infinite if infinities differ. Does not wait for the device."""
     wide = torch.complex128 if b.is_complex() else torch.float64
-    total = 0.0
-    for x, y in zip(a.reshape(-1).split(_CHUNK), b.reshape(-1).split(_CHUNK), strict=True):
+    parts: list[torch.Tensor] = []
+    for x, y in zip(pieces(a), pieces(b), strict=True):
         x, y = x.to(wide), y.to(wide)
-        part = float(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf))
-        total = math.hypot(total, part)
-    return total
+        parts.append(torch.linalg.vector_norm(torch.where(x == y, 0.0, x - y)).nan_to_num(math.inf))
+    return _together(parts)
 
 
-def size(tensor: torch.Tensor) -> float:
-    """Return the norm of the finite values."""
-    total = 0.0
-    for piece in tensor.reshape(-1).split(_CHUNK):
+def size(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the norm of the finite values. Does not wait for the device."""
+    parts: list[torch.Tensor] = []
+    for piece in pieces(tensor):
         wide = piece.to(torch.complex128 if piece.is_complex() else torch.float64)
-        total = math.hypot(total, float(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0))))
-    return total
+        parts.append(torch.linalg.vector_norm(torch.where(wide.isfinite(), wide, 0.0)))
+    return _together(parts)
 
 
-def is_tame(tensor: torch.Tensor) -> bool:
-    """Return whether all values are far from overflowing."""
-    most = torch.finfo(tensor.dtype).max / 64
-    return all(bool((piece.abs() < most).all()) for piece in tensor.reshape(-1).split(_CHUNK) if piece.numel())
+def _together(norms: list[torch.Tensor]) -> torch.Tensor:
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -151,13 +151,38 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
             with the kind of inputs, the same figures and the first wrong places.
     """
-    judged = [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
-    if judged:
-        # Waits for the device once, whatever the number of outputs.
-        for output, numbers in zip(judged, torch.stack([each.measure() for each in judged]).tolist(), strict=True):
+    [found] = check_each([(outputs, case)], settings)
+    if isinstance(found, EvaluationEnded):
+        raise found
+    return found
+
+
+def check_each(
+    answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
+) -> list[dict[str, Any] | EvaluationEnded]:
+    """Do what :func:`check_values` does for the outputs of many calls, and wait for the device once.
+
+    Args:
+        answers: of each call the candidate's outputs, and the case.
+        settings: the evaluation's.
+
+    Returns:
+        for each call what :func:`check_values` returns or raises.
+    """
+    calls = [
+        [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
+        for outputs, case in answers
+    ]
+    if every := [output for judged in calls for output in judged]:
+        for output, numbers in zip(every, torch.stack([each.measure() for each in every]).tolist(), strict=True):
             if not all(map(math.isfinite, numbers)):
                 numbers = output.measure(all_finite=False).tolist()
             output.figures = _Figures(*numbers)
+    return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+
+
+def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[str, Any] | EvaluationEnded:
+    """Return the figures of one call, or what is wrong with it."""
     given = case.kind == GIVEN
     figures = _merged(judged, given=given)
     strict = next((fault for output in judged if (fault := output.strict_fault())), None)
@@ -166,7 +191,7 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
-        raise _wrong(
+        return _wrong(
             fault.category, f"output {fault.output}{where}: {fault.message}", kind=case.kind, **figures, **fault.facts()
         )
     return figures
@@ -501,7 +526,7 @@ def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _merged(judged: list[_Output], *, given: bool) -> dict[str, Any]:
+def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
     """Return the worst figures of all outputs."""
     ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
     norms = [output.figures.distance / output.figures.size for output in judged if output.figures.size]

@@ -59,7 +59,7 @@ def learn(reference: Reference, case: Case) -> Case | None:
         with _unless_it_has_ended(reference), _varied(reference, case, NUDGED) as (_, moved):
             if moved is not None:
                 pairs = zip(moved, unmoved, strict=True)
-                reference.noise += [distance(a, b) / (size(b) or 1.0) for a, b in pairs]
+                reference.noise += [float(distance(a, b)) / (float(size(b)) or 1.0) for a, b in pairs]
     for kind in REGIONS if wants_region else ():
         with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
             if moved is None:

@@ -52,15 +52,7 @@ from workers.judge.host import linux
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import answers, compare, static
 from workers.judge.trial.blame import blaming, invalid_problem
-from workers.judge.trial.cases import (
-    CLOSE,
-    DTYPES,
-    GIVEN,
-    Case,
-    distance,
-    is_tame,
-    size,
-)
+from workers.judge.trial.cases import DTYPES, GIVEN, Case
 from workers.judge.trial.exchange import Exchange, Form, Output, await_opening, own_memory
 
 #: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
@@ -392,14 +384,28 @@ class Reference:
             EvaluationEnded: as :meth:`first_case`.
         """
         if not self._ready:
-            on_device = self._may_draw_on_device()
-            cases = [self._new(on_device=on_device) for _ in range(self._ahead)]
-            over, self._over = self._over, []
-            self._draw(cases, free=over)
-            self._ready = cases
+            self._draw_ahead()
         case = self._ready.pop()
         self._over.append(case)
         return case
+
+    def stock(self, count: int) -> None:
+        """Draw input sets for :meth:`fresh` now, so many if there is room, where cases are held together.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
+        if self._is_roomy:
+            count = min(count, _AHEAD_BYTES // max(self.input_bytes, 1))
+            while len(self._ready) < count:
+                self._draw_ahead()
+
+    def _draw_ahead(self) -> None:
+        on_device = self._may_draw_on_device()
+        cases = [self._new(on_device=on_device) for _ in range(self._ahead)]
+        over, self._over = self._over, []
+        self._draw(cases, free=over)
+        self._ready += cases
 
     def another(self) -> Case:
         """Return one more input set, unanswered, which is held until :meth:`drop`."""
@@ -576,27 +582,65 @@ class Reference:
         Raises:
             EvaluationEnded: as :meth:`first_case`; for given cases only, or when the process has ended.
         """
-        asked: list[_Answer] = []
         known = [case for case in cases if case.slot is not None and case.outputs]
         if self._is_roomy:
             self._draw_missing(cases)
+        asked: list[_Answer] = []
+        together: list[Case] = []
         for case in cases:
-            if case in known:
-                continue
-            if case.kind in KINDS and not self._has_wide:
+            if case in known or (case.kind in KINDS and not self._has_wide):
                 continue
             try:
-                if case.slot is not None or self._draw([case]):
+                if case.slot is None and not self._draw([case]):
+                    continue
+                if self._may_wait(case):
+                    together.append(case)
+                else:
                     asked.append(self._ask(case))
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
+        asked += self._ask_together(together)
+        self._see(asked)
         for answer in asked:
             if self._take(answer):
                 known.append(answer.case)
             else:
                 answer.case.outputs, answer.case.exact = [], None
         return [case for case in cases if case in known]
+
+    def _may_wait(self, case: Case) -> bool:
+        """Return whether a case may be answered together with others: the answers hold nothing new, and are quick."""
+        wide_cold = self._has_wide and not self._wide_cold.isdisjoint({False, case.kind in KINDS})
+        return self._is_roomy and self.case is not None and self.forward_s <= self._bounds.quick_s and not wide_cold
+
+    def _ask_together(self, cases: Sequence[Case]) -> list[_Answer]:
+        """Have the process answer cases, one behind the other, without waiting for each."""
+        orders: list[_Question] = []
+        for case in cases:
+            orders.append(_Question(case))
+            if self._may_ask_wide(case):
+                orders.append(_Question(case, wide=True))
+                if case.kind in KINDS:
+                    orders.append(_Question(case, _ROUNDING[self.settings.precision], wide=True))
+        begun = time.perf_counter()
+        replies = self._order_all([question.order() for question in orders])
+        wide = sum(question.wide for question in orders)
+        self._wide_left -= (time.perf_counter() - begun) * wide / max(len(orders), 1)
+        asked: list[_Answer] = []
+        for question, reply in zip(orders, replies, strict=True):
+            case = question.case
+            if not question.wide:
+                try:
+                    if isinstance(reply, EvaluationEnded):
+                        raise reply
+                    asked.append(self._heard(case, reply))
+                except EvaluationEnded:
+                    if case.kind == GIVEN:
+                        raise
+            elif asked and asked[-1].case is case:
+                asked[-1].hear_wide(self._heard_wide(reply))
+        return asked
 
     def _draw_missing(self, cases: Sequence[Case]) -> None:
         """Draw the given cases that are not held, several at once."""
@@ -610,6 +654,15 @@ class Reference:
         reply = self._call(case)
         if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
             reply = self._call(case, afresh=True)
+        answer = self._heard(case, reply)
+        if self.forward_s <= self._bounds.quick_s:
+            answer.hear_wide(self._ask_wide(case))
+            if case.kind in KINDS and answer.exact is not None:
+                answer.hear_wide(self._ask_wide(case, _ROUNDING[self.settings.precision]))
+        return answer
+
+    def _heard(self, case: Case, reply: Reply) -> _Answer:
+        """Check the form of an answer, and note what the first one tells of all."""
         self.form.mutates_inputs |= reply.mutated
         if not self.form.structure:
             self._learn_form(reply)
@@ -619,38 +672,42 @@ class Reference:
         self.case = self.case or case
         if reply.drew:
             self._has_wide = False  # its random numbers are others in float64
-        answer = _Answer(case, reply)
-        if self.forward_s <= self._bounds.quick_s:
-            answer.exact = self._ask_wide(case)
-            if case.kind in KINDS and answer.exact is not None:
-                answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
-        return answer
+        return _Answer(case, reply)
+
+    def _see(self, asked: Sequence[_Answer]) -> None:
+        """Look at answers, all of them at once."""
+        compared = self._same_answers is not False and self.case is not None and self.case.outputs
+        for answer in asked:
+            case = answer.case
+            case.outputs = self._tensors(self.output_specs, answer.reply.places, "Model.forward")
+            case.exact = self._wide_tensors(answer.exact) if self._has_wide else None
+            compares = compared and case.kind == GIVEN and case is not self.case
+            answer.look = answers.Look(
+                case.outputs,
+                case.exact if case.kind == GIVEN or case.kind in KINDS else None,
+                self._wide_tensors(answer.nudged) if self._has_wide else None,
+                self.case.outputs if compares and self.case is not None else None,
+                varied=case.kind != GIVEN,
+                precision=self.settings.precision,
+            )
+        answers.look_at([answer.look for answer in asked if answer.look is not None])
 
     def _take(self, answer: _Answer) -> bool:
-        """Look at an answer; return whether it counts."""
-        case, reply, precision = answer.case, answer.reply, self.settings.precision
-        case.outputs = self._tensors(self.output_specs, reply.places, "Model.forward")
-        if any(leaf.is_floating_point() and answers.has_nan(leaf) for leaf in case.outputs):
-            if case.kind == GIVEN:
-                raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
-            return False
-        exact = self._wide_tensors(answer.exact) if self._has_wide else None
+        """Decide by the look that was had at an answer whether it counts."""
+        case, look = answer.case, answer.look
+        assert look is not None
+        if not self._has_wide:
+            case.exact = None
         if case.kind == GIVEN:
-            if exact is not None and answers.is_related(case.outputs, exact, precision):
-                case.exact = exact
-            elif exact is not None:
-                self._has_wide = False
-            self._note(case)
+            if look.has_nan:
+                raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
+            if case.exact is not None and not look.is_related:
+                self._has_wide, case.exact = False, None
+            self._note(case, look)
             return True
         if case.kind not in KINDS:
-            # Such inputs are not unlike the problem's own.
-            case.exact = exact
-            return all(is_tame(leaf) for leaf in case.outputs if leaf.is_floating_point())
-        if exact is None or not answers.is_precise(case.outputs, exact, precision):
-            return False
-        nudged = self._wide_tensors(answer.nudged)
-        case.exact = exact
-        return nudged is not None and answers.is_steady(exact, nudged, precision)
+            return look.is_tame  # such inputs are not unlike the problem's own
+        return case.exact is not None and look.is_precise and look.is_steady
 
     def confirm(self, case: Case) -> None:
         """Answer a case again, and draw it again, before a kernel is called wrong on it.
@@ -722,14 +779,12 @@ class Reference:
         self.form.output_aliases = tuple(place.index - 1 if place.index else None for place in reply.places)
         self.written_bytes = min(reply.written_bytes, sum(_nbytes(spec) for spec in specs))
 
-    def _note(self, case: Case) -> None:
+    def _note(self, case: Case, look: answers.Look) -> None:
         """Compare the answer to a given case with that to the first."""
         if case is self.case or self.case is None:
             self._first_sums = [checksum(tensor) for tensor in case.outputs]
-        elif self._same_answers is not False and self.case.outputs:
-            share = CLOSE[self.settings.precision]
-            pairs = zip(case.outputs, self.case.outputs, strict=True)
-            self._same_answers = all(distance(a, b) <= share * size(b) for a, b in pairs)
+        elif self._same_answers is not False and look.first is not None:
+            self._same_answers = look.is_as_first
         elif self._same_answers is not False:
             self._same_answers = [checksum(tensor) for tensor in case.outputs] == self._first_sums
 
@@ -758,29 +813,26 @@ class Reference:
 
     def _ask_wide(self, case: Case, nudge: float = 0.0) -> Reply | None:
         """Have the float64 reference answer; None where it cannot, or would take too much memory or time."""
-        if not self._has_wide:
+        if not self._may_ask_wide(case):
             return None
-        numbers = sum(tensor.numel() for tensor in case.inputs) + sum(math.prod(s.shape) for s in self.output_specs)
-        if self._wide_left <= 0 or not self._fits(4 * 8 * numbers):
-            return None
-        assert case.slot is not None
-        ask = Ask(case.slot, nudge, secrets.randbits(63) if nudge else 0)
         begun = time.perf_counter()
-        try:
-            reply = self._order(
-                Order.RUN, what="the model in float64", seed=case.seed, payload=ask, wide=True, optional=True
-            )
-            if (reply.structure, reply.tensors) != (self.form.structure, self._wide_specs):
-                raise invalid_problem("the model in float64 answers in another form")
-        except EvaluationEnded:
-            self._has_wide = False  # the problem was not written for float64
-            if self.process.ended is not None:
-                raise
-            return None
+        [reply] = self._order_all([_Question(case, nudge, wide=True).order()])
         took = time.perf_counter() - begun
         self._wide_left -= max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
         self._wide_cold.discard(nudge > 0)
-        return reply
+        return self._heard_wide(reply)
+
+    def _may_ask_wide(self, case: Case) -> bool:
+        """Return whether there is a float64 reference, and time and memory for its answer."""
+        numbers = sum(tensor.numel() for tensor in case.inputs) + sum(math.prod(s.shape) for s in self.output_specs)
+        return self._has_wide and self._wide_left > 0 and self._fits(4 * 8 * numbers)
+
+    def _heard_wide(self, reply: Reply | EvaluationEnded) -> Reply | None:
+        """Return the float64 reference's answer; None where it is none: the problem was not written for float64."""
+        if isinstance(reply, Reply) and (reply.structure, reply.tensors) == (self.form.structure, self._wide_specs):
+            return reply
+        self._has_wide = False
+        return None
 
     def _wide_tensors(self, reply: Reply | None) -> list[torch.Tensor] | None:
         return None if reply is None else self._tensors(reply.tensors, reply.places, "the model in float64")
@@ -822,6 +874,31 @@ class Reference:
         finally:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
 
+    def _order_all(self, orders: Sequence[dict[str, Any]]) -> list[Reply | EvaluationEnded]:
+        """Give orders at once; return the reply to each, or what became of it, while the process lives."""
+        if self.process.phase is not Phase.REFERENCE:
+            self.process.enter(Phase.REFERENCE, max(self.left_s, _LEAST_S))
+        waited_s = self.process.waited_s
+        try:
+            with self._blaming("Model.forward"):
+                replies = self.process.order_all(orders)
+        finally:
+            self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
+        return [self._blamed(reply, order) for reply, order in zip(replies, orders, strict=True)]
+
+    def _blamed(self, reply: Reply | EvaluationEnded, order: dict[str, Any]) -> Reply | EvaluationEnded:
+        """Return the reply to an order, or what became of it as the problem's failure or the fleet's."""
+        if isinstance(reply, Reply):
+            return reply
+        what = "the model in float64" if order["wide"] else "Model.forward"
+        try:
+            with self._blaming(what, optional=order["wide"]):
+                raise reply
+        except EvaluationEnded as ended:
+            if self.process.ended is not None:
+                raise
+            return ended
+
     def _blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
         return blaming(what, self.process, self.allowed_bytes, optional=optional)
 
@@ -847,6 +924,21 @@ class Reference:
         self.process.keep(key, memo, wanted)
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a reference is asked of a case: its answer, or that in float64, on inputs that are moved a little."""
+
+    case: Case
+    nudge: float = 0.0
+    wide: bool = False
+
+    def order(self) -> dict[str, Any]:
+        """Return the order, as arguments of :meth:`SealedProcess.send`."""
+        assert self.case.slot is not None
+        ask = Ask(self.case.slot, self.nudge, secrets.randbits(63) if self.nudge else 0)
+        return {"order": Order.RUN, "seed": self.case.seed, "payload": ask, "wide": self.wide}
+
+
 @dataclass(slots=True)
 class _Answer:
     """What a reference has said to a case, and in float64, and in float64 on inputs that are moved a little."""
@@ -855,6 +947,14 @@ class _Answer:
     reply: Reply
     exact: Reply | None = None
     nudged: Reply | None = None
+    look: answers.Look | None = None
+
+    def hear_wide(self, reply: Reply | None) -> None:
+        """Take an answer in float64: the first is to the case's own inputs."""
+        if self.exact is None:
+            self.exact = reply
+        else:
+            self.nudged = reply
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

@@ -27,7 +27,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -135,6 +135,12 @@ class _Proof:
     seed: int
     number: int
     ns: int | None
+
+
+def usual_calls(timing: Timing, null_share: float) -> int:
+    """Return how many input sets a series takes whose precision ends it; one of ``null_share`` nulls for each call."""
+    calls = min(timing.calls, _ENOUGH + _MORE)
+    return timing.warmup + math.ceil(calls * (1 + null_share + _IN_TURN_SHARE)) + _FEWEST
 
 
 class Stopwatch:
@@ -257,8 +263,7 @@ class Stopwatch:
             proofs = kept[begin : begin + together]
             cases = [reference.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
             reference.answer(*cases)
-            for proof, case in zip(proofs, cases, strict=True):
-                self._check(proof, case)
+            self._check(proofs, cases)
             reference.drop(cases)
         if self._place.on_gpu and self._series is not None:
             self._series.spared_ns = self._spared(self._series.layouts)
@@ -398,15 +403,13 @@ class Stopwatch:
             if proof.number > self._counted - last:
                 proof.ns = None
 
-    def _check(self, proof: _Proof, case: Case) -> None:
-        asked = case
-        if proof.pieces is not None:
-            every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
-            cut = [[_cut(t, where) for t, where in zip(tensors, proof.pieces, strict=True)] for tensors in every]
-            asked = replace(case, slot=None, inputs=[], outputs=cut[0], exact=cut[1] if len(cut) > 1 else None)
-        try:
-            compare.check_values(proof.outputs, asked, self._reference.settings)
-        except EvaluationEnded as ended:
+    def _check(self, proofs: Sequence[_Proof], cases: Sequence[Case]) -> None:
+        """Compare what was kept of calls with the reference's answers to their cases."""
+        asked = [(proof.outputs, _of_pieces(proof, case)) for proof, case in zip(proofs, cases, strict=True)]
+        found = compare.check_each(asked, self._reference.settings)
+        for proof, case, ended in zip(proofs, cases, found, strict=True):
+            if not isinstance(ended, EvaluationEnded):
+                continue
             self._reference.confirm(case)
             facts = ended.outcome.facts.model_dump()
             if proof.pieces is not None:
@@ -420,7 +423,16 @@ class Stopwatch:
                 f"right when checked, wrong when timed: {ended.outcome.message}",
                 Phase.TIME,
                 **facts,
-            ) from None
+            )
+
+
+def _of_pieces(proof: _Proof, case: Case) -> Case:
+    """Return a case with those pieces of its answers that were kept of a call's."""
+    if proof.pieces is None:
+        return case
+    every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
+    cut = [[_cut(t, where) for t, where in zip(tensors, proof.pieces, strict=True)] for tensors in every]
+    return replace(case, slot=None, inputs=[], outputs=cut[0], exact=cut[1] if len(cut) > 1 else None)
 
 
 def _steps(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
