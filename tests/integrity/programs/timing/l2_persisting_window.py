@@ -39,7 +39,7 @@ class ModelNew(nn.Module):
         super().__init__()
         self.side = torch.cuda.Stream()
         self.runtime = cudart()
-        self.runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(32 << 20))  # cudaLimitPersistingL2CacheSize
+        self.runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))  # cudaLimitPersistingL2CacheSize
         self.set = False
 
     def keep(self, x):
