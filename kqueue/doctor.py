@@ -235,7 +235,7 @@ def _probes(engine: Engine, config: Config) -> Check:
     """Report what probes of the judge showed within a day, and what is paused for it."""
     from kqueue.store import probes
 
-    known = probes.record(engine, since=datetime.now(UTC) - _LATELY, live_s=config.live_s)
+    known = probes.record(engine, live_s=config.live_s)
     honest = f"{known.honest_refused} of {known.honest + known.spins} honest kernels refused"
     told = [
         f"{known.judged} within a day: {known.cheats_accepted} of {known.cheats} cheats accepted, {honest}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kqueue.config import Config
 
 #: How far back `status` and `list` look.
-DAY: Final = timedelta(days=1)
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 
@@ -38,7 +37,7 @@ def last_day(engine: Engine, config: Config) -> dict[str, Any]:
     """Return the record of the last day, as `status` shows it."""
     from kqueue.store import probes
 
-    found = probes.record(engine, since=datetime.now(UTC) - DAY, live_s=config.live_s)
+    found = probes.record(engine, live_s=config.live_s)
     return asdict(found) | {
         "cheats_accepted": found.cheats_accepted,
         "honest_refused": found.honest_refused,

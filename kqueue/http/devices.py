@@ -18,8 +18,9 @@ from kqueue.errors import ServiceError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
-from kqueue.store import gpus, reports, workers
+from kqueue.store import gpus, probes, reports, workers
 from kqueue.store.gpus import GpuStatus
+from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
 
 #: A GPU is no longer counted after so long without news from a supervisor.
@@ -89,11 +90,13 @@ class View:
         devices: its GPUs, by number.
         workers: the live ones.
         backlog: by lane, how many evaluations are ``queued`` and ``running``.
+        probes: what probes of the judge showed in the last day.
     """
 
     devices: tuple[Device, ...]
     workers: tuple[LiveWorker, ...]
     backlog: dict[str, dict[EvaluationState, int]]
+    probes: Record
 
     @property
     def lanes(self) -> Counter[str]:
@@ -172,6 +175,7 @@ def view(engine: Engine, *, within_s: float) -> View:
         devices=tuple(_device(number, gpu, live) for number, gpu in enumerate(known)),
         workers=tuple(live),
         backlog=reports.backlog(engine),
+        probes=probes.record(engine, live_s=within_s),
     )
 
 

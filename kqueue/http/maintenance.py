@@ -41,10 +41,11 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s
 
     Attempts whose worker is gone are ended and done again, silent workers given up, messages that Redis lost sent
     again, and what is older than the retention settings allow removed. A GPU is given nothing until it has passed.
+    One at which probes were judged wrongly is not tested.
     """
     swept = await gateway.read(_sweep, gateway.config)
     view = await fleet.renewed()
-    chosen = [device for device in view.devices if device.attended and device.gpu.state != GpuState.DRAINED]
+    chosen = [device for device in view.devices if device.attended and _is_for_tests(device)]
     for device in chosen:
         await _test_now(gateway, device)
     over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen}, wait_s)
@@ -58,7 +59,7 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s
     }
 
 
-@router.post("/reset_gpu/{device_id}", responses=failures.documented(400))
+@router.post("/reset_gpu/{device_id}", responses=failures.documented(400, 409))
 async def reset_gpu(
     device_id: int,
     gateway: CurrentGateway,
@@ -69,14 +70,18 @@ async def reset_gpu(
     """Take a GPU out of service, end its workers, test it, and return it or keep it quarantined.
 
     What does not end within `grace_s` is broken off and done again. With the workers goes all that they had started.
-    Nobody resets the hardware. A GPU that an operator drained stays drained.
+    Nobody resets the hardware. A GPU that an operator drained stays drained. One at which probes were judged wrongly is
+    left as it is (409).
     """
     device = (await fleet.renewed()).device(device_id)
     if not device.attended:
         raise HttpError(503, f"device {device_id}: {device.error}", code="gpu_unattended")
     begun = time.monotonic()
     uuid = device.gpu.uuid
-    await gateway.read(gpus.reset, uuid, reason=f"a reset was asked for by {caller.name}", grace_s=grace_s)
+    reason = f"a reset was asked for by {caller.name}"
+    if not await gateway.read(gpus.reset, uuid, reason=reason, grace_s=grace_s):
+        detail = f"{device.gpu.paused}; a test cannot end that, only `kqueue gpu resume` does"
+        raise HttpError(409, detail, code="gpu_quarantined")
     over = await _until_decided(gateway, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
     status, message = GpuState.QUARANTINED if over else "still being reset", now.error
@@ -95,8 +100,12 @@ async def reset_gpu(
 
 @router.post("/reset_devices")
 async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
-    """Return drained GPUs to service, and test quarantined ones at once."""
-    chosen = [device for device in (await fleet.renewed()).devices if device.gpu.state != GpuState.SERVING]
+    """Return drained GPUs to service, and test quarantined ones at once.
+
+    One at which probes were judged wrongly is left as it is.
+    """
+    every = (await fleet.renewed()).devices
+    chosen = [device for device in every if device.gpu.state != GpuState.SERVING and not device.gpu.is_left_alone]
     for device in chosen:
         await gateway.read(gpus.resume, device.gpu.uuid)
     over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
@@ -144,6 +153,11 @@ async def _until_decided(gateway: Gateway, fleet: Fleet, uuids: set[str], timeou
         if time.monotonic() >= deadline or gateway.stopping.is_set():
             return False
         await asyncio.sleep(_LOOK_S)
+
+
+def _is_for_tests(device: Device) -> bool:
+    """Whether a test may return the GPU to service."""
+    return device.gpu.state != GpuState.DRAINED and not device.gpu.is_left_alone
 
 
 def _decided(device: Device) -> bool:

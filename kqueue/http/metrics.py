@@ -49,8 +49,6 @@ _MANY: Final = 20_000
 _FEW: Final = 500
 #: The most lanes that are told apart. Those of further ones are counted as one, named `other`.
 _LANES: Final = 32
-#: The time of which probes are told.
-_PROBED: Final = timedelta(days=1)
 #: The beginning of the names of steps for which a device is held alone.
 _ALONE: Final = "alone_"
 #: Figures of GPUs: the name, the fact that it is, and what it means.
@@ -77,7 +75,6 @@ class Metrics:
         self._registry.register(_Now(self))
         self.view: View | None = None
         self.crowds: list[Crowd] = []
-        self.probes: probes.Record | None = None
         self.now = self._since
 
         def counter(name: str, words: str, *labels: str) -> Counter:
@@ -120,7 +117,6 @@ class Metrics:
 
     def _text(self, engine: Engine, view: View) -> bytes:
         self.view, self.now, self.crowds = view, reports.now(engine), reports.crowds(engine)
-        self.probes = probes.record(engine, since=self.now - _PROBED, live_s=self._gateway.config.live_s)
         for lane in view.lanes:
             self._show(lane)
         for page in self._pages(engine):
@@ -192,8 +188,7 @@ class _Now(Collector):
         yield from self._queue(view)
         yield from self._workers(view)
         yield from _gpus(view)
-        assert self._metrics.probes is not None
-        yield from _probes(self._metrics.probes)
+        yield from _probes(view.probes)
 
     def _queue(self, view: View) -> Iterator[Metric]:
         queued: defaultdict[tuple[str, str], float] = defaultdict(float)

@@ -18,6 +18,7 @@ from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
+from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
 
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
@@ -285,8 +286,9 @@ class Lane(_Shape):
 
 
 class Fleet(_Shape):
-    """The fleet at this moment, a second old at most as a rule."""
+    """The fleet at this moment, a second old at most as a rule; and what probes of its judge showed in the last day."""
 
     lanes: dict[str, Lane]
     workers: Sequence[LiveWorker]
     gpus: list[GpuStatus]
+    probes: Record

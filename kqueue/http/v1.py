@@ -318,7 +318,7 @@ async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> sh
 
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
-    """Return the lanes, the live workers, and the states of the GPUs."""
+    """Return the lanes, the live workers, the states of the GPUs, and the last day's record of probes."""
     view = await fleet.get()
     none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
@@ -328,6 +328,7 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
         },
         workers=view.workers,
         gpus=[device.gpu for device in view.devices],
+        probes=view.probes,
     )
 
 

@@ -108,6 +108,11 @@ class GpuStatus:
         what = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
         return f"GPU {self.index} {what}" + (f": {self.reason}" if self.reason else "")
 
+    @property
+    def is_left_alone(self) -> bool:
+        """True if it is quarantined and no test decides on that: only an operator's :func:`resume` ends it."""
+        return self.state == GpuState.QUARANTINED and self.check_at is None and self.reset_at is None
+
 
 def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> None:
     """Record that a host's fleet uses a GPU. The state of a known one stays: drained is drained."""
@@ -253,24 +258,32 @@ def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False
         suspect(connection, uuid, reason=reason, failed=failed)
 
 
-def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> None:
+def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
     """Take a GPU out of service, have its workers restarted, and return it to service when it passes a test.
 
-    A GPU that an operator drained is tested too, and stays drained whatever the result.
+    A GPU that an operator drained is tested too, and stays drained whatever the result. One that :func:`quarantine`
+    took out of service stays as it is: it may pass every test.
 
     Args:
         engine: the database.
         uuid: the GPU, whatever its state.
         reason: who asked, in one line.
         grace_s: seconds that its evaluations may take to end. Then they are broken off, and done again elsewhere.
+
+    Returns:
+        False if nothing was changed, as only :func:`resume` may.
     """
     with transaction(engine) as connection:
-        state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
-        if state != GpuState.DRAINED:
+        connection.execute(select(Gpu.uuid).where(Gpu.uuid == uuid).with_for_update())
+        known = _find(connection, uuids=[uuid], host=None)
+        if any(gpu.is_left_alone for gpu in known):
+            return False
+        if all(gpu.state != GpuState.DRAINED for gpu in known):
             _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=None)
         connection.execute(
             update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
         )
+        return True
 
 
 def test_after_reset(engine: Engine, uuid: str) -> None:

@@ -47,6 +47,10 @@ _RECENT: Final = timedelta(hours=6)
 #: Findings that say nothing against the judge.
 _GOOD: Final = (Finding.AGREED, Finding.VOID)
 _REASON_CHARACTERS: Final = 300
+#: The time of which the record is told.
+_DAY: Final = timedelta(days=1)
+#: As many verdicts in doubt are counted of a pause. All of them can be listed.
+MOST_DOUBTED: Final = 10_000
 #: One sweeper at a time settles and submits.
 _LOCK: Final = 0x6B71_7565_7565_0004
 
@@ -86,7 +90,7 @@ class Pause:
         probes: the evaluations that showed it.
         doubted_since: since its last good probe of that kind, UTC; None if there was none.
         paused_at, resumed_at: from when to when, UTC.
-        doubted: how many verdicts of real evaluations the place reached since then.
+        doubted: how many verdicts of real evaluations the place reached since then, :data:`MOST_DOUBTED` at most.
     """
 
     id: int
@@ -252,17 +256,18 @@ def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
         return read(Settled, connection.execute(query.limit(limit)))
 
 
-def record(engine: Engine, *, since: datetime, live_s: float) -> Record:
-    """Return what probes showed since a moment.
+def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> Record:
+    """Return what probes showed.
 
     Args:
         engine: the database.
-        since: the moment.
         live_s: seconds without a heartbeat for which a worker counts as alive.
+        since: the moment from which they count; None for the last day.
     """
     columns = (Probe.kind, Probe.finding, Probe.bias, Probe.lane, Probe.worker, Probe.host, Probe.device)
     with transaction(engine) as connection:
-        rows = connection.execute(select(*columns).where(Probe.settled_at >= since)).all()
+        begun = func.now() - _DAY if since is None else since
+        rows = connection.execute(select(*columns).where(Probe.settled_at >= begun)).all()
         live = connection.scalars(
             select(Worker.name).where(
                 Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s)
@@ -457,7 +462,9 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
 
 def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
     rows = connection.execute(select(*ProbePause.__table__.columns).where(which).order_by(ProbePause.id.desc())).all()
-    return [read(Pause, [row], doubted=connection.scalar(_doubted(row, func.count())))[0] for row in rows]
+    few = [_doubted(row, Verdict.evaluation_id).limit(MOST_DOUBTED).subquery() for row in rows]
+    counts = [connection.scalar(select(func.count()).select_from(one)) for one in few]
+    return [read(Pause, [row], doubted=number)[0] for row, number in zip(rows, counts, strict=True)]
 
 
 def _doubted(pause: Row[*tuple[Any, ...]], what: Any) -> Any:

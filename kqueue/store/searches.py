@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import ColumnElement, Engine, Text, cast, func, insert, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kqueue.errors import InvalidRequest
 from kqueue.states import SearchState
@@ -215,7 +215,12 @@ def alone(engine: Engine, run_id: UUID) -> Generator[None]:
             raise InvalidRequest(
                 f"another process runs the search {run_id}: watch it with `kqueue search show --watch`"
             )
-        yield
+        try:
+            yield
+        finally:
+            # Else it would be free only when the server has noticed that the connection is closed.
+            with suppress(SQLAlchemyError):
+                connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _key(run_id)})
 
 
 def held(engine: Engine, run_id: UUID) -> bool:

@@ -20,6 +20,7 @@ from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports, tokens
+from kqueue.store.probes import MOST_DOUBTED
 from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
 from kqueue.web import present
 from kqueue.web.live import live
@@ -118,6 +119,8 @@ async def _fields(request: Request) -> dict[str, Any]:
         "lanes": _lanes(view, glance),
         "cards": [_card(device, glance) for device in view.devices],
         "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
+        "probes": view.probes,
+        "most_doubted": MOST_DOUBTED,
         "glance": glance,
         "total": sum(glance.categories.values()),
         "most": max(*glance.minutes, 1),

@@ -87,6 +87,25 @@ def test_a_drained_gpu_is_tested_and_stays_drained(engine: Engine, worker: UUID,
     assert (state(engine).state, state(engine).due) == (("serving", False) if passes else ("quarantined", True))
 
 
+def test_a_reset_does_not_return_what_probes_took_out_of_service(engine: Engine, worker: UUID) -> None:
+    """It may pass every test. Only a resume ends it; after that a reset is one again."""
+    with engine.begin() as connection:
+        gpus.quarantine(connection, GPU, reason="a cheat passed")
+    assert state(engine).is_left_alone
+    assert gpus.reset(engine, GPU, reason="somebody asked", grace_s=0) is False
+    assert (state(engine).state, state(engine).reason, state(engine).reset_at) == (
+        "quarantined",
+        "a cheat passed",
+        None,
+    )
+    gpus.test_after_reset(engine, GPU)
+    gpus.record_pass(engine, GPU)
+    assert state(engine).state == "quarantined"
+    gpus.resume(engine, GPU)
+    assert gpus.reset(engine, GPU, reason="somebody asked", grace_s=0) is True
+    assert not state(engine).is_left_alone
+
+
 def test_an_operator_s_later_word_counts(engine: Engine, worker: UUID) -> None:
     """Drained while a reset is under way: it stays drained, and nothing is ended."""
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)

@@ -161,6 +161,25 @@ def test_a_reset_of_a_drained_gpu_leaves_it_drained(
     assert "a new fan" in answer["error"]
 
 
+def test_what_probes_took_out_of_service_stays_there(
+    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
+) -> None:
+    """It may pass every test: no door but the operator's returns it, and the answer names that one."""
+    with services.engine.begin() as connection:
+        gpus.quarantine(connection, fake.uuids[0], reason="a cheat passed")
+    tests = len(fake.tests())
+    answer = http.post("/reset_gpu/0", params={"grace_s": 0})
+    assert answer.status_code == 409
+    assert "a cheat passed" in answer.json()["detail"]
+    assert "kqueue gpu resume" in answer.json()["detail"]
+    for path in ("/cleanup", "/reset_devices"):
+        assert http.post(path, params={"wait_s": 60}).status_code == 200
+    assert watcher.gpu(0).is_left_alone
+    assert fake.uuids[0] not in fake.tests()[tests:]
+    gpus.resume(services.engine, fake.uuids[0])
+    watcher.until_state("serving", 0)
+
+
 def test_a_clean_up_tests_every_gpu_but_the_drained(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """And sweeps: an attempt whose worker is gone is ended there and then."""
     gpus.drain(services.engine, fake.uuids[0], reason=None)

@@ -373,6 +373,7 @@ class TestReports:
         fleet = http.get("/v1/fleet").json()
         assert [worker["id"] for worker in fleet["workers"]] == [str(worker_id)]
         assert fleet["gpus"] == []
+        assert (fleet["probes"]["judged"], fleet["probes"]["pauses"]) == (0, [])
 
     def test_whom_a_slot_waits_for(self, http: httpx.Client, three: list[str], worker_id: UUID, engine: Engine) -> None:
         """The fleet's worker and its evaluation say who has the device, while it lasts."""

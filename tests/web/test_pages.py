@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from html.parser import HTMLParser
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import markupsafe
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, delete, func, insert, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import Evidence, Facts, WrongPlace
+from kqueue.states import Finding, ProbeKind
 from kqueue.store import gpus, workers
+from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import passed, request_fields
@@ -107,6 +112,43 @@ def test_the_root_is_a_page_for_browsers_alone(served: Served, browser: httpx.Cl
     with served.client() as api:
         assert api.get("/").json()["service"]
         assert api.get("/", headers={"Accept": "text/html"}).json()["service"]
+
+
+def test_now_shows_what_probes_of_the_judge_showed(served: Served, browser: httpx.Client, engine: Engine) -> None:
+    """The last day's record, and what is paused with the verdicts in doubt; nothing while no probe was judged."""
+    assert "probed" not in browser.get("/").text
+    day: dict[str, Any] = {"lane": "cpu", "idea": "any", "settled_at": func.now(), "judged_at": func.now()}
+    reason = 'a cheat passed"><script>alert(1)</script>{{7*7}}'
+    place: dict[str, Any] = {"worker": "cpu-0@here", "host": "here", "device": "cpu"}
+    found: tuple[dict[str, Any], ...] = (
+        {"kind": ProbeKind.CHEAT, "finding": Finding.CHEAT_ACCEPTED},
+        {"kind": ProbeKind.CHEAT, "finding": Finding.AGREED},
+        {"kind": ProbeKind.HONEST, "finding": Finding.HONEST_REFUSED},
+        {"kind": ProbeKind.SPIN, "finding": Finding.AGREED, "bias": 0.025, "spin_ms": 25.0},
+    )
+    pause = {"host": "here", "device": "cpu", "finding": Finding.CHEAT_ACCEPTED, "reason": reason, "probes": []}
+    with engine.begin() as connection:
+        for one in found:
+            connection.execute(insert(Probe).values(**day, **place, **one, evaluation_id=uuid4()))
+        old = day | {"settled_at": func.now() - timedelta(days=2)}
+        connection.execute(insert(Probe).values(**old, **place, **found[0], evaluation_id=uuid4()))
+        connection.execute(insert(ProbePause).values(**pause))
+    shown = (
+        "4 probes",
+        "<strong>1</strong> of 2 cheats accepted",
+        "<strong>1</strong> of 2 honest kernels refused",
+        "+2.5 % off",
+        str(markupsafe.escape(reason)),
+        "0 verdicts are in doubt",
+    )
+    until(lambda: all(one in browser.get("/").text for one in shown), what="the record")
+    _check(browser.get("/"))
+    with served.client() as api:
+        probes = api.get("/v1/fleet").json()["probes"]
+    assert (probes["judged"], probes["findings"]["cheat_accepted"], probes["pauses"][0]["reason"]) == (4, 1, reason)
+    with engine.begin() as connection:
+        connection.execute(delete(Probe))
+        connection.execute(delete(ProbePause))
 
 
 def test_now_shows_lanes_gpus_and_the_last_hour(
