@@ -183,6 +183,8 @@ def test_probes_are_told_and_counted_as_nobodys(
     assert "kqueue_queued" not in samples(http)
     judge(probed)
     probes.step(engine, share=0, live_s=60)
+    # A view of the fleet may be a second old.
+    until(lambda: sum(samples(http).get("kqueue_probes_day", {}).values()), what="the record")
     found = samples(http)
     assert sum(found["kqueue_evaluations_total"].values()) == 1
     assert only(found["kqueue_probes_day"], finding="cheat_accepted") == sum(found["kqueue_probes_day"].values()) == 1
