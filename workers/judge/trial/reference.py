@@ -195,6 +195,8 @@ class Reference:
         #: Whether the model in float64 may be of use.
         self._has_wide = False
         self._wide_left = self._bounds.exact_s
+        #: What such a run took, or less, in seconds.
+        self._wide_s = 0.0
         #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
@@ -617,16 +619,20 @@ class Reference:
     def _ask_together(self, cases: Sequence[Case]) -> list[_Answer]:
         """Have the process answer cases, one behind the other, without waiting for each."""
         orders: list[_Question] = []
+        wide = 0
         for case in cases:
             orders.append(_Question(case))
-            if self._may_ask_wide(case):
+            if self._may_ask_wide(case) and wide * self._wide_s < self._wide_left:
+                wide += 1
                 orders.append(_Question(case, wide=True))
                 if case.kind in KINDS:
+                    wide += 1
                     orders.append(_Question(case, _ROUNDING[self.settings.precision], wide=True))
         begun = time.perf_counter()
         replies = self._order_all([question.order() for question in orders])
-        wide = sum(question.wide for question in orders)
-        self._wide_left -= (time.perf_counter() - begun) * wide / max(len(orders), 1)
+        if wide:
+            self._wide_s = (time.perf_counter() - begun) / len(orders)
+            self._wide_left -= wide * self._wide_s
         asked: list[_Answer] = []
         for question, reply in zip(orders, replies, strict=True):
             case = question.case
@@ -818,7 +824,8 @@ class Reference:
         begun = time.perf_counter()
         [reply] = self._order_all([_Question(case, nudge, wide=True).order()])
         took = time.perf_counter() - begun
-        self._wide_left -= max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
+        self._wide_s = max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
+        self._wide_left -= self._wide_s
         self._wide_cold.discard(nudge > 0)
         return self._heard_wide(reply)
 
