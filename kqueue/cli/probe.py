@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from kqueue.config import Config
 
-#: How far back `status` and `list` look.
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 

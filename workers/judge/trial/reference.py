@@ -645,7 +645,10 @@ class Reference:
                     if case.kind == GIVEN:
                         raise
             elif asked and asked[-1].case is case:
-                asked[-1].hear_wide(self._heard_wide(reply))
+                if question.nudge:
+                    asked[-1].nudged = self._heard_wide(reply)
+                else:
+                    asked[-1].exact = self._heard_wide(reply)
         return asked
 
     def _draw_missing(self, cases: Sequence[Case]) -> None:
@@ -662,9 +665,9 @@ class Reference:
             reply = self._call(case, afresh=True)
         answer = self._heard(case, reply)
         if self.forward_s <= self._bounds.quick_s:
-            answer.hear_wide(self._ask_wide(case))
+            answer.exact = self._ask_wide(case)
             if case.kind in KINDS and answer.exact is not None:
-                answer.hear_wide(self._ask_wide(case, _ROUNDING[self.settings.precision]))
+                answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
         return answer
 
     def _heard(self, case: Case, reply: Reply) -> _Answer:
@@ -682,17 +685,17 @@ class Reference:
 
     def _see(self, asked: Sequence[_Answer]) -> None:
         """Look at answers, all of them at once."""
-        compared = self._same_answers is not False and self.case is not None and self.case.outputs
         for answer in asked:
             case = answer.case
             case.outputs = self._tensors(self.output_specs, answer.reply.places, "Model.forward")
             case.exact = self._wide_tensors(answer.exact) if self._has_wide else None
-            compares = compared and case.kind == GIVEN and case is not self.case
+            # The first may be among them, and before the others.
+            first = self.case if case.kind == GIVEN and self._same_answers is not False else None
             answer.look = answers.Look(
                 case.outputs,
                 case.exact if case.kind == GIVEN or case.kind in KINDS else None,
                 self._wide_tensors(answer.nudged) if self._has_wide else None,
-                self.case.outputs if compares and self.case is not None else None,
+                first.outputs if first is not None and first is not case and first.outputs else None,
                 varied=case.kind != GIVEN,
                 precision=self.settings.precision,
             )
@@ -872,25 +875,24 @@ class Reference:
 
     def _order(self, order: Order, *, what: str, optional: bool = False, **arguments: Any) -> Reply:
         """Give an order within the reference's deadline."""
+        with self._within_deadline(), self._blaming(what, optional=optional):
+            return self.process.order(order, **arguments)
+
+    @contextlib.contextmanager
+    def _within_deadline(self) -> Generator[None]:
+        """Let the reference's deadline hold for what is ordered meanwhile, and take that from the time that is left."""
         if self.process.phase is not Phase.REFERENCE:
             self.process.enter(Phase.REFERENCE, max(self.left_s, _LEAST_S))
         waited_s = self.process.waited_s
         try:
-            with self._blaming(what, optional=optional):
-                return self.process.order(order, **arguments)
+            yield
         finally:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
 
     def _order_all(self, orders: Sequence[dict[str, Any]]) -> list[Reply | EvaluationEnded]:
         """Give orders at once; return the reply to each, or what became of it, while the process lives."""
-        if self.process.phase is not Phase.REFERENCE:
-            self.process.enter(Phase.REFERENCE, max(self.left_s, _LEAST_S))
-        waited_s = self.process.waited_s
-        try:
-            with self._blaming("Model.forward"):
-                replies = self.process.order_all(orders)
-        finally:
-            self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
+        with self._within_deadline(), self._blaming("Model.forward"):
+            replies = self.process.order_all(orders)
         return [self._blamed(reply, order) for reply, order in zip(replies, orders, strict=True)]
 
     def _blamed(self, reply: Reply | EvaluationEnded, order: dict[str, Any]) -> Reply | EvaluationEnded:
@@ -955,13 +957,6 @@ class _Answer:
     exact: Reply | None = None
     nudged: Reply | None = None
     look: answers.Look | None = None
-
-    def hear_wide(self, reply: Reply | None) -> None:
-        """Take an answer in float64: the first is to the case's own inputs."""
-        if self.exact is None:
-            self.exact = reply
-        else:
-            self.nudged = reply
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:
