@@ -76,6 +76,19 @@ class Comparison(StrEnum):
     """Use ``torch.allclose`` on the problem's own inputs, as KernelBench does."""
 
 
+class Sanitizer(StrEnum):
+    """The tools of compute-sanitizer."""
+
+    MEMCHECK = "memcheck"
+    """Accesses outside of what was allocated, and misaligned ones."""
+    RACECHECK = "racecheck"
+    """Threads that use shared memory without waiting for each other."""
+    INITCHECK = "initcheck"
+    """Reads of global memory that nobody has written."""
+    SYNCCHECK = "synccheck"
+    """Barriers that not all threads reach."""
+
+
 class Policy(StrEnum):
     """The consequence of a finding."""
 
@@ -98,6 +111,8 @@ class Phase(StrEnum):
     CHECK = "check"
     TIME = "time"
     CLEANUP = "cleanup"
+    EXAMINE = "examine"
+    """The kernel runs once more under a tool; no verdict ends in it."""
     CANARY = "canary"
     """The judge tests the GPU after the candidate's end."""
 
@@ -139,10 +154,13 @@ class Deadlines(_Model):
     """For all checked calls together, including Triton's compilation at the first call."""
     time_s: _Seconds = 60.0
     """For all timed calls together."""
+    examine_s: _Seconds = 300.0
+    """For an examination, all its tools together."""
 
     @property
     def total_s(self) -> float:
-        """The sum of all phases, in seconds. Import and compilation count twice, for builder and candidate."""
+        """The sum of all phases but an examination, in seconds. Import and compilation count twice, for builder and
+        candidate."""
         return self.reference_s + 2 * (self.load_s + self.compile_s) + self.construct_s + self.check_s + self.time_s
 
 
@@ -191,6 +209,25 @@ class Debug(_Model):
     former alone."""
 
 
+class Examination(_Model):
+    """Tools of the CUDA toolkit under which the kernel runs once more, in a process of its own, when all else is known.
+    What they say is evidence and changes no verdict. They need a GPU."""
+
+    sanitize: Annotated[tuple[Sanitizer, ...], Field(max_length=len(Sanitizer))] = ()
+    """Tools of compute-sanitizer, one run each."""
+    profile: bool = False
+    """Count with Nsight Compute what each kernel of a call does, on a device that it has alone."""
+
+    @field_validator("sanitize")
+    @classmethod
+    def _each_once(cls, value: tuple[Sanitizer, ...]) -> tuple[Sanitizer, ...]:
+        return tuple(dict.fromkeys(value))
+
+    def __bool__(self) -> bool:
+        """True if something is asked for."""
+        return bool(self.sanitize) or self.profile
+
+
 class Policies(_Model):
     """The consequences for kernels that give right answers and look like cheats."""
 
@@ -232,6 +269,7 @@ class Settings(_Model):
     policies: Policies = Policies()
     timing: Timing = Timing()
     debug: Debug = Debug()
+    examine: Examination = Examination()
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
@@ -242,6 +280,11 @@ class Settings(_Model):
         if self.timing.enabled and self.debug != Debug():
             raise ValueError("a kernel is not timed under debug switches: set timing.enabled to false (--no-timing)")
         return self
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all deadlines that count for the evaluation, in seconds."""
+        return self.deadlines.total_s + (self.deadlines.examine_s if self.examine else 0)
 
 
 def _source(value: str, what: str) -> str:
@@ -316,6 +359,12 @@ class Request(_Model):
         if value is not None and value.startswith("token:"):
             raise ValueError("names that begin with `token:` are for tokens: choose another")
         return value
+
+    @model_validator(mode="after")
+    def _examines_on_gpus(self) -> Self:
+        if self.lane == "cpu" and self.settings.examine:
+            raise ValueError("compute-sanitizer and Nsight Compute need a GPU: choose another lane than cpu")
+        return self
 
     @property
     def names_problem(self) -> bool:

@@ -283,6 +283,122 @@ class Build(Part):
     """The hash of all that the build depends on, under which it is kept; absent where builds are not kept."""
 
 
+# Examinations ------------------------------------------------------------------------------------------
+# A tool runs beside the kernel, in one sealed process: what it says is a claim, as a candidate's own profile is.
+
+
+class SanitizerFinding(Part):
+    """What compute-sanitizer found at one place of the code, all threads together."""
+
+    kind: str
+    """What is wrong there, such as ``Invalid __global__ read of size 16 bytes``."""
+    kernel: str | None = None
+    """Name of the kernel. Null where the tool names none."""
+    file: str | None = None
+    """Name of the source file. Null where the kernel was compiled without lines."""
+    line: int | None = None
+    """Line in that file, from 1."""
+    block: tuple[int, int, int] | None = None
+    """Block of the first thread that it was seen of."""
+    thread: tuple[int, int, int] | None = None
+    """That thread, within its block."""
+    address: str | None = None
+    """The address that it used, in hexadecimal."""
+    size_bytes: int | None = None
+    """Size of the access."""
+    allocation_bytes: int | None = None
+    """Size of the allocation that lies nearest."""
+    distance_bytes: int | None = None
+    """How far from that allocation it is: behind its end, or, where negative, before its beginning."""
+    detail: str = ""
+    """The tool's further words on the first."""
+    count: int
+    """How often it was told."""
+
+
+class Sanitized(Part):
+    """One run under a tool of compute-sanitizer."""
+
+    tool: str
+    """The tool."""
+    errors: int | None = None
+    """Number of errors as the tool counts them, each thread for itself. Null where it did not get so far."""
+    findings: tuple[SanitizerFinding, ...] = ()
+    """What was found, in the order of the code's first failure, at most 32 places."""
+    error: str | None = None
+    """The reason why the run says nothing, or not all."""
+    seconds: float
+    """How long it took, in seconds."""
+
+
+class Stall(Part):
+    """A reason for which warps waited."""
+
+    reason: str
+    """The reason, by Nsight Compute's name, such as ``long_scoreboard`` (waiting for global memory)."""
+    share: float
+    """Its share of all waiting, 0 to 1."""
+
+
+class KernelProfile(Part):
+    """What one kernel of a call does, all its launches in that call together. Shares are 0 to 1."""
+
+    name: str
+    """Name of the kernel."""
+    launches: int
+    """Number of launches."""
+    duration_ms: float
+    """Time on the GPU, in milliseconds, alone and with cold caches."""
+    grid: tuple[int, int, int] | None = None
+    """Blocks of the longest launch. What follows is of that launch too."""
+    block: tuple[int, int, int] | None = None
+    """Threads of a block."""
+    registers: int | None = None
+    """Registers of a thread."""
+    shared_bytes: int | None = None
+    """Shared memory of a block, in bytes."""
+    spills: int | None = None
+    """Instructions that move registers to memory or back."""
+    occupancy: float | None = None
+    """Warps that were there, as a share of those that fit."""
+    occupancy_limit: str | None = None
+    """What keeps more blocks from fitting: ``registers``, ``shared memory``, ``warps`` or ``blocks``."""
+    dram_bytes: float | None = None
+    """Bytes read from and written to the GPU's memory."""
+    dram_gbs: float | None = None
+    """Bandwidth that was reached, in 10^9 bytes a second."""
+    dram_share: float | None = None
+    """That as a share of the memory's peak."""
+    compute_share: float | None = None
+    """Use of the processors' busiest unit."""
+    tensor_share: float | None = None
+    """Use of the tensor cores."""
+    gflops: float | None = None
+    """Operations in fp32 and fp64 outside of the tensor cores, in 10^9 a second. A multiplication with an addition
+    counts as two."""
+    l2_hits: float | None = None
+    """Share of accesses that the L2 cache had."""
+    stalls: tuple[Stall, ...] = ()
+    """Why warps waited, the three most frequent reasons."""
+
+
+class Profile(Part):
+    """What the kernels of one call do."""
+
+    by: Literal["ncu", "cupti"]
+    """``ncu`` for Nsight Compute's counters. ``cupti`` where they may not be read: names, launches and times alone."""
+    kernels: tuple[KernelProfile, ...] = ()
+    """The kernels, the longest first, at most 32."""
+    peak_gbs: float | None = None
+    """Peak bandwidth of the GPU's memory at the clock of this run, in 10^9 bytes a second."""
+    peak_gflops: float | None = None
+    """Peak of its processors in fp32 without tensor cores, at the clock of this run, in 10^9 operations a second."""
+    error: str | None = None
+    """The reason why it says nothing, or not all."""
+    seconds: float
+    """How long it took, in seconds."""
+
+
 # The place ---------------------------------------------------------------------------------------------
 
 
@@ -580,6 +696,10 @@ class Evidence(Part):
     """The origin of the code that did the work on the GPU."""
     provenance_error: str | None = _ABSENT
     """The reason why the provenance is unknown, where it was asked for."""
+    sanitized: tuple[Sanitized, ...] | None = _ABSENT
+    """What compute-sanitizer says, a run for each tool. None where it was not asked for."""
+    profile: Profile | None = _ABSENT
+    """What the kernels of a call do. None where it was not asked for."""
     compiled_baseline: Measurement | BaselineError | None = _ABSENT
     """Time of the reference under ``torch.compile``, or why there is none. None where it was not asked for."""
     baseline_drift: Drift | None = _ABSENT

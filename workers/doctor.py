@@ -22,7 +22,7 @@ from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, State, installed
 from workers.judge.gpu.devices import devices
-from workers.judge.host import uids
+from workers.judge.host import toolchain, uids
 
 #: Names of the capabilities by bit.
 _CAPABILITIES: Final = """
@@ -34,6 +34,8 @@ _CAPABILITIES: Final = """
 #: The capabilities that a root fleet needs to create candidates' directories, switch to their uids, and kill them.
 _NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
 _GIB: Final = 1 << 30
+#: What an examination runs a kernel under, and what it is for.
+_EXAMINERS: Final = {"compute-sanitizer": "`kqueue sanitize`", "ncu": "`kqueue profile`"}
 #: Deadline for trying the seal, which imports torch and initialises the GPU's driver.
 _SEAL_S: Final = 90.0
 
@@ -60,14 +62,14 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
         # This check forks, so it runs before torch, which may start threads.
         user = list(_user(uid))
         yield from _torch()
-        yield from _compilers(deep=deep)
+        yield from _compilers()
         yield from user
         yield from _seal(config, uid)
     yield from _scratch(config)
     if deep:
         from workers.deep import judged
 
-        tools = {"nvcc": _in_toolkit("nvcc"), "ninja": _ninja()}
+        tools = {"nvcc": toolchain.program("nvcc"), "ninja": _ninja()}
         yield from judged(config, {name for name, found in tools.items() if found})
 
 
@@ -222,7 +224,7 @@ def _any_cupy() -> str | None:
 # compilers -------------------------------------------------------------------------------------------
 
 
-def _compilers(*, deep: bool) -> Iterator[Check]:
+def _compilers() -> Iterator[Check]:
     gpu = Path("/dev/nvidiactl").exists()
 
     def tool(name: str, found: str | None, absent: State, fix: str) -> Check:
@@ -241,24 +243,17 @@ def _compilers(*, deep: bool) -> Iterator[Check]:
     ninja = _ninja()
     fix = "for kernels of backends cuda and cpp: install ninja"
     yield tool("ninja", ninja and f"{_output(ninja)[0]} at {ninja}", State.WARN, fix)
-    nvcc = _in_toolkit("nvcc")
+    nvcc = toolchain.program("nvcc")
     fix = "for kernels of backend cuda: install the CUDA toolkit of torch's version, or set CUDA_HOME" if gpu else ""
     yield tool("nvcc", nvcc and f"{_output(nvcc)[-1]} at {nvcc}", State.WARN if gpu else State.INFO, fix)
-    if deep:
-        sanitizer = _in_toolkit("compute-sanitizer")
-        fix = "for `compute-sanitizer` of your own: install the CUDA toolkit" if gpu else ""
-        yield tool("compute-sanitizer", sanitizer and f"{_output(sanitizer)[-1]} at {sanitizer}", State.INFO, fix)
+    for name, what in _EXAMINERS.items():
+        found = toolchain.program(name)
+        fix = f"for {what}: install the CUDA toolkit" if gpu else ""
+        yield tool(name, found and f"{_output(found)[-1]} at {found}", State.INFO, fix)
 
 
 def _ninja() -> str | None:
     return shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
-
-
-def _in_toolkit(program: str) -> str | None:
-    """Find a program of the CUDA toolkit as torch's extension builder finds nvcc."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    places = ([f"{home}/bin/{program}"] if home else []) + [program, f"/usr/local/cuda/bin/{program}"]
-    return next((found for place in places if (found := shutil.which(place))), None)
 
 
 def _output(program: str) -> list[str]:

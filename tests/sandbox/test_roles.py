@@ -25,10 +25,13 @@ import torch
 from kqueue.contract import Phase
 from tests.judge.rig import Rig
 from tests.memory import held
-from workers.judge.channel.protocol import Job, Order
+from workers.judge.channel import reports
+from workers.judge.channel.flags import memory
+from workers.judge.channel.protocol import Examine, Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux, uids
 from workers.judge.keeper.process import SealedProcess
+from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
 
 pytestmark = pytest.mark.slow("searches the memory of every role")
@@ -36,7 +39,17 @@ pytestmark = pytest.mark.slow("searches the memory of every role")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "isolation.md"
 #: What the tables call the processes. The first four run the fleet's own code.
 TRUSTED = ("judge", "fork server", "worker parent", "supervisor")
-SEALED = {"reference": Role.REFERENCE, "candidate": Role.CANDIDATE, "builder": Role.BUILDER}
+SEALED = {
+    "reference": Role.REFERENCE,
+    "candidate": Role.CANDIDATE,
+    "builder": Role.BUILDER,
+    "examined": Role.EXAMINED,
+}
+#: Stands for a tool: it takes a tool's options, and runs the program that it is to watch.
+_TOOL = f"""#!/bin/sh
+while [ "$1" != "{sys.executable}" ]; do shift; done
+exec "$@"
+"""
 #: What one process may do to another, as the tables call it.
 WAYS = ("signal", "read memory", "read files", "write files", "connect")
 #: Patterns that do not find themselves, of what the processes are given below.
@@ -131,7 +144,7 @@ class Cast:
         """A fresh sealed process; its pid and directory."""
         place = self.rig.place
         # Which of its uids a reference has is the fork server's choice.
-        offset = uids.BUILDER_OFFSET if role == "builder" else 0
+        offset = {"builder": uids.BUILDER_OFFSET, "examined": uids.COMPILED_OFFSET}.get(role, 0)
         profile = Profile(
             role=SEALED[role],
             uid=slot_uid + offset,
@@ -141,6 +154,7 @@ class Cast:
             host_memory_bytes=2 << 30,
             output_bytes=1 << 20,
             scratch_bytes=1 << 20,
+            built=str(self.shelf) if role == "examined" else None,
         )
         before = set(linux.children(self.rig.forkserver.pid))
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
@@ -156,9 +170,30 @@ class Cast:
         mark = {"reference": "MARK-OF-THE-PROBLE" + "M"}.get(role, "MARK-OF-THE-KERNE" + "L")
         entry = "Model" if role == "reference" else "ModelNew"
         whole = f"# {mark}\n{textwrap.dedent(source)}\n{_MODEL.format(entry=entry)}"
+        if role == "examined":
+            self._examine(process, whole)
+            return
         process.order(Order.OPEN, payload=_job(whole, role))
         process.enter(Phase.LOAD, 60.0)
         process.order(Order.BUILD if role == "builder" else Order.LOAD, payload="" if role == "builder" else None)
+
+    @property
+    def shelf(self) -> Path:
+        """Where the tool lies, in reach of an examined kernel."""
+        return self.rig.place.scratch / "shelf"
+
+    def _examine(self, process: SealedProcess, kernel: str) -> None:
+        """Have a kernel run below a tool, beside a problem."""
+        shelf.make(self.shelf)
+        (self.shelf / "tool").write_text(_TOOL)
+        (self.shelf / "tool").chmod(0o755)
+        problem = f"# MARK-OF-THE-PROBLE{'M'}\n{_MODEL.format(entry='Model')}"
+        process.order(Order.OPEN, payload=_job(kernel, "examined"))
+        process.enter(Phase.EXAMINE, 60.0)
+        page = memory("report", reports.SIZE)
+        asked = Examine("memcheck", str(self.shelf / "tool"), problem, 50.0)
+        process.order(Order.EXAMINE, payload=asked, fds=(page,))
+        os.close(page)
 
 
 def directory_of(pid: int) -> str | None:
@@ -225,13 +260,19 @@ def reached(cast: Cast) -> dict[str, dict[str, list[bool]]]:
     found: dict[str, dict[str, list[bool]]] = {}
     for role in SEALED:
         process, _, _ = cast.fork(role, cast.other_uid)
-        with pytest.raises(EvaluationEnded) as ended:
-            cast.load(process, role, f"TARGETS = {cast.targets!r}\n{_ATTACK}")
-        process.stop()
-        assert ended.value.reply is not None
-        said = ended.value.reply.message.partition("REACHED ")[2]
-        assert said, ended.value
-        found[role] = json.loads(said)
+        attack = f"TARGETS = {cast.targets!r}\n{_ATTACK}"
+        if role == "examined":
+            cast.load(process, role, attack)
+            said = process.stop().log
+        else:
+            with pytest.raises(EvaluationEnded) as ended:
+                cast.load(process, role, attack)
+            process.stop()
+            assert ended.value.reply is not None
+            said = ended.value.reply.message
+        assert "REACHED " in said, said
+        # A traceback quotes the source before it tells the message.
+        found[role] = json.loads(said.rpartition("REACHED ")[2].partition("\n")[0])
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from kqueue.errors import ConfigError
+from workers.judge.host import toolchain
 
 #: Most characters of its findings that a report shows.
 _SHOWN: Final = 10_000
@@ -23,9 +22,7 @@ def command() -> list[str]:
     Raises:
         ConfigError: there is no compute-sanitizer.
     """
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    folders = [os.environ.get("PATH", os.defpath), *(str(Path(home, "bin")) for home in homes), "/usr/local/cuda/bin"]
-    program = shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+    program = toolchain.program("compute-sanitizer")
     if program is None:
         raise ConfigError(
             "--kqueue-sanitize: compute-sanitizer is neither on PATH nor below CUDA_HOME; the CUDA toolkit has it"

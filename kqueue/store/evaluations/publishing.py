@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Row, func, select, update
 
-from kqueue.contract import Deadlines
+from kqueue.contract import Settings
 from kqueue.message import Message
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import QUEUED
@@ -35,7 +35,7 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     return Message(
         evaluation_id=row.id,
         lane=row.lane,
-        deadlines_s=Deadlines.model_validate(row.settings["deadlines"]).total_s,
+        deadlines_s=Settings.model_validate(row.settings).total_s,
         label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
     )
 

@@ -121,6 +121,9 @@ class Order(IntEnum):
     """In a reference: let go of input sets and of the answers to them (:class:`Release`)."""
     WIDEN = 19
     """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
+    EXAMINE = 22
+    """Run the kernel and its problem in a program of their own, under a tool (:class:`Examine`); what the tool says
+    goes to the memory beside the order."""
     REST = 20
     """In a reference: give memory back that is not in use; it may serve another evaluation later."""
 
@@ -542,6 +545,23 @@ class Ask:
     nudge: float = 0.0
     nudge_seed: int = 0
     afresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """A run under a tool of the CUDA toolkit.
+
+    Attributes:
+        tool: of compute-sanitizer, or ``ncu``.
+        program: where it is.
+        problem: the problem's source.
+        seconds: how long the run may take.
+    """
+
+    tool: str
+    program: str
+    problem: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,13 @@ _MOST_HEADERS: Final = 50_000
 _VERSION_S: Final = 20.0
 
 
+def program(name: str) -> str | None:
+    """Return where a program of the CUDA toolkit is, as torch's extension builder finds nvcc; None where it is not."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = ([f"{home}/bin/{name}"] if home else []) + [name, f"/usr/local/cuda/bin/{name}"]
+    return next((found for place in places if (found := shutil.which(place))), None)
+
+
 def fingerprint(environment: Mapping[str, str]) -> str:
     """Return a hash of what builds on this host depend on. It takes up to a second.
 

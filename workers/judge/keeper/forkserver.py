@@ -33,7 +33,7 @@ import structlog
 import torch
 
 from kqueue import logs
-from workers.judge.candidate import harness, reference
+from workers.judge.candidate import examiner, harness, reference
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux, pauses, uids
@@ -66,6 +66,12 @@ _REAP: Final = 10.0
 _SWEEP: Final = 1.0
 #: How long a process may live on that has closed the channel, in seconds.
 _DYING: Final = 1.0
+#: What obeys in each role; in others a kernel's own harness.
+_HARNESSES: Final = {
+    Role.REFERENCE: reference.ReferenceHarness,
+    Role.COMPILED: reference.ReferenceHarness,
+    Role.EXAMINED: examiner.Examiner,
+}
 #: Ends that the log does not tell, and those that are the host's trouble.
 _QUIET_ENDS: Final = frozenset({End.STOPPED, End.EXITED})
 _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
@@ -399,12 +405,13 @@ class ForkServer:
         group: Group | None = None
         try:
             profile = self._with_uid(profile)
+            means = self._means(profile.role)
             # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
             for earlier in [
                 c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid
             ]:
                 self._end(earlier, End.STOPPED)
-            files = Files(profile, self._ground.means.covers)
+            files = Files(profile, means.covers)
             group = self._ground.groups.group(profile.host_memory_bytes, profile.processes)
             pid = os.fork()
         except OSError as error:
@@ -423,8 +430,7 @@ class ForkServer:
             for one in (word, *self._running.values()):
                 one.about.clear()
             triton_files = self._launchers.files if profile.role is Role.CANDIDATE else {}
-            means, mount = self._ground.means, files.mount
-            _become_sealed(profile, means, group, parent, channel, page, writer, sealing, mount, triton_files)
+            _become_sealed(profile, means, group, parent, channel, page, writer, sealing, files.mount, triton_files)
         view: Any = flags.attach(page)
         # Else the next process to be forked, this one's rival, would have it too.
         view.obj.madvise(mmap.MADV_DONTFORK)
@@ -442,6 +448,18 @@ class ForkServer:
         self._register(reader, lambda: self._on_output(process))
         if process.unsealed:
             self._end(process, End.UNSEALED)
+
+    def _means(self, role: Role) -> seal.Means:
+        """Return the means for the seal of a role.
+
+        Raises:
+            OSError: this host does not have them.
+        """
+        if role is not Role.EXAMINED:
+            return self._ground.means
+        if isinstance(self._ground.examining, str):
+            raise OSError(self._ground.examining)
+        return self._ground.examining
 
     def _with_uid(self, profile: seal.Profile) -> seal.Profile:
         """Give a reference a uid of its own: the judge names the slot's.
@@ -663,8 +681,7 @@ def _become_sealed(
         os.write(sealing, _SEALED)
         os.close(sealing)
         linux.set_name(f"kq-{profile.role}")
-        foreign = profile.role in (Role.REFERENCE, Role.COMPILED)
-        kind = reference.ReferenceHarness if foreign else harness.Harness
+        kind = _HARNESSES.get(profile.role, harness.Harness)
         harness.serve(socket.socket(fileno=channel), flags.attach(page), kind)
         status = 0
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above

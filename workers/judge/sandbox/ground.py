@@ -37,12 +37,14 @@ class Ground:
 
     Attributes:
         means: the argument for :func:`workers.judge.sandbox.seal.apply`.
+        examining: that argument for a program under a tool, or the reason why there is none.
         groups: creates the candidates' control groups.
         measures: for each measure of :data:`workers.judge.sandbox.level.MEASURES` True, or the reason why not.
         view: ``host``, or ``rebuilt`` if candidates see a private view of the file system.
     """
 
     means: seal.Means
+    examining: seal.Means | str
     groups: cgroups.Groups
     measures: dict[str, bool | str]
     view: str
@@ -81,7 +83,33 @@ def prepare(uid: int | None, visible: str | None) -> Ground:
     measures["gpu_nodes"] = pinned if measures["files"] is True else f"needs files: {measures['files']}"
     groups = cgroups.Groups()
     measures |= groups.measures
-    return Ground(means, groups, {name: measures[name] for name in level.MEASURES}, shown)
+    measures = {name: measures[name] for name in level.MEASURES}
+    return Ground(means, _for_tools(means, measures), groups, measures, shown)
+
+
+def _for_tools(means: seal.Means, measures: dict[str, bool | str]) -> seal.Means | str:
+    """Return the means for a program under a tool: a few rights more, and so nothing of others in sight.
+
+    The tool finds the program by a socket, and a process that is not the sealed one itself must see its own ``/proc``.
+    So sockets may be connected, where neither a path nor a name leads to anybody else's; and ``/proc`` may be read,
+    where Landlock keeps others' memory, files and environments from it all the same.
+
+    Returns:
+        the means, or why this host does not have them.
+    """
+    lacking = {name: measures[name] for name in ("seccomp", "files", "mounts") if measures[name] is not True}
+    if measures["scopes"] is not True and measures["network_namespace"] is not True:
+        lacking["scopes"] = measures["scopes"]
+    if lacking:
+        told = "; ".join(f"{name} ({why})" for name, why in lacking.items())
+        return f"a program under a tool cannot be sealed here, for want of {told}"
+    readable = (*means.reach.readable, "/proc")
+    return replace(
+        means,
+        filter=seccomp.program(platform.machine(), connects=True),
+        reach=replace(means.reach, readable=readable),
+        covers=mounts.find_all(readable),
+    )
 
 
 def _filter() -> bytes:

@@ -19,6 +19,8 @@ from workers.judge.host import linux
 
 #: Directories in which programs leave files for others.
 _SHARED: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
+#: Directories of the system's own, which are not covered.
+_SYSTEM: Final = ("/dev", "/etc", "/proc", "/sys")
 #: The most files and directories in a file system, as few as bound what they take of the host's kernel. A compiler's
 #: cache has hundreds.
 FILES: Final = 20_000
@@ -92,7 +94,24 @@ def find(readable: Sequence[str]) -> Covers:
     Args:
         readable: the paths that sealed processes may read.
     """
-    directories = tuple(dict.fromkeys(os.path.realpath(path) for path in _SHARED if Path(path).is_dir()))
+    return _covers(dict.fromkeys(os.path.realpath(path) for path in _SHARED if Path(path).is_dir()), readable)
+
+
+def find_all(readable: Sequence[str]) -> Covers:
+    """Return what a file system covers that leaves nothing in sight where others may listen.
+
+    Landlock does not keep a process from connecting to a socket that has a path. What stays are the system's own
+    directories, which hold none, and what is readable.
+
+    Args:
+        readable: the paths that sealed processes may read.
+    """
+    top = [str(path) for path in sorted(Path("/").iterdir()) if path.is_dir() and not path.is_symlink()]
+    return _covers([path for path in [*top, "/dev/shm"] if path not in {*_SYSTEM, *readable}], readable)  # noqa: S108
+
+
+def _covers(directories: Iterable[str], readable: Sequence[str]) -> Covers:
+    directories = tuple(directories)
     kept: list[str] = []
     for path in sorted(_within(readable, directories)):
         # A directory brings along what is below it.
@@ -113,7 +132,7 @@ def _is_below(path: str, directories: Iterable[str]) -> bool:
 
 def _folder(directory: str) -> str:
     """Return the name of the folder that covers a shared directory."""
-    return directory.strip("/").replace("/", "-")
+    return f"over{directory.replace('/', '-')}"
 
 
 def _open(path: str) -> int:

@@ -35,6 +35,8 @@ class Role(StrEnum):
     """A problem under ``torch.compile``, to be timed."""
     BUILDER = "builder"
     """A kernel's compilers, without a GPU."""
+    EXAMINED = "examined"
+    """A kernel with its problem, in a program that a tool watches."""
 
 
 @dataclass(frozen=True, slots=True)

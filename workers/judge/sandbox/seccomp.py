@@ -107,6 +107,8 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "uselib": (134, None),
     "vhangup": (153, 58),
 }
+#: Those of them by which two processes that a tool starts find each other.
+_CONNECTING: Final = frozenset({"connect", "accept", "accept4"})
 #: Calls that fail as unknown (ENOSYS). A filter cannot see the flags of clone3; the C library then falls back to clone,
 #: whose flags it can see.
 _UNKNOWN: Final = {"clone3": (435, 435)}
@@ -186,11 +188,12 @@ def _refuse_unless(*values: int) -> bytes:
     return b"".join(steps) + _REFUSE
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, *, connects: bool = False) -> bytes:
     """Return the filter for a processor.
 
     Args:
         machine: the processor's name, as by ``uname -m``.
+        connects: let processes connect local sockets, for who can reach nobody's but their own.
 
     Raises:
         KeyError: the processor is unknown.
@@ -230,8 +233,8 @@ def program(machine: str) -> bytes:
     steps = _step(_LOAD, 4) + _refuse_unless(arch.audit) + _step(_LOAD, 0)
     if machine == "x86_64":
         steps += _refuse_if(_AT_LEAST, _X32)
-    for numbers in _DENIED.values():
-        if (number := numbers[arch.column]) is not None:
+    for name, numbers in _DENIED.items():
+        if (number := numbers[arch.column]) is not None and not (connects and name in _CONNECTING):
             steps += _refuse_if(_EQUAL, number)
     for numbers in _UNKNOWN.values():
         steps += _step(_EQUAL, numbers[arch.column], 0, 1) + _step(_RETURN, _ERRNO | errno.ENOSYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.trial import build, static, warm
 from workers.judge.trial.build import Build, Reuse
 from workers.judge.trial.cases import DTYPES
+from workers.judge.trial.examine import Examiner
 from workers.judge.trial.exchange import Candidate, Exchange, await_opening
 from workers.judge.trial.reference import Reference
 
@@ -59,6 +61,8 @@ class Processes:
         self._memo: warm.Memo | None = None
         #: How many evaluations the reference has served, this one included.
         self._uses = 1
+        #: Where libraries lie that a builder has compiled.
+        self._built: str | None = None
         #: All but the reference's.
         self._others: list[SealedProcess] = []
 
@@ -122,7 +126,7 @@ class Processes:
             return self.candidate
         kernel = self._request.kernel
         builds = self._request.backend in build.BACKENDS
-        built = str(self._place.scratch / uuid4().hex) if builds else None
+        built = self._built = self._new_scratch() if builds else None
         assert self.reference is not None
         begin_build = self._look_for_build(built) if built is not None else None
         process = self._fork(self._profile(Role.CANDIDATE, built=built))
@@ -148,6 +152,13 @@ class Processes:
         await_opening(process, opening)
         process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
         return exchange
+
+    def examiner(self) -> Examiner:
+        """Return what examines the kernel, in processes of its own, when all others have ended."""
+        kernel, built = self._request.kernel, self._built
+        profile = self._profile(Role.EXAMINED, built=built)
+        job = self._job(kernel, static.ENTRY, built=built or "")
+        return Examiner(self._request, job, lambda: self._fork(replace(profile, scratch=self._new_scratch())))
 
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""
@@ -225,7 +236,7 @@ class Processes:
         return Profile(
             role=role,
             uid=uid + uid_offset if uid is not None else None,
-            scratch=str(self._place.scratch / uuid4().hex),
+            scratch=self._new_scratch(),
             processes=limits.processes,
             file_bytes=limits.file_bytes,
             host_memory_bytes=min(host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes())),
@@ -233,6 +244,9 @@ class Processes:
             scratch_bytes=limits.scratch_bytes,
             built=built,
         )
+
+    def _new_scratch(self) -> str:
+        return str(self._place.scratch / uuid4().hex)
 
     def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
         return Job(

@@ -40,6 +40,7 @@ from workers.judge.trial import (
     answers,
     clocks,
     compare,
+    examine,
     health,
     influence,
     killed,
@@ -128,7 +129,7 @@ class _Evaluation:
         self._blackbox = blackbox
         self._forkserver = forkserver
         self._processes = Processes(request, place, forkserver)
-        self._steps = Steps(blackbox, place, self._deadlines)
+        self._steps = Steps(blackbox, place, self._settings.total_s)
         self._evidence: dict[str, Any] = {}
         self._environment_hash = ""
         self._watch = environment.Watch(place)
@@ -682,6 +683,8 @@ class _Evaluation:
                 process.imports.close()  # else its memory would outlive it, and belong to nobody
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
+        if self._settings.examine and examine.is_worthwhile(outcome):
+            self._examine()
         if self._booking is not None:
             self._booking.release()
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
@@ -697,6 +700,27 @@ class _Evaluation:
         if outcome.blame is Blame.PROBLEM and reference is not None and reference.process in reports:
             log = reports[reference.process].log
         return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
+
+    def _examine(self) -> None:
+        """Run the kernel once more under the tools that were asked for. Whatever comes of it, the verdict stands."""
+        asked = self._settings.examine
+        if not self._place.on_gpu:
+            why = {"error": "it needs a GPU", "seconds": 0.0}
+            self._evidence["sanitized"] = [{"tool": tool} | why for tool in asked.sanitize] or None
+            self._evidence["profile"] = ({"by": "ncu"} | why) if asked.profile else None
+            return
+        examiner = self._processes.examiner()
+        try:
+            if asked.sanitize:
+                with self._steps.untimed("examine"), self._steps.backstop(Phase.EXAMINE):
+                    self._evidence["sanitized"] = [examiner.sanitize(tool) for tool in asked.sanitize]
+            if asked.profile:
+                # Counters are the device's, and each launch is repeated for them.
+                with self._steps.alone("examine"), self._steps.backstop(Phase.EXAMINE):
+                    self._evidence["profile"] = examiner.profile(self._activities)
+            self._test_device()
+        except (EvaluationEnded, torch.AcceleratorError, CudaCallError) as error:
+            self._records.doubt(self._place.device, f"a kernel was examined, and since then: {error}")
 
     def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
         """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator
 from typing import Final
 
-from kqueue.contract import Deadlines, Phase
+from kqueue.contract import Phase
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.host import holders
 from workers.judge.host.blackbox import BlackBox
@@ -37,10 +37,10 @@ class Steps:
         waited_for: the processes of others that had the device while it was waited for, in words.
     """
 
-    def __init__(self, blackbox: BlackBox, place: Place, deadlines: Deadlines) -> None:
+    def __init__(self, blackbox: BlackBox, place: Place, total_s: float) -> None:
         self._blackbox = blackbox
         self._place = place
-        self._deadlines = deadlines
+        self._total_s = total_s
         self.durations: dict[str, float] = {}
         self.waited_for: list[str] = []
 
@@ -84,7 +84,7 @@ class Steps:
     def backstop(self, phase: Phase) -> Generator[None]:
         """End the judge itself if every other deadline fails; its parent then records ``judge_error``."""
         self._blackbox.enter(phase)
-        with _alarm(self._deadlines.total_s + _BACKSTOP_S):
+        with _alarm(self._total_s + _BACKSTOP_S):
             yield
 
     @contextlib.contextmanager

@@ -1,0 +1,239 @@
+"""Examinations: the kernel once more under compute-sanitizer and Nsight Compute."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Examination, Outcome, Request, Sanitizer, Settings, Timing
+from tests.judge.rig import Rig
+from workers.judge.candidate import examiner
+from workers.judge.channel import reports
+from workers.judge.channel.flags import memory
+
+#: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
+RECORDED = Path(__file__).parent / "recorded"
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.rand(1000)]
+def get_init_inputs():
+    return []
+"""
+#: Reads 24 values that do not exist; what they are does not matter to the answer.
+TRITON = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def add_one(x_ptr, out_ptr, n, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + at, mask=at < n) if MASKED else tl.load(x_ptr + at)
+    tl.store(out_ptr + at, x + 1, mask=at < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        out = torch.{made}
+        add_one[(1,)](x, out, x.numel(), SIZE=1024, MASKED={masked})
+        return out
+"""
+CUDA = '''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+module = load_inline(
+    name="racy",
+    cpp_sources="torch::Tensor add_one(torch::Tensor x);",
+    cuda_sources=r"""
+#include <torch/extension.h>
+__global__ void racy(const float* x, float* out, int n) {
+    __shared__ float kept[1024];
+    int i = threadIdx.x;
+    kept[i] = i < n ? x[i] : 0.0f;
+    out[i < n ? i : 0] = (i < n ? kept[i] : kept[0]) + 1.0f + 0.0f * kept[(i + 33) % 1024];
+}
+torch::Tensor add_one(torch::Tensor x) {
+    auto out = torch::empty_like(x);
+    racy<<<1, 1024>>>(x.data_ptr<float>(), out.data_ptr<float>(), x.numel());
+    return out;
+}
+""",
+    functions=["add_one"],
+    extra_cuda_cflags=["-lineinfo"],
+)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return module.add_one(x)
+'''
+
+
+def judge(rig: Rig, kernel: str, backend: Backend = Backend.TRITON, **examine: Any) -> Outcome:
+    """The outcome of an evaluation that is not timed."""
+    settings = Settings(checks=1, timing=Timing(enabled=False), examine=Examination(**examine))
+    return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
+
+
+def triton(made: str = "empty_like(x)", *, masked: bool) -> str:
+    """A kernel that answers rightly, and reads what does not exist unless it is masked."""
+    return TRITON.replace("{made}", made).replace("{masked}", str(masked))
+
+
+def test_the_words_of_compute_sanitizer_are_read() -> None:
+    """Threads that fail at one place are one finding, with the first one's facts."""
+    told = examiner.findings((RECORDED / "memcheck.log").read_text())
+    [finding] = told["findings"]
+    assert told["errors"] == 16
+    assert finding.pop("detail").endswith("is 1 bytes after the nearest allocation at 0x7f819a800000 of size 4,000 bytes")
+    assert finding == {
+        "kind": "Invalid __global__ read of size 16 bytes",
+        "kernel": "k",
+        "file": "k.py",
+        "line": 5,
+        "thread": [122, 0, 0],
+        "block": [0, 0, 0],
+        "address": "0x7f819a800fa0",
+        "size_bytes": 16,
+        "allocation_bytes": 4000,
+        "distance_bytes": 1,
+        "count": 3,
+    }
+
+
+def test_the_counters_of_nsight_compute_are_read() -> None:
+    """Each kernel has its own; the longest comes first."""
+    told = examiner.profile((RECORDED / "ncu.csv").read_text())
+    first, second = told["kernels"]
+    assert (first["name"], first["launches"], first["duration_ms"]) == ("k", 1, 0.00272)
+    assert "FillFunctor" in second["name"]
+    assert (first["grid"], first["block"], first["registers"]) == ([2, 1, 1], [128, 1, 1], 18)
+    assert first["dram_gbs"] == pytest.approx(4.141, rel=1e-3)
+    assert first["dram_bytes"] == pytest.approx(4.141 * 2720, rel=1e-3)
+    assert first["gflops"] == pytest.approx(0.48 * 1.557, rel=1e-2)
+    assert [stall["reason"] for stall in first["stalls"]] == ["long_scoreboard", "no_instruction", "imc_miss"]
+    assert told["peak_gbs"] == pytest.approx(1280 * 2.5835, rel=1e-3)
+    assert told["peak_gflops"] == pytest.approx(2 * 16896 * 1.557, rel=1e-3)
+
+
+@pytest.mark.parametrize("log", ["", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"])
+def test_what_a_kernel_wrote_in_its_place_breaks_nothing(log: str) -> None:
+    """A log is as hostile as the kernel that ran beside the tool."""
+    assert examiner.findings(log)["errors"] is None
+    assert not examiner.profile(log)["kernels"]
+
+
+def test_counters_that_may_not_be_read_are_said_so() -> None:
+    """As drivers keep them from users by default."""
+    told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
+    assert "ERR_NVGPUCTRPERM" in told["error"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"{" * 100_000, b'{"errors":'])
+def test_a_report_that_is_none_is_refused(data: bytes) -> None:
+    """Whatever a sealed process leaves in its memory."""
+    page = memory("report", reports.SIZE)
+    os.pwrite(page, data, 0)
+    with pytest.raises(reports.NotReported):
+        reports.read(page)
+    os.close(page)
+
+
+def test_a_report_comes_back_as_it_was_written() -> None:
+    """One that is too long is not written at all."""
+    page = memory("report", reports.SIZE)
+    reports.write(page, json.dumps({"errors": 3}))
+    assert reports.read(page) == {"errors": 3}
+    os.close(page)
+    page = memory("report", reports.SIZE)
+    reports.write(page, json.dumps({"detail": "x" * reports.SIZE}))
+    with pytest.raises(reports.NotReported):
+        reports.read(page)
+    os.close(page)
+
+
+def test_an_examination_needs_a_gpu() -> None:
+    """On the lane ``cpu`` it is refused at once."""
+    settings = Settings(examine=Examination(profile=True))
+    with pytest.raises(ValidationError, match="need a GPU"):
+        Request(problem=PROBLEM, kernel="class ModelNew: pass", backend=Backend.TORCH, lane="cpu", settings=settings)
+    assert Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,) * 2)).examine.sanitize == (Sanitizer.MEMCHECK,)
+
+
+def test_its_deadline_counts_where_it_is_asked_for() -> None:
+    """And not for all others."""
+    plain = Settings()
+    assert plain.total_s == plain.deadlines.total_s
+    assert Settings(examine=Examination(profile=True)).total_s == plain.total_s + plain.deadlines.examine_s
+
+
+def test_without_a_gpu_it_says_so(rig: Rig) -> None:
+    """As on a lane that was left open: the verdict stands."""
+    kernel = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
+    outcome = judge(rig, kernel, Backend.TORCH, sanitize=("memcheck",), profile=True)
+    assert outcome.category is Category.PASSED
+    assert outcome.evidence.sanitized is not None
+    assert [run.error for run in outcome.evidence.sanitized] == ["it needs a GPU"]
+    assert outcome.evidence.profile is not None
+    assert outcome.evidence.profile.error == "it needs a GPU"
+
+
+@pytest.mark.gpu
+def test_a_read_beyond_an_input_is_found(gpu_rig: Rig) -> None:
+    """Of a kernel whose answers are right, with the line, the thread and the allocation; and none of a correct one."""
+    outcome = judge(gpu_rig, triton(masked=False), sanitize=("memcheck",))
+    assert outcome.category is Category.PASSED, outcome.message
+    [run] = outcome.evidence.sanitized or ()
+    [finding] = run.findings
+    assert finding.kind.startswith("Invalid __global__ read")
+    assert (finding.kernel, finding.file, finding.line) == ("add_one", "kernel.py", 8)
+    assert (finding.allocation_bytes, finding.distance_bytes) == (4000, 1)
+    outcome = judge(gpu_rig, triton(masked=True), sanitize=("memcheck",))
+    [run] = outcome.evidence.sanitized or ()
+    assert (run.errors, run.findings, run.error) == (0, (), None)
+
+
+@pytest.mark.gpu
+def test_a_read_of_what_nobody_wrote_is_found(gpu_rig: Rig) -> None:
+    """By initcheck, and by no other tool."""
+    kernel = triton("empty_like(x)", masked=True).replace("add_one[(1,)](x,", "add_one[(1,)](torch.empty_like(x),")
+    outcome = judge(gpu_rig, kernel, sanitize=("memcheck", "initcheck"))
+    assert not outcome.passed
+    memcheck, initcheck = outcome.evidence.sanitized or ()
+    assert (memcheck.errors, memcheck.error) == (0, None)
+    assert any("Uninitialized" in finding.kind for finding in initcheck.findings)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+def test_a_race_is_found(gpu_rig: Rig) -> None:
+    """In shared memory of a CUDA kernel, whose compiled library the builder has made."""
+    outcome = judge(gpu_rig, CUDA, Backend.CUDA, sanitize=("racecheck",))
+    [run] = outcome.evidence.sanitized or ()
+    assert any("Race" in finding.kind for finding in run.findings), (run, outcome.category, outcome.message)
+    assert any(finding.file and finding.file.endswith(".cu") for finding in run.findings)
+
+
+@pytest.mark.gpu
+def test_a_kernel_is_profiled(gpu_rig: Rig) -> None:
+    """By Nsight Compute where counters may be read, else by what CUPTI has seen."""
+    outcome = judge(gpu_rig, triton(masked=True), profile=True)
+    assert outcome.category is Category.PASSED, outcome.message
+    profile = outcome.evidence.profile
+    assert profile is not None
+    assert "add_one" in [kernel.name for kernel in profile.kernels], profile
+    if profile.by == "ncu":
+        [kernel] = [kernel for kernel in profile.kernels if kernel.name == "add_one"]
+        assert (kernel.launches, kernel.grid) == (1, (1, 1, 1))
+        assert kernel.registers
+        assert profile.peak_gbs
+        assert profile.peak_gbs > 100

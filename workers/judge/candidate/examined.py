@@ -1,0 +1,122 @@
+"""The program that a tool watches: a kernel with its problem, from its import to one call.
+
+:mod:`workers.judge.candidate.examiner` starts it below a tool, in the sealed process that both share. Nothing is
+compared or timed here, and it answers nobody: only what the tool sees counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from workers.judge.candidate.harness import Harness
+from workers.judge.channel import flags
+from workers.judge.channel.arguments import put_together, take_apart
+from workers.judge.channel.protocol import Command, Job, Order
+from workers.judge.channel.randomness import set_seed
+
+#: The names of the files that :mod:`workers.judge.candidate.examiner` writes for it.
+PROBLEM: Final = "problem.py"
+JOB: Final = "job.json"
+#: Calls before the one that is profiled: they compile, choose and fill caches of the libraries.
+_WARMUP: Final = 2
+
+
+def job_from(text: str) -> Job:
+    """Return the job that :func:`job_to` has written."""
+    fields = json.loads(text)
+    return Job(**fields | {"dtype": getattr(torch, fields["dtype"])})
+
+
+def job_to(job: Job) -> str:
+    """Return a job as JSON."""
+    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
+    return json.dumps(fields | {"dtype": str(job.dtype).removeprefix("torch.")})
+
+
+def main(*, profile: bool) -> None:
+    """Import the problem and the kernel in the working directory, and make one call.
+
+    Args:
+        profile: call before as well, and have the tool look at the last call alone.
+
+    Raises:
+        Exception: whatever the two raise.
+    """
+    kernel = _Kernel(flags.attach(flags.create()))
+    kernel.begin(job_from(Path(JOB).read_text(encoding="utf-8")))
+    problem = _import(Path(PROBLEM))
+    initial, inputs = kernel.arguments_of(problem)
+    kernel.construct(initial)
+    positional, keywords = inputs
+    with torch.no_grad():
+        for _ in range(_WARMUP if profile else 0):
+            kernel.call(positional, keywords)
+        with kernel.looked_at() if profile else contextlib.nullcontext():
+            kernel.call(positional, keywords)
+
+
+class _Kernel(Harness):
+    """A candidate's harness that obeys nobody."""
+
+    def begin(self, job: Job) -> None:
+        """Open the device."""
+        self._job = job
+        self._path.write_text(job.source, encoding="utf-8")
+        if self.on_gpu:
+            self.set_tf32()
+            torch.cuda.init()
+
+    def arguments_of(self, problem: Any) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
+        """Return the constructor's arguments, and those of a call, each tensor in an allocation of its own."""
+        torch.manual_seed(self._job.seed)
+        initial = problem.get_init_inputs() if callable(getattr(problem, "get_init_inputs", None)) else []
+        set_seed(self._job.seed)
+        try:
+            with torch.device(self._job.device):
+                drawn = problem.get_inputs()
+        except Exception:  # noqa: BLE001 -- one that makes its inputs on a CPU, by a generator there
+            drawn = problem.get_inputs()
+        arrangement, tensors = take_apart(drawn)
+        placed = [self.place(tensor).clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        return take_apart(initial)[0], put_together(arrangement, placed)
+
+    def construct(self, initial: Any) -> None:
+        """Import the kernel's source and construct its model."""
+        self._load(Command(Order.LOAD, 0, 0, None, ()))
+        self._construct(Command(Order.CONSTRUCT, 0, 0, initial, ()))
+
+    @contextlib.contextmanager
+    def looked_at(self) -> Generator[None]:
+        """Have a profiler look at the block alone."""
+        if not self.on_gpu:
+            yield
+            return
+        cudart: Any = torch.cuda.cudart()
+        cudart.cudaProfilerStart()
+        yield
+        cudart.cudaProfilerStop()
+
+    def call(self, positional: list[Any], keywords: dict[str, Any]) -> None:
+        """Call the model, and wait for the device."""
+        set_seed(self._job.seed)
+        with self._compiler_watched():
+            self.own.model(*positional, **keywords)
+        self.settle()
+
+
+def _import(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

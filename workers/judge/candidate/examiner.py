@@ -1,0 +1,336 @@
+"""The harness of an examination: run a kernel and its problem under a tool, and read what the tool says.
+
+All of it happens in one sealed process and its children, where foreign code runs too: what comes out is a claim. It is
+put into one form here, as the judge reads no file of a sealed process.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from workers.judge.candidate import examined
+from workers.judge.candidate.harness import Harness
+from workers.judge.channel import reports
+from workers.judge.channel.protocol import Command, Examine, Order, Reply
+
+_LOG: Final = "tool.log"
+#: The most of a log that is read, in bytes.
+_LOG_BYTES: Final = 8 << 20
+#: How many errors compute-sanitizer tells one by one.
+_MOST_ERRORS: Final = 2000
+#: How many launches of the profiled call Nsight Compute looks at; each is run about 20 times.
+_MOST_LAUNCHES: Final = 200
+#: Nsight Compute's sections: what it counts. It knows for each GPU which counters they need.
+_SECTIONS: Final = (
+    *("LaunchStats", "Occupancy", "SpeedOfLight", "SpeedOfLight_RooflineChart"),
+    *("MemoryWorkloadAnalysis", "WarpStateStats", "InstructionStats", "ComputeWorkloadAnalysis"),
+)
+
+
+class Examiner(Harness):
+    """One run under a tool. It has no device of its own."""
+
+    def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
+        super().__init__(page, directory)
+        self.orders = {Order.OPEN: self._take_job, Order.EXAMINE: self._examine}
+
+    @property
+    def on_gpu(self) -> bool:
+        """False: only the program below the tool opens the device."""
+        return False
+
+    def _take_job(self, command: Command) -> Reply:
+        self._job = command.payload
+        return self.done(command)
+
+    def _examine(self, command: Command) -> Reply:
+        asked: Examine = command.payload
+        [memory] = command.descriptors
+        Path(examined.PROBLEM).write_text(asked.problem, encoding="utf-8")
+        Path(examined.JOB).write_text(examined.job_to(self._job), encoding="utf-8")
+        error = _run(asked)
+        read: Callable[[str], dict[str, Any]] = profile if asked.tool == "ncu" else findings
+        told = read(_log())
+        if error and not told.get("error"):
+            told["error"] = error
+        reports.write(memory, json.dumps(told))
+        return self.done(command)
+
+
+def _run(asked: Examine) -> str:
+    """Run the tool; return why it did not do all, or an empty text."""
+    tool = [
+        *(asked.program, "--log-file", _LOG, "--target-processes", "application-only"),
+        *(_PROFILER if asked.tool == "ncu" else _SANITIZER),
+        *([] if asked.tool == "ncu" else ["--tool", asked.tool]),
+    ]
+    # Each tensor in an allocation of its own: else what lies beyond it would be another's, and allowed.
+    own = {} if asked.tool == "ncu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[3]), asked.tool]
+    running = subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
+    try:
+        status = running.wait(asked.seconds)
+    except subprocess.TimeoutExpired:
+        # It ends with this process. What the tool has told so far counts.
+        return f"it did not end within {asked.seconds:.0f} s"
+    return f"the kernel under the tool ended with status {status}" if status else ""
+
+
+#: The folder that our packages lie in may not be listed, so that nothing there is found by name.
+_PROGRAM: Final = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+folder, tool = sys.argv[1:]
+for name in ("kqueue", "workers"):
+    place = f"{folder}/{name}"
+    spec = spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+from workers.judge.candidate import examined
+examined.main(profile=tool == "ncu")
+"""
+_SANITIZER: Final = (
+    *("--print-limit", str(_MOST_ERRORS), "--show-backtrace", "device", "--num-callers-device", "4"),
+    *("--require-cuda-init", "no", "--strip-paths", "yes"),
+)
+_PROFILER: Final = (
+    *("--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"),
+    # The clocks stay as they are: a GPU's settings are its owner's.
+    *("--clock-control", "none", "--launch-count", str(_MOST_LAUNCHES)),
+    *(word for section in _SECTIONS for word in ("--section", section)),
+)
+
+
+def _log() -> str:
+    try:
+        with Path(_LOG).open("rb") as stream:
+            return stream.read(_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+# compute-sanitizer -------------------------------------------------------------------------------------
+
+_PREFIX: Final = re.compile(r"^=========( ?)(.*)$")
+_AT: Final = re.compile(
+    r"\bat (?:0x[0-9a-f]+ in )?(?P<kernel>.+?)(?:\+0x[0-9a-f]+)?(?: in (?P<file>[^\s:]+):(?P<line>\d+))?$"
+)
+_THREAD: Final = re.compile(r"\bthreads? \((\d+),(\d+),(\d+)\)(?:.*? in block \((\d+),(\d+),(\d+)\))?")
+_ADDRESS: Final = re.compile(r"\b(?:Access (?:to|at)|Address) (0x[0-9a-f]+)")
+_NEAREST: Final = re.compile(
+    r"is ([\d,]+) bytes (before|after|inside) .*allocation at 0x[0-9a-f]+ of size ([\d,]+) bytes"
+)
+_SIZE: Final = re.compile(r"\bof size (\d+) bytes")
+_SUMMARY: Final = re.compile(r"^(?:ERROR SUMMARY: ([\d,]+) errors?|RACECHECK SUMMARY: ([\d,]+) hazards? displayed)")
+#: What is said of the tool and the program, and is no finding.
+_FRAME: Final = re.compile(
+    r"^(?:COMPUTE-SANITIZER|(?:ERROR|LEAK|RACECHECK|SYNCCHECK|INITCHECK) SUMMARY|Error: process didn't terminate"
+    r"|Target application returned|Error: Target application|Warning: )"
+)
+#: An error of the CUDA runtime, which follows from another finding where there is one.
+_FOLLOWS: Final = "Program hit "
+
+
+def findings(log: str) -> dict[str, Any]:
+    """Read a log of compute-sanitizer.
+
+    Returns:
+        ``errors``, how many it counts, or None; ``findings``, each a place in the code with what was first told of it;
+        ``error``, why the program could not be watched, where that is said.
+    """
+    errors: int | None = None
+    error = ""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for title, details in _blocks(log):
+        if match := _SUMMARY.match(title):
+            errors = int((match[1] or match[2]).replace(",", "")) if errors is None else errors
+        elif title.startswith("Error: Target application"):
+            error = title.removeprefix("Error: ")
+        elif not _FRAME.match(title):
+            one = _finding(title, details)
+            key = one["kind"], one["kernel"], one["file"], one["line"]
+            found.setdefault(key, one)["count"] += 1
+    first = [one for one in found.values() if not one["kind"].startswith(_FOLLOWS)]
+    return {"errors": errors, "findings": first or list(found.values()), "error": error}
+
+
+def _blocks(log: str) -> Iterable[tuple[str, list[str]]]:
+    """Yield the parts of a log: the first line of each, and those that are indented below it."""
+    title, details = "", list[str]()
+    for line in log.splitlines():
+        match = _PREFIX.match(line)
+        text = match[2].rstrip() if match else ""
+        if text.startswith(" "):
+            details.append(text.strip())
+            continue
+        if title:
+            yield title, details
+        title, details = text, []
+    if title:
+        yield title, details
+
+
+def _finding(title: str, details: list[str]) -> dict[str, Any]:
+    one: dict[str, Any] = dict.fromkeys(
+        ("kernel", "file", "line", "thread", "block", "address", "size_bytes", "allocation_bytes", "distance_bytes")
+    )
+    kind = title
+    for text in (title, *details):
+        if one["kernel"] is None and (match := _AT.search(text)):
+            kind = title[: match.start()].rstrip() if text is title else kind
+            line = match["line"]
+            one |= {"kernel": match["kernel"], "file": match["file"], "line": int(line) if line else None}
+        if one["thread"] is None and (match := _THREAD.search(text)):
+            numbers = [int(number) for number in match.groups() if number is not None]
+            one |= {"thread": numbers[:3], "block": numbers[3:] or None}
+        if one["address"] is None and (match := _ADDRESS.search(text)):
+            one["address"] = match[1]
+        if one["allocation_bytes"] is None and (match := _NEAREST.search(text)):
+            distance = int(match[1].replace(",", "")) * (-1 if match[2] == "before" else 1)
+            one |= {"allocation_bytes": int(match[3].replace(",", "")), "distance_bytes": distance}
+    if match := _SIZE.search(title):
+        one["size_bytes"] = int(match[1])
+    return one | {"kind": kind, "detail": "; ".join(details), "count": 0}
+
+
+# Nsight Compute ----------------------------------------------------------------------------------------
+
+_STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+#: What is no waiting: a warp that was chosen, or could have been.
+_AT_WORK: Final = frozenset({"selected", "not_selected"})
+#: What may keep more blocks from a multiprocessor, by the end of the counter's name.
+_LIMITS: Final = {"registers": "registers", "shared_mem": "shared memory", "warps": "warps", "blocks": "blocks"}
+_DENIED: Final = "ERR_NVGPUCTRPERM"
+
+
+def profile(log: str) -> dict[str, Any]:
+    """Read a log of Nsight Compute: its table of raw counters in CSV, in base units.
+
+    Returns:
+        ``kernels``, the longest first; ``peak_gbs`` and ``peak_gflops``; ``error``, why there is nothing.
+    """
+    lines = log.splitlines()
+    if any(_DENIED in line for line in lines):
+        return {"kernels": [], "error": "this user may not read the GPU's counters (ERR_NVGPUCTRPERM)"}
+    table = list(csv.reader(line for line in lines if line.startswith('"')))
+    if len(table) < 3:
+        told = [line.removeprefix("==ERROR== ") for line in lines if line.startswith("==ERROR==")]
+        return {"kernels": [], "error": told[0] if told else "the call launched no kernel"}
+    launches = [dict(zip(table[0], row, strict=False)) for row in table[2:]]
+    by_name: dict[str, list[Mapping[str, str]]] = {}
+    for launch in launches:
+        by_name.setdefault(launch["Kernel Name"], []).append(launch)
+    kernels = [_kernel(name, each) for name, each in by_name.items()]
+    longest = max(launches, key=lambda launch: _number(launch, "gpu__time_duration.sum") or 0)
+    return {
+        "kernels": sorted(kernels, key=lambda kernel: -kernel["duration_ms"]),
+        "peak_gbs": _product(longest, "dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second"),
+        "peak_gflops": _product(
+            longest,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",
+            "sm__cycles_elapsed.avg.per_second",
+            2,
+        ),
+        "error": "",
+    }
+
+
+def _kernel(name: str, launches: list[Mapping[str, str]]) -> dict[str, Any]:
+    durations = [_number(launch, "gpu__time_duration.sum") or 0.0 for launch in launches]
+    longest = launches[max(range(len(launches)), key=durations.__getitem__)]
+    bandwidth = [_number(launch, "dram__bytes.sum.per_second") for launch in launches]
+    moved = sum(rate * ns / 1e9 for rate, ns in zip(bandwidth, durations, strict=True) if rate is not None)
+    of = {
+        "grid": _dimensions(longest, "grid_dim"),
+        "block": _dimensions(longest, "block_dim"),
+        "registers": _whole(longest, "launch__registers_per_thread"),
+        "shared_bytes": _shared(longest),
+        "spills": _whole(longest, "sass__inst_executed_register_spilling"),
+        "occupancy": _share(longest, "sm__warps_active.avg.pct_of_peak_sustained_active"),
+        "occupancy_limit": _limit(longest),
+        "dram_bytes": moved if any(rate is not None for rate in bandwidth) else None,
+        "dram_gbs": _product(longest, "dram__bytes.sum.per_second"),
+        "dram_share": _share(longest, "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+        "compute_share": _share(longest, "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
+        "tensor_share": _share(longest, "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"),
+        "gflops": _gflops(longest),
+        "l2_hits": _share(longest, "lts__t_sector_hit_rate.pct"),
+    }
+    return (
+        {"name": name, "launches": len(launches), "duration_ms": sum(durations) / 1e6}
+        | of
+        | {"stalls": _stalls(longest)}
+    )
+
+
+def _gflops(launch: Mapping[str, str]) -> float | None:
+    """Return the operations that were done, in 10^9 a second: counted per cycle of all processors together."""
+    cycles = _number(launch, "smsp__cycles_elapsed.avg.per_second")
+    weights = {"fadd": 1, "fmul": 1, "ffma": 2, "dadd": 1, "dmul": 1, "dfma": 2}
+    name = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
+    counts = {op: _number(launch, name.format(op)) for op in weights}
+    known = [weights[op] * count for op, count in counts.items() if count is not None]
+    return sum(known) * cycles / 1e9 if known and cycles is not None else None
+
+
+def _stalls(launch: Mapping[str, str]) -> list[dict[str, Any]]:
+    waits = {match[1]: _number(launch, name) or 0.0 for name in launch if (match := _STALL.fullmatch(name))}
+    waits = {reason: ratio for reason, ratio in waits.items() if reason not in _AT_WORK and ratio > 0}
+    total = sum(waits.values())
+    first = sorted(waits.items(), key=lambda pair: -pair[1])[:3]
+    return [{"reason": reason, "share": ratio / total} for reason, ratio in first]
+
+
+def _limit(launch: Mapping[str, str]) -> str | None:
+    blocks = {what: _number(launch, f"launch__occupancy_limit_{name}") for name, what in _LIMITS.items()}
+    known = {what: number for what, number in blocks.items() if number is not None}
+    return min(known, key=known.__getitem__) if known else None
+
+
+def _shared(launch: Mapping[str, str]) -> int | None:
+    parts = [_whole(launch, f"launch__shared_mem_per_block_{kind}") for kind in ("static", "dynamic")]
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
+
+
+def _dimensions(launch: Mapping[str, str], name: str) -> list[int] | None:
+    numbers = [_whole(launch, f"launch__{name}_{axis}") for axis in "xyz"]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == 3 else None
+
+
+def _product(launch: Mapping[str, str], *factors: str | int) -> float | None:
+    """Return a product of counters and numbers, in 10^9."""
+    product = 1e-9
+    for factor in factors:
+        value = factor if isinstance(factor, int) else _number(launch, factor)
+        if value is None:
+            return None
+        product *= value
+    return product
+
+
+def _share(launch: Mapping[str, str], name: str) -> float | None:
+    percent = _number(launch, name)
+    return None if percent is None else min(max(percent / 100, 0.0), 1.0)
+
+
+def _whole(launch: Mapping[str, str], name: str) -> int | None:
+    number = _number(launch, name)
+    return None if number is None else round(number)
+
+
+def _number(launch: Mapping[str, str], name: str) -> float | None:
+    try:
+        return float(launch[name].replace(",", ""))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,142 @@
+"""Examinations: the kernel once more, with its problem, under a tool of the CUDA toolkit.
+
+They come last, when the verdict is known and all other processes of the evaluation are gone: the memory that was booked
+is free, and nothing that a tool says or breaks can change the verdict. Kernel and problem run in one sealed process, as
+nothing is compared there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from kqueue.contract import Outcome, Phase, Request
+from kqueue.evidence import KernelProfile, Profile, Sanitized
+from kqueue.text import one_line
+from workers.judge.channel import activities, reports
+from workers.judge.channel.flags import memory
+from workers.judge.channel.protocol import Examine, Job, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.host import toolchain
+from workers.judge.keeper.handle import ForkServerError
+from workers.judge.keeper.process import SealedProcess
+
+#: The programs, by the tool's name.
+_SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
+#: Findings and kernels that are kept.
+_MOST: Final = 32
+#: What the process may take beyond the tool's own time, in seconds.
+_GRACE_S: Final = 10.0
+#: The most characters of a text that a tool or a kernel chose.
+_TEXT: Final = 500
+
+
+class Examiner:
+    """The examination that an evaluation asks for."""
+
+    def __init__(self, request: Request, job: Job, fork: Callable[[], SealedProcess]) -> None:
+        """Run nothing yet.
+
+        Args:
+            request: what is judged.
+            job: the kernel's, as its candidate had it.
+            fork: makes the sealed process for one run.
+        """
+        self._request = request
+        self._job = job
+        self._fork = fork
+        self._until = time.monotonic() + request.settings.deadlines.examine_s
+
+    def sanitize(self, tool: str) -> dict[str, Any]:
+        """Run the kernel under a tool of compute-sanitizer; return :class:`~kqueue.evidence.Sanitized`'s fields."""
+        told, seconds = self._run(tool, _SANITIZER)
+        findings = [_bounded(finding) for finding in _list(told, "findings")[:_MOST]]
+        fields = {"tool": tool, "seconds": seconds, "error": _error(told)}
+        try:
+            full = fields | {"errors": told.get("errors"), "findings": findings}
+            return Sanitized.model_validate(full).model_dump()
+        except ValidationError:
+            return fields | {"error": "the process wrote no report that can be read"}
+
+    def profile(self, seen: list[activities.Activity] | None) -> dict[str, Any]:
+        """Run the kernel under Nsight Compute; return :class:`~kqueue.evidence.Profile`'s fields.
+
+        Args:
+            seen: what the candidate has told of its kernels before, which takes the place of counters.
+        """
+        told, seconds = self._run(_PROFILER, _PROFILER)
+        kernels = [_bounded(kernel) for kernel in _list(told, "kernels")[:_MOST]]
+        fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": _error(told)}
+        if kernels:
+            peaks = {name: told.get(name) for name in ("peak_gbs", "peak_gflops")}
+            try:
+                return Profile.model_validate(fields | {"kernels": kernels} | peaks).model_dump()
+            except ValidationError:
+                fields["error"] = "the process wrote no report that can be read"
+        if seen is None:
+            return fields
+        rows = [KernelProfile(name=row.name, launches=row.launches, duration_ms=row.ns / 1e6) for row in seen[:_MOST]]
+        return Profile.model_validate(fields | {"by": "cupti", "kernels": rows}).model_dump()
+
+    def _run(self, tool: str, program: str) -> tuple[dict[str, Any], float]:
+        """Make one run; return what was told, with ``error`` where that is not all, and the seconds that it took."""
+        begun = time.monotonic()
+        left = self._until - begun
+        found = toolchain.program(program)
+        if found is None:
+            return {"error": f"{program} is not installed on this host: it comes with the CUDA toolkit"}, 0.0
+        if left <= 0:
+            return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
+        try:
+            told = self._ask(Examine(tool, found, self._request.problem, left))
+        except (EvaluationEnded, ForkServerError, reports.NotReported) as error:
+            told = {"error": str(error)}
+        return told, round(time.monotonic() - begun, 6)
+
+    def _ask(self, order: Examine) -> dict[str, Any]:
+        """Have a new process carry an order out.
+
+        Raises:
+            EvaluationEnded: it was ended, at its deadline or beyond its limits.
+            ForkServerError: it could not be sealed or ended.
+            NotReported: it told nothing that can be read.
+        """
+        page = memory("kqueue-report", reports.SIZE)
+        process = self._fork()
+        try:
+            process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
+            process.order(Order.OPEN, payload=self._job)
+            process.order(Order.EXAMINE, payload=order, fds=(page,))
+            told = reports.read(page)
+        finally:
+            os.close(page)
+            report = process.stop()
+        if told.get("error") and (said := [line for line in report.log.splitlines() if line.strip()]):
+            told["error"] = f"{told['error']}: {said[-1]}"
+        return told
+
+
+def is_worthwhile(outcome: Outcome) -> bool:
+    """Return whether a kernel got so far that its code runs on a device."""
+    return outcome.judged and outcome.phase not in {Phase.PREPARE, Phase.REFERENCE, Phase.LOAD, Phase.COMPILE}
+
+
+def _error(told: dict[str, Any]) -> str | None:
+    said = told.get("error")
+    return one_line(said)[:_TEXT] if isinstance(said, str) and said else None
+
+
+def _list(told: dict[str, Any], name: str) -> list[Any]:
+    value = told.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _bounded(fields: Any) -> Any:
+    """Return a record of a sealed process with its texts on one line each, and not too long."""
+    if not isinstance(fields, dict):
+        return fields
+    return {name: one_line(value)[:_TEXT] if isinstance(value, str) else value for name, value in fields.items()}
