@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.judge.rig import Rig
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
+from workers.judge.gpu.devices import devices
 
 #: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
 RECORDED = Path(__file__).parent / "recorded"
@@ -89,12 +91,25 @@ def triton(made: str = "empty_like(x)", *, masked: bool) -> str:
     return TRITON.replace("{made}", made).replace("{masked}", str(masked))
 
 
+@pytest.fixture
+def compiling_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A place on the first GPU, where Triton compiles: elsewhere in these tests its interpreter runs."""
+    gpus = devices()
+    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
+        pytest.skip("there is no GPU here")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with Rig(gpus[0].uuid) as rig:
+        yield rig
+
+
 def test_the_words_of_compute_sanitizer_are_read() -> None:
     """Threads that fail at one place are one finding, with the first one's facts."""
     told = examiner.findings((RECORDED / "memcheck.log").read_text())
     [finding] = told["findings"]
     assert told["errors"] == 16
-    assert finding.pop("detail").endswith("is 1 bytes after the nearest allocation at 0x7f819a800000 of size 4,000 bytes")
+    assert finding.pop("detail").endswith(
+        "is 1 bytes after the nearest allocation at 0x7f819a800000 of size 4,000 bytes"
+    )
     assert finding == {
         "kind": "Invalid __global__ read of size 16 bytes",
         "kernel": "k",
@@ -188,25 +203,25 @@ def test_without_a_gpu_it_says_so(rig: Rig) -> None:
 
 
 @pytest.mark.gpu
-def test_a_read_beyond_an_input_is_found(gpu_rig: Rig) -> None:
+def test_a_read_beyond_an_input_is_found(compiling_rig: Rig) -> None:
     """Of a kernel whose answers are right, with the line, the thread and the allocation; and none of a correct one."""
-    outcome = judge(gpu_rig, triton(masked=False), sanitize=("memcheck",))
+    outcome = judge(compiling_rig, triton(masked=False), sanitize=("memcheck",))
     assert outcome.category is Category.PASSED, outcome.message
     [run] = outcome.evidence.sanitized or ()
     [finding] = run.findings
     assert finding.kind.startswith("Invalid __global__ read")
     assert (finding.kernel, finding.file, finding.line) == ("add_one", "kernel.py", 8)
     assert (finding.allocation_bytes, finding.distance_bytes) == (4000, 1)
-    outcome = judge(gpu_rig, triton(masked=True), sanitize=("memcheck",))
+    outcome = judge(compiling_rig, triton(masked=True), sanitize=("memcheck",))
     [run] = outcome.evidence.sanitized or ()
     assert (run.errors, run.findings, run.error) == (0, (), None)
 
 
 @pytest.mark.gpu
-def test_a_read_of_what_nobody_wrote_is_found(gpu_rig: Rig) -> None:
+def test_a_read_of_what_nobody_wrote_is_found(compiling_rig: Rig) -> None:
     """By initcheck, and by no other tool."""
     kernel = triton("empty_like(x)", masked=True).replace("add_one[(1,)](x,", "add_one[(1,)](torch.empty_like(x),")
-    outcome = judge(gpu_rig, kernel, sanitize=("memcheck", "initcheck"))
+    outcome = judge(compiling_rig, kernel, sanitize=("memcheck", "initcheck"))
     assert not outcome.passed
     memcheck, initcheck = outcome.evidence.sanitized or ()
     assert (memcheck.errors, memcheck.error) == (0, None)
@@ -215,18 +230,18 @@ def test_a_read_of_what_nobody_wrote_is_found(gpu_rig: Rig) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
-def test_a_race_is_found(gpu_rig: Rig) -> None:
+def test_a_race_is_found(compiling_rig: Rig) -> None:
     """In shared memory of a CUDA kernel, whose compiled library the builder has made."""
-    outcome = judge(gpu_rig, CUDA, Backend.CUDA, sanitize=("racecheck",))
+    outcome = judge(compiling_rig, CUDA, Backend.CUDA, sanitize=("racecheck",))
     [run] = outcome.evidence.sanitized or ()
     assert any("Race" in finding.kind for finding in run.findings), (run, outcome.category, outcome.message)
     assert any(finding.file and finding.file.endswith(".cu") for finding in run.findings)
 
 
 @pytest.mark.gpu
-def test_a_kernel_is_profiled(gpu_rig: Rig) -> None:
+def test_a_kernel_is_profiled(compiling_rig: Rig) -> None:
     """By Nsight Compute where counters may be read, else by what CUPTI has seen."""
-    outcome = judge(gpu_rig, triton(masked=True), profile=True)
+    outcome = judge(compiling_rig, triton(masked=True), profile=True)
     assert outcome.category is Category.PASSED, outcome.message
     profile = outcome.evidence.profile
     assert profile is not None

@@ -56,17 +56,19 @@ class Examiner(Harness):
         [memory] = command.descriptors
         Path(examined.PROBLEM).write_text(asked.problem, encoding="utf-8")
         Path(examined.JOB).write_text(examined.job_to(self._job), encoding="utf-8")
-        error = _run(asked)
+        status = _run(asked)
         read: Callable[[str], dict[str, Any]] = profile if asked.tool == "ncu" else findings
         told = read(_log())
-        if error and not told.get("error"):
-            told["error"] = error
+        if status is None:
+            told["error"] = f"it did not end within {asked.seconds:.0f} s"
+        elif status and not (told.get("findings") or told.get("error")):  # what was found may well have ended it
+            told["error"] = f"the kernel under the tool ended with status {status}"
         reports.write(memory, json.dumps(told))
         return self.done(command)
 
 
-def _run(asked: Examine) -> str:
-    """Run the tool; return why it did not do all, or an empty text."""
+def _run(asked: Examine) -> int | None:
+    """Run the tool; return its exit status, or None if it did not end in time."""
     tool = [
         *(asked.program, "--log-file", _LOG, "--target-processes", "application-only"),
         *(_PROFILER if asked.tool == "ncu" else _SANITIZER),
@@ -78,11 +80,9 @@ def _run(asked: Examine) -> str:
     program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[3]), asked.tool]
     running = subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
     try:
-        status = running.wait(asked.seconds)
+        return running.wait(asked.seconds)
     except subprocess.TimeoutExpired:
-        # It ends with this process. What the tool has told so far counts.
-        return f"it did not end within {asked.seconds:.0f} s"
-    return f"the kernel under the tool ended with status {status}" if status else ""
+        return None  # it ends with this process; what the tool has told so far counts
 
 
 #: The folder that our packages lie in may not be listed, so that nothing there is found by name.
@@ -131,11 +131,6 @@ _NEAREST: Final = re.compile(
 )
 _SIZE: Final = re.compile(r"\bof size (\d+) bytes")
 _SUMMARY: Final = re.compile(r"^(?:ERROR SUMMARY: ([\d,]+) errors?|RACECHECK SUMMARY: ([\d,]+) hazards? displayed)")
-#: What is said of the tool and the program, and is no finding.
-_FRAME: Final = re.compile(
-    r"^(?:COMPUTE-SANITIZER|(?:ERROR|LEAK|RACECHECK|SYNCCHECK|INITCHECK) SUMMARY|Error: process didn't terminate"
-    r"|Target application returned|Error: Target application|Warning: )"
-)
 #: An error of the CUDA runtime, which follows from another finding where there is one.
 _FOLLOWS: Final = "Program hit "
 
@@ -153,12 +148,12 @@ def findings(log: str) -> dict[str, Any]:
     for title, details in _blocks(log):
         if match := _SUMMARY.match(title):
             errors = int((match[1] or match[2]).replace(",", "")) if errors is None else errors
-        elif title.startswith("Error: Target application"):
-            error = title.removeprefix("Error: ")
-        elif not _FRAME.match(title):
+        elif details or _AT.search(title) or title.startswith(_FOLLOWS):
             one = _finding(title, details)
             key = one["kind"], one["kernel"], one["file"], one["line"]
             found.setdefault(key, one)["count"] += 1
+        elif "terminated before first instrumented" in title:
+            error = title
     first = [one for one in found.values() if not one["kind"].startswith(_FOLLOWS)]
     return {"errors": errors, "findings": first or list(found.values()), "error": error}
 

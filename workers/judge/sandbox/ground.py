@@ -90,25 +90,26 @@ def prepare(uid: int | None, visible: str | None) -> Ground:
 def _for_tools(means: seal.Means, measures: dict[str, bool | str]) -> seal.Means | str:
     """Return the means for a program under a tool: a few rights more, and so nothing of others in sight.
 
-    The tool finds the program by a socket, and a process that is not the sealed one itself must see its own ``/proc``.
-    So sockets may be connected, where neither a path nor a name leads to anybody else's; and ``/proc`` may be read,
-    where Landlock keeps others' memory, files and environments from it all the same.
+    The tool finds the program by a socket; and the driver names its threads in the program's own ``/proc``, which is
+    not that of the sealed process. So sockets may be connected, where neither a path nor a name leads to anybody
+    else's; and ``/proc`` may be used, where its uid owns nothing of others', and Landlock keeps their memory, files
+    and environments from it all the same.
 
     Returns:
         the means, or why this host does not have them.
     """
-    lacking = {name: measures[name] for name in ("seccomp", "files", "mounts") if measures[name] is not True}
+    lacking = {name: measures[name] for name in ("own_uid", "seccomp", "files", "mounts") if measures[name] is not True}
     if measures["scopes"] is not True and measures["network_namespace"] is not True:
         lacking["scopes"] = measures["scopes"]
     if lacking:
         told = "; ".join(f"{name} ({why})" for name, why in lacking.items())
         return f"a program under a tool cannot be sealed here, for want of {told}"
-    readable = (*means.reach.readable, "/proc")
+    opened = replace(means.reach, readable=(*means.reach.readable, "/proc"), nodes=(*means.reach.nodes, "/proc"))
     return replace(
         means,
         filter=seccomp.program(platform.machine(), connects=True),
-        reach=replace(means.reach, readable=readable),
-        covers=mounts.find_all(readable),
+        reach=opened,
+        covers=mounts.find_all(opened.readable),
     )
 
 

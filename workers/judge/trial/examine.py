@@ -8,6 +8,7 @@ nothing is compared there.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,6 +32,8 @@ _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
 _MOST: Final = 32
 #: What the process may take beyond the tool's own time, in seconds.
 _GRACE_S: Final = 10.0
+#: The last line of a traceback.
+_RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 #: The most characters of a text that a tool or a kernel chose.
 _TEXT: Final = 500
 
@@ -115,8 +118,8 @@ class Examiner:
         finally:
             os.close(page)
             report = process.stop()
-        if told.get("error") and (said := [line for line in report.log.splitlines() if line.strip()]):
-            told["error"] = f"{told['error']}: {said[-1]}"
+        if told.get("error") and (raised := _RAISED.findall(report.log)):
+            told["error"] = f"{told['error']}: {raised[-1]}"
         return told
 
 
