@@ -558,6 +558,10 @@ class Verdict(_Result):
             return cls.model_validate(_readable(fields, error), extra="ignore")
 
 
+#: What became of one evaluation: a local judge's, or a fleet's.
+Result = Outcome | Verdict
+
+
 def _readable(fields: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
     """Return ``fields`` without the entries of facts, evidence and environment at which ``error`` points."""
     kept = dict(fields)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from kqueue import examinations
 from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
 from kqueue.evidence import Finding, json_number
@@ -61,6 +62,8 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
         lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel), *_differences(verdict)]
+    if verdict.judged:
+        lines += examinations.lines(verdict.evidence)
     if verdict.reused_from is not None:
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}: nothing was run anew.")

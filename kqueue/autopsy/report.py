@@ -10,11 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Outcome, Verdict
 from kqueue.evidence import Facts, InputTensor, json_number
-
-#: What became of one evaluation: a local judge's, or a fleet's.
-Result = Outcome | Verdict
 
 
 class Ended(StrEnum):

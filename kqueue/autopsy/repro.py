@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import re
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kqueue.contract import Request
+from kqueue.contract import Request, Result
 from kqueue.text import clean
-
-if TYPE_CHECKING:
-    from kqueue.autopsy.report import Result
 
 #: Input sets of a problem whose inputs are drawn by the problem's own code, under seeds that repro.py chooses.
 _SETS: Final = 16

@@ -11,10 +11,10 @@ from typing import Final
 
 from pydantic_core import PydanticSerializationError
 
-from kqueue.autopsy.report import Ended, Report, Result
+from kqueue.autopsy.report import Ended, Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.client import Client
-from kqueue.contract import Request
+from kqueue.contract import Request, Result
 from kqueue.errors import WaitTimeout
 from kqueue.judging import LocalJudge
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from kqueue.autopsy import inputs, repro, sizes
+from kqueue import sizes
+from kqueue.autopsy import inputs, repro
 from kqueue.autopsy.inputs import Fill
-from kqueue.autopsy.report import Change, Ended, Report, Result, words_of
+from kqueue.autopsy.report import Change, Ended, Report, words_of
 from kqueue.categories import Category
-from kqueue.contract import Phase, Request, Settings
+from kqueue.contract import Examination, Phase, Request, Result, Settings
 from kqueue.evidence import InputTensor
 from kqueue.feedback import last_frame
 
@@ -126,7 +127,8 @@ class Autopsy:
             width: the most requests of one round.
             most: the most evaluations.
         """
-        self._request = request
+        unexamined = request.settings.model_copy(update={"examine": Examination()})
+        self._request = request.model_copy(update={"settings": unexamined})
         self._numbers = sizes.find(request.problem)
         self._own = Case(tuple(number.value for number in self._numbers))
         self._width = max(1, width)

@@ -153,4 +153,36 @@ class Importances:
     shares: Mapping[str, float]
 
 
-Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A kernel on a roofline.
+
+    Attributes:
+        label: what it is called.
+        flops_per_byte: its operations for each byte that it moves.
+        gflops: its operations, in 10^9 a second.
+    """
+
+    label: str
+    flops_per_byte: float
+    gflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """How near kernels come to what a GPU can do, by how much they compute for each byte.
+
+    Attributes:
+        title: the title.
+        peak_gbs: the memory's peak, in 10^9 bytes a second.
+        peak_gflops: the processors' peak, in 10^9 operations a second.
+        spots: the kernels, the longest first.
+    """
+
+    title: str
+    peak_gbs: float
+    peak_gflops: float
+    spots: Sequence[Spot]
+
+
+Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances | Roofline

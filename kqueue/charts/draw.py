@@ -15,6 +15,7 @@ from kqueue.charts.data import (
     FastP,
     Importances,
     Leaderboard,
+    Roofline,
     SearchCurve,
     Times,
 )
@@ -37,6 +38,8 @@ _LABEL: Final = 36
 _TITLE: Final = 80
 #: More points than these become one image within an SVG, which would hold megabytes otherwise.
 _POINTS: Final = 2000
+#: Kernels on a roofline: what one can tell apart.
+_SPOTS: Final = 7
 _WIDTH_INCHES: Final = 8.0
 _BLAMES: Final = {
     Blame.NONE: "passed",
@@ -259,6 +262,32 @@ def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bo
     return True
 
 
+def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
+    spots = [spot for spot in chart.spots if spot.flops_per_byte > 0 and spot.gflops > 0][:_SPOTS]
+    if not spots or min(chart.peak_gbs, chart.peak_gflops) <= 0:
+        return False
+    ridge = chart.peak_gflops / chart.peak_gbs
+    low = min([ridge, *(spot.flops_per_byte for spot in spots)]) / 4
+    high = max([ridge, *(spot.flops_per_byte for spot in spots)]) * 4
+    axes.plot(
+        [low, ridge, high], [low * chart.peak_gbs, chart.peak_gflops, chart.peak_gflops], color=quiet(theme),
+        linewidth=2.2, label=f"peak: {chart.peak_gbs:.4g} GB/s, {chart.peak_gflops:.4g} GFLOP/s in fp32",
+    )  # fmt: skip
+    for place, spot in enumerate(spots):
+        share = spot.gflops / min(chart.peak_gflops, spot.flops_per_byte * chart.peak_gbs)
+        axes.plot(
+            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, place),
+            marker=CURVE_MARKS[place % len(CURVE_MARKS)],
+            label=f"{_short(spot.label, _LABEL)}: {share:.0%} of the roof",
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations for each byte of memory traffic")
+    axes.set_ylabel("GFLOP/s")
+    _legend(axes)
+    return True
+
+
 def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float = 0.0) -> None:
     """Make a figure as high as bars in so many rows need, the first of them on top."""
     figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * number + more)
@@ -299,4 +328,5 @@ _DRAWN: Final[Mapping[type[Any], Callable[[Any, Any, Any, Theme], bool]]] = {
     Times: _times,
     SearchCurve: _search_curve,
     Importances: _importances,
+    Roofline: _roofline,
 }

@@ -18,6 +18,7 @@ from kqueue.cli import (
     database,
     diff,
     doctor,
+    examine,
     fleet,
     gpu,
     judge,
@@ -63,7 +64,7 @@ STATUSES: dict[type[KqueueError], int] = {
 }
 
 #: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
-_ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "doctor"})
+_ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "doctor"})
 #: Commands that go on where nobody reads their output.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: The exit status where the output cannot be written.
@@ -118,6 +119,7 @@ for group in (
     search,
     tune,
     autopsy,
+    examine,
     results,
     logs,
     plot,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, sources
+from kqueue.cli import options, subjects
 from kqueue.cli.render import say, write_json
-from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
+from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kqueue.autopsy.report import Report, Result
+    from kqueue.autopsy.report import Report
     from kqueue.autopsy.run import Told
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.contract import Request
+    from kqueue.contract import Request, Result
 
 #: The most evaluations that are judged beside each other.
 _WIDEST: Final = 8
@@ -30,19 +30,11 @@ def register(app: typer.Typer) -> None:
 
 
 def autopsy(
-    what: Annotated[
-        str,
-        typer.Argument(metavar="ID|KERNEL", help="An evaluation's id, or its first digits; with --problem a kernel."),
-    ],
-    problem: Annotated[
-        str | None, typer.Option("--problem", "-p", metavar="FILE", help="The reference of a kernel in a file.")
-    ] = None,
+    what: subjects.What,
+    problem: subjects.Problem = None,
     backend: options.Backend = None,
-    lane: Annotated[str | None, typer.Option(help="With --problem: auto, cpu, gpu, or gpu.<model>.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="With --problem: judge without a fleet, on a GPU's index or UUID, or cpu."),
-    ] = None,
+    lane: subjects.Lane = None,
+    device: subjects.Device = None,
     precision: options.Precision = None,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
@@ -55,34 +47,22 @@ def autopsy(
 
     Exit with 1 if there is no such failure.
     """
-    if problem is None:
-        if given := [
-            name
-            for name, value in (
-                ("--backend", backend),
-                ("--lane", lane),
-                ("--device", device),
-                ("--precision", precision),
-                ("--settings", settings),
-                ("--set", assignments),
-            )
-            if value
-        ]:
-            raise InvalidRequest(f"{given[0]}: an evaluation keeps what it was submitted with; give --problem too")
-        with _telling(evaluations, quiet=as_json) as told:
-            report = _of_evaluation(what, budget, evaluations, told)
-    else:
-        tree = options.settings_of(
-            settings, assignments or (), precision=precision, checks=None, calls=None, no_timing=False
-        )
-        if device is not None and lane is not None:
-            raise InvalidRequest("--lane and --device: give one; --device judges without a fleet")
-        request = _request(problem, what, backend, lane, tree)
-        with _telling(evaluations, quiet=as_json) as told:
-            if device is None:
-                report = _by_fleet(request, None, budget, evaluations, told)
-            else:
-                report = _by_judge(request, device, budget, evaluations, told)
+    subject = subjects.find(
+        "autopsy",
+        what,
+        problem,
+        backend=backend,
+        lane=lane,
+        device=device,
+        precision=precision,
+        settings=settings,
+        assignments=assignments,
+    )
+    with _telling(evaluations, quiet=as_json) as told:
+        if subject.device is None:
+            report = _by_fleet(subject.request, subject.verdict, budget, evaluations, told)
+        else:
+            report = _by_judge(subject.request, subject.device, budget, evaluations, told)
     file = write(report, out)
     if as_json:
         write_json(to_json(report, file))
@@ -132,54 +112,6 @@ def _check_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"{out}: no folder for repro.py: {error.strerror or error}") from None
-
-
-def _request(problem: str, kernel: str, backend: str | None, lane: str | None, tree: dict[str, Any]) -> Request:
-    from kqueue.contract import parse_request
-    from kqueue.judging import guess_backend
-
-    fields = sources.read_problem(problem)
-    if "problem_label" not in fields:
-        raise InvalidRequest(f"--problem {problem}: give a file")
-    path = Path(kernel)
-    source = sources.read_source(path)
-    given = {
-        "kernel": source,
-        "kernel_label": path.stem,
-        "backend": backend or guess_backend(source),
-        "settings": tree,
-        "priority": "interactive",
-    }
-    return parse_request(fields | given | ({} if lane is None else {"lane": lane}))
-
-
-def _of_evaluation(which: str, budget: float, most: int, told: Told) -> Report:
-    from kqueue.cli.results import database
-    from kqueue.contract import parse_request
-    from kqueue.store import reports
-
-    with database("autopsy") as engine:
-        detail = reports.show(engine, reports.resolve_id(engine, which))
-    if detail.verdict is None:
-        raise KqueueError(
-            f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"
-        )
-    if detail.verdict.blame not in {"none", "candidate"}:
-        raise EvaluationFailed(detail.verdict)
-    request = parse_request(
-        {
-            "problem": detail.problem,
-            "kernel": detail.kernel,
-            "backend": detail.backend,
-            "lane": detail.lane,
-            "settings": detail.settings,
-            "problem_label": detail.problem_label,
-            "kernel_label": detail.kernel_label,
-            "batch": f"autopsy-{detail.evaluation_id}",
-            "priority": "interactive",
-        }
-    )
-    return _by_fleet(request, detail.verdict, budget, most, told)
 
 
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, told: Told) -> Report:

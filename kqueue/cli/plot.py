@@ -12,10 +12,9 @@ from uuid import UUID
 
 import typer
 
-from kqueue.cli.render import say
+from kqueue.cli import pictures
 from kqueue.cli.results import database
-from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.text import clean
+from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Kernels on a leaderboard: what one can read.
 _BARS: Final = 20
-_STDOUT: Final = "-"
 
 
 class Kinds(StrEnum):
@@ -38,6 +36,7 @@ class Kinds(StrEnum):
     CURVE = "curve"
     IMPORTANCES = "importances"
     TIMES = "times"
+    ROOFLINE = "roofline"
 
 
 def register(app: typer.Typer) -> None:
@@ -73,44 +72,22 @@ def plot(
         raise InvalidRequest(f"--theme {theme}: it is one of {', '.join(charts.Theme)}")
     if kind is not None and kind not in list(Kinds):
         raise InvalidRequest(f"--kind {kind}: it is one of {', '.join(Kinds)}")
-    form = _form(out)
+    form = pictures.form_of(out)
     with database("plot") as engine:
         named = reports.named(engine, what)
         fitting = _DRAWN[named.kind](engine, named.key)
         if kind is not None and kind not in fitting:
             raise InvalidRequest(f"--kind {kind}: of a {named.kind} there is {', '.join(fitting)}")
         chosen = [Kinds(kind)] if kind is not None else list(fitting) if out is None else list(fitting)[:1]
-        drawn = {one: fitting[one]() for one in chosen}
-    pictures = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in drawn.items()}
-    if out == _STDOUT:
-        sys.stdout.buffer.write(pictures[chosen[0]])
+        found = {one: fitting[one]() for one in chosen}
+    drawn = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in found.items()}
+    if out == pictures.STDOUT:
+        sys.stdout.buffer.write(drawn[chosen[0]])
         sys.stdout.flush()
         return
     stem = re.sub(r"[^A-Za-z0-9._+-]", "-", named.key).lstrip(".-")[:60] or str(named.kind)
-    for one, picture in pictures.items():
-        _write(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
-
-
-def _form(out: str | None) -> charts.Form:
-    from kqueue import charts
-
-    if out is None or out == _STDOUT:
-        return charts.Form.SVG
-    ending = Path(out).suffix.lower().removeprefix(".")
-    if ending not in list(charts.Form):
-        raise InvalidRequest(f"--out {out}: the name must end in .svg or .png")
-    return charts.Form(ending)
-
-
-def _write(file: Path, picture: bytes) -> None:
-    there = file.exists()
-    try:
-        file.write_bytes(picture)
-    except OSError as error:
-        raise ConfigError(f"--out: {file} cannot be written: {error.strerror or error}") from None
-    if there:
-        say(f"{file} was there, and is replaced")
-    typer.echo(clean(file))
+    for one, picture in drawn.items():
+        pictures.write(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
 
 
 # What there is of each -----------------------------------------------------------------------------------
@@ -182,7 +159,7 @@ def _of_run(engine: Engine, key: str) -> _Charts:
 
 
 def _of_evaluation(engine: Engine, key: str) -> _Charts:
-    from kqueue import charts
+    from kqueue import charts, examinations
     from kqueue.store import reports
 
     detail = reports.show(engine, UUID(key))
@@ -199,7 +176,15 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
         for label, one in timed
         if one is not None
     ]
-    return {Kinds.TIMES: lambda: charts.Times(f"Timed calls: {detail.problem_label or key[:8]}", spreads)}
+    name = detail.problem_label or key[:8]
+    known: dict[Kinds, Callable[[], charts.Chart]] = {
+        Kinds.TIMES: lambda: charts.Times(f"Timed calls: {name}", spreads)
+    }
+    profile = verdict and verdict.evidence.profile
+    if profile:
+        label = detail.kernel_label or "the kernel"
+        known[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", {label: profile})
+    return known
 
 
 def _measured(found: object) -> Measurement | None:

@@ -9,12 +9,13 @@ from uuid import UUID
 
 import anyio
 
-from kqueue.autopsy.report import Ended, Report, Result
+from kqueue.autopsy.report import Ended, Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.client import wire
-from kqueue.contract import Request, Verdict, parse_request
+from kqueue.contract import Request, Result, Verdict
 from kqueue.errors import InvalidRequest
 from kqueue.mcp.door import Call, Caller
+from kqueue.mcp.subject import judged_once
 
 #: Evaluations that are judged beside each other.
 _WIDTH: Final = 4
@@ -35,20 +36,8 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
         KqueueError: what else the fleet answers.
     """
     began = time.monotonic()
-    path = f"/v1/evaluations/{evaluation_id}"
-    known = await caller.ask("GET", path)
-    if known["verdict"] is None:
-        raise InvalidRequest(f"{evaluation_id} has no verdict yet: `wait` for it")
-    request = parse_request(
-        {
-            "problem": await caller.read(f"{path}/artifacts/problem.py"),
-            "kernel": await caller.read(f"{path}/artifacts/kernel.py"),
-            "priority": priority,
-            "batch": f"autopsy-{evaluation_id}",
-        }
-        | {name: known[name] for name in ("backend", "lane", "settings", "problem_label", "kernel_label")}
-    )
-    autopsy = Autopsy(request, Verdict.load(known["verdict"]), width=_WIDTH)
+    request, failure = await judged_once(caller, evaluation_id, "autopsy", priority)
+    autopsy = Autopsy(request, failure, width=_WIDTH)
     rounds = autopsy.rounds()
     ended = None
     try:

@@ -16,16 +16,18 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 
+from kqueue import examinations
 from kqueue.categories import CATEGORIES, Category
 from kqueue.client import wire
 from kqueue.client.entries import check_each
 from kqueue.client.transport import Accepted
-from kqueue.contract import Backend, Precision, Request, Verdict, parse_request
+from kqueue.contract import Backend, Precision, Request, Sanitizer, Verdict, parse_request
 from kqueue.errors import AccessRefused, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
 from kqueue.evidence import NEEDS, Facts
 from kqueue.mcp import files, words
 from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.door import Call, Caller, Door, caller_of
+from kqueue.mcp.subject import judged_once
 from kqueue.mcp.waiting import standing, verdicts
 from kqueue.text import clean
 from kqueue.tuning.halving import FINALISTS, REPEATS, Entry, Halving, Result, unknown
@@ -422,6 +424,45 @@ async def autopsy(
 
 
 @_told
+async def sanitize(
+    call: Call,
+    evaluation_id: _Id,
+    tools: Annotated[
+        list[Sanitizer] | None, Field(description="By default all four; each takes several seconds.", max_length=4)
+    ] = None,
+    whole: Annotated[
+        bool, Field(description="Leave the problem's sizes as they are; else they are halved to at most 128.")
+    ] = False,
+    priority: _Priority = "interactive",
+    timeout_s: _Timeout = 120.0,
+) -> Annotated[CallToolResult, Reported]:
+    """Run an evaluation's kernel under compute-sanitizer: out-of-bounds access, races, unwritten memory, barriers.
+
+    The report says kernel, line, thread, address and allocation. If the kernel fares differently with small sizes, it
+    is run with the problem's own.
+    """
+    caller = caller_of(call)
+    request, found = await judged_once(caller, evaluation_id, "sanitize", priority)
+    requests = examinations.sanitizing(request, tools or list(Sanitizer), found.category, whole=whole)
+    return await _examined(call, caller, requests, timeout_s)
+
+
+@_told
+async def profile(
+    call: Call, evaluation_id: _Id, priority: _Priority = "interactive", timeout_s: _Timeout = 120.0
+) -> Annotated[CallToolResult, Reported]:
+    """Count with Nsight Compute what each kernel of one call does: traffic, operations, occupancy, waiting.
+
+    Use it on a right kernel that should be faster.
+    """
+    caller = caller_of(call)
+    request, found = await judged_once(caller, evaluation_id, "profile", priority)
+    if found.evidence.profile is not None:
+        return await _report(call, caller, evaluation_id, 0.0, request.kernel)
+    return await _examined(call, caller, examinations.profiling(request), timeout_s)
+
+
+@_told
 async def cancel(call: Call, evaluation_id: _Id) -> str:
     """End an evaluation without a result, and stop it where it runs. One that has its verdict keeps it."""
     answer = await caller_of(call).ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")
@@ -531,6 +572,8 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
     tune: _SUBMITS,
     verdict: _LOOKS,
     autopsy: _SUBMITS,
+    sanitize: _SUBMITS,
+    profile: _SUBMITS,
     cancel: _ENDS,
     explain: _LOOKS,
     problems: _LOOKS,
@@ -562,6 +605,26 @@ async def _report(
     text = words.feedback(found, kernel)
     told = Reported(evaluation_id=str(evaluation_id), state="done", report=text, **words.numbers(found))
     return _result(text, told)
+
+
+async def _examined(call: Call, caller: Caller, requests: examinations.Requests, timeout_s: float) -> CallToolResult:
+    """Have the requests of an examination judged, and return the report on the last one."""
+    began = time.monotonic()
+    request = next(requests)
+    while True:
+        [accepted] = await _submitted(caller, [wire.with_key(request)])
+        if isinstance(accepted, InvalidRequest):
+            raise accepted
+        identity = accepted.evaluation_id
+        left_s = max(0.0, began + timeout_s - time.monotonic())
+        found = (await verdicts(call, caller, [identity], left_s)).get(identity)
+        if found is not None:
+            try:
+                request = requests.send(found)
+                continue
+            except StopIteration:
+                pass
+        return await _report(call, caller, identity, 0.0, request.kernel)
 
 
 async def _submitted(caller: Caller, requests: Iterable[Request]) -> list[Accepted | InvalidRequest]:

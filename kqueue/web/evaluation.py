@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,7 +14,8 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
-from kqueue import contract, differences, feedback
+from kqueue import contract, differences, examinations, feedback
+from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Isolation, Measurement
 from kqueue.http.failures import HttpError
@@ -24,6 +25,7 @@ from kqueue.store import reports
 from kqueue.store.reports import Detail, Waiting
 from kqueue.web import present
 from kqueue.web.live import live
+from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Actor, Viewer, page, pages
 
 router: Final = pages()
@@ -35,7 +37,7 @@ _CHANGES: Final = 2000
 #: Other evaluations of the problem among which one can be chosen.
 _OTHERS: Final = 50
 #: What stands on the page in a part of its own.
-_SHOWN: Final = {"isolation", "durations_s", "findings", "attempts"}
+_SHOWN: Final = {"isolation", "durations_s", "findings", "attempts", "sanitized", "profile"}
 
 
 class File(StrEnum):
@@ -131,6 +133,38 @@ async def cancel(request: Request, _: Actor, evaluation_id: UUID) -> Response:
 @router.post("/evaluations/{evaluation_id}/rerun")
 async def rerun(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
     """Have the same kernel judged anew, and show the new evaluation."""
+    return await _judge_again(request, actor, evaluation_id, lambda again: again)
+
+
+@router.post("/evaluations/{evaluation_id}/sanitize")
+async def sanitize(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+    """Have the kernel run under all tools of compute-sanitizer, with the problem as it is."""
+    tools = list(contract.Sanitizer)
+    return await _judge_again(
+        request, actor, evaluation_id, lambda again: next(examinations.sanitizing(again, tools, whole=True))
+    )
+
+
+@router.post("/evaluations/{evaluation_id}/profile")
+async def profile(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
+    """Have the kernel profiled."""
+    return await _judge_again(request, actor, evaluation_id, lambda again: next(examinations.profiling(again)))
+
+
+@router.get("/evaluations/{evaluation_id}/roofline.svg")
+async def roofline_picture(request: Request, _: Viewer, evaluation_id: UUID, theme: Theme = Theme.LIGHT) -> Response:
+    """Draw how near the kernel comes to what the GPU can do."""
+    gateway: Gateway = request.app.state.gateway
+    detail = await gateway.read(reports.show, evaluation_id)
+    found = detail.verdict and detail.verdict.evidence.profile
+    label = detail.kernel_label or detail.kernel_hash[:12]
+    return await picture(examinations.roofline(label, {label: found} if found else {}), theme)
+
+
+async def _judge_again(
+    request: Request, actor: Actor, evaluation_id: UUID, changed: Callable[[contract.Request], contract.Request]
+) -> Response:
+    """Submit an evaluation's request once more, changed, and show the new evaluation."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     again = contract.parse_request(
@@ -146,7 +180,7 @@ async def rerun(request: Request, actor: Actor, evaluation_id: UUID) -> Response
             "reuse": False,
         }
     )
-    [ticket] = await gateway.submit(actor, [again])
+    [ticket] = await gateway.submit(actor, [changed(again)])
     return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
 
 
@@ -173,6 +207,9 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "words": verdict and feedback.describe(verdict, detail.kernel),
         "plots": _plots(verdict) if verdict else [],
         "spans": _spans(detail),
+        "sanitized": (verdict and verdict.evidence.sanitized) or (),
+        "profiled": verdict and verdict.evidence.profile,
+        "can_draw": can_draw(),
         "steps": _steps(verdict) if verdict else [],
         "environment": _environment(detail),
         "measures": _measures(verdict.evidence.isolation) if verdict and verdict.evidence.isolation else [],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kqueue.autopsy import inputs, sizes
+from kqueue import sizes
+from kqueue.autopsy import inputs
 from kqueue.autopsy.inputs import Fill
 from kqueue.contract import Request
 

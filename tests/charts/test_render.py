@@ -38,6 +38,7 @@ def full(text: str) -> list[charts.Chart]:
         charts.Times(text, [charts.Spread(text, 0.5, 0.75, 1, 1.25, 2, 100), charts.Spread("it", 1, 1, 1, 1, 1, 1)]),
         charts.SearchCurve(text, text, [charts.Curve(text, [(0, 1.0), (1, 3.0), (2, 2.0)], [(2, 2.5)])]),
         charts.Importances(text, {text: 0.75, "BLOCK": 0.25}),
+        charts.Roofline(text, 4000.0, 60_000.0, [charts.Spot(text, 0.25, 500.0), charts.Spot("k", 100.0, 9000.0)]),
     ]
 
 
@@ -50,6 +51,7 @@ def empty(text: str) -> list[charts.Chart]:
         charts.Times(text, []),
         charts.SearchCurve(text, text, [charts.Curve(text, [])]),
         charts.Importances(text, {}),
+        charts.Roofline(text, 4000.0, 60_000.0, [charts.Spot("no operations", 0.0, 0.0)]),
     ]
 
 

@@ -16,7 +16,15 @@ from sqlalchemy import Engine, delete, func, insert, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import Evidence, Facts, WrongPlace
+from kqueue.evidence import (
+    Evidence,
+    Facts,
+    KernelProfile,
+    Profile,
+    Sanitized,
+    SanitizerFinding,
+    WrongPlace,
+)
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import gpus, workers
 from kqueue.store.models import Probe, ProbePause
@@ -59,7 +67,7 @@ def _check(answer: httpx.Response) -> None:
         if name == "script":
             assert (attributes["src"] or "").startswith("/static/")
         if name == "img":
-            assert (attributes["src"] or "").startswith("/static/")
+            assert (attributes["src"] or "").startswith("/static/") or ".svg?theme=" in (attributes["src"] or "")
 
 
 def _wrong(message: str = "output 0: 3 of 4 values differ", log: str = "") -> Outcome:
@@ -239,6 +247,38 @@ def test_a_kernel_is_judged_again(served: Served, browser: httpx.Client, judge: 
     answer = browser.get(again)
     assert "queued" in answer.text
     assert "mine" in answer.text
+
+
+def test_a_kernel_is_examined(
+    served: Served, browser: httpx.Client, judge: Callable[..., None], engine: Engine
+) -> None:
+    """What tools said is shown, and does nothing; buttons ask for more where there is a GPU."""
+    finding = SanitizerFinding(kind=HOSTILE, kernel=HOSTILE, file=HOSTILE, line=8, thread=(122, 0, 0), count=2)
+    counted = KernelProfile(name=HOSTILE, launches=1, duration_ms=0.5, dram_gbs=100.0, dram_share=0.03, gflops=50.0)
+    evidence = Evidence(
+        sanitized=(Sanitized(tool="memcheck", errors=2, findings=(finding,), seconds=2.0),),
+        profile=Profile(by="ncu", kernels=(counted,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0),
+    )
+    identity = _submit(served)
+    judge(identity, passed(evidence=evidence))
+    answer = browser.get(f"/evaluations/{identity}")
+    _check(answer)
+    for shown in ("Under compute-sanitizer", "122, 0, 0", "Kernels of one call", "roofline.svg", "3 %"):
+        assert shown in answer.text, shown
+    assert "<button>Sanitize" not in answer.text
+    assert browser.post(f"/evaluations/{identity}/sanitize", headers=OWN_FORM).status_code == 422
+    picture = browser.get(f"/evaluations/{identity}/roofline.svg")
+    assert picture.headers["content-type"].startswith("image/svg+xml")
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    on_gpu = _submit(served, lane="gpu")
+    judge(on_gpu, passed())
+    assert "<button>Sanitize" in browser.get(f"/evaluations/{on_gpu}").text
+    for tool in ("sanitize", "profile"):
+        asked = browser.post(f"/evaluations/{on_gpu}/{tool}", headers=OWN_FORM).headers["location"]
+        assert "queued" in browser.get(asked).text
+    with engine.connect() as connection:
+        asked = connection.scalars(text("SELECT settings->'examine' FROM evaluations ORDER BY submitted_at")).all()
+    assert [(len(one["sanitize"]), one["profile"]) for one in asked[-2:]] == [(4, False), (0, True)]
 
 
 def test_two_kernels_are_compared(served: Served, browser: httpx.Client) -> None:

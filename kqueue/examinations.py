@@ -1,0 +1,195 @@
+"""Examinations of one kernel: what is asked of a fleet or a local judge, and what came out in words.
+
+A sanitizer slows a kernel down ten times and more, so the problem's sizes are made small for it, as long as that does
+not change what becomes of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kqueue import sizes
+from kqueue.categories import Category
+from kqueue.charts import Roofline, Spot
+from kqueue.contract import Examination, Request, Result, Sanitizer, parse_request
+from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
+
+#: The requests of an examination, one after the other: each is sent what became of it. The last one's result is
+#: returned.
+Requests = Generator[Request, Result, Result]
+
+#: The largest size of a small problem.
+SMALL: Final = 128
+
+
+def sanitizing(
+    request: Request, tools: Sequence[Sanitizer], known: Category | None = None, *, whole: bool = False
+) -> Requests:
+    """Yield the requests that have a kernel sanitised: with small sizes, and if it fares differently there, as it is.
+
+    Args:
+        request: the problem's and the kernel's sources, how they are judged, and where.
+        tools: the tools, at least one.
+        known: the category of the kernel's verdict; None where there is none, and then it must pass with small sizes.
+        whole: leave the problem's sizes as they are.
+
+    Raises:
+        InvalidRequest: the lane is ``cpu``.
+    """
+    untimed = request.settings.timing.model_copy(update={"enabled": False})
+    request = _examined(request, Examination(sanitize=tuple(tools)), timing=untimed)
+    small = smaller(request.problem)
+    if not whole and small != request.problem:
+        result = yield request.model_copy(update={"problem": small})
+        if result.judged and result.category is (known or Category.PASSED):
+            return result
+    return (yield request)
+
+
+def profiling(request: Request) -> Requests:
+    """Yield the request that has a kernel profiled, with the problem as it is and timed as its settings say.
+
+    Raises:
+        InvalidRequest: the lane is ``cpu``.
+    """
+    return (yield _examined(request, Examination(profile=True)))
+
+
+def _examined(request: Request, examination: Examination, **settings: Any) -> Request:
+    changed = request.settings.model_copy(update={"examine": examination} | settings)
+    return parse_request(dict(request) | {"settings": changed, "reuse": False})
+
+
+def smaller(problem: str) -> str:
+    """Return a problem with its sizes halved until they are at most 128. A name of a stored problem stays."""
+    numbers = sizes.find(problem)
+    return sizes.rewrite(problem, numbers, [_halved(number.value) for number in numbers])
+
+
+def _halved(size: int) -> int:
+    while size > SMALL:
+        size //= 2
+    return size
+
+
+# As a picture and in words -----------------------------------------------------------------------------
+
+
+def roofline(title: str, profiles: Mapping[str, Profile]) -> Roofline:
+    """Return the roofline of profiles on one GPU, by the kernels' names. Nothing stands on it without counters."""
+    known = [one for one in profiles.values() if one.peak_gbs is not None and one.peak_gflops is not None]
+    spots = [
+        Spot(f"{label}: {one.name}" if len(profiles) > 1 else one.name, one.gflops / one.dram_gbs, one.gflops)
+        for label, profile in profiles.items()
+        for one in profile.kernels
+        if one.gflops and one.dram_gbs
+    ]
+    return Roofline(
+        title,
+        max((one.peak_gbs or 0.0 for one in known), default=0.0),
+        max((one.peak_gflops or 0.0 for one in known), default=0.0),
+        spots,
+    )
+
+
+def lines(evidence: Evidence) -> Iterator[str]:
+    """Yield what the tools said. It holds words of the kernel's: show them cleaned."""
+    for run in evidence.sanitized or ():
+        yield from _of_run(run)
+    if evidence.profile is not None:
+        yield from _of_profile(evidence.profile)
+
+
+def compared(first: Profile, second: Profile) -> Iterator[str]:
+    """Yield how the calls of two kernels differ, the second as a share of the first."""
+    for name, unit, one, other in (
+        ("time on the GPU", "ms", _sum(first, "duration_ms"), _sum(second, "duration_ms")),
+        ("launches", "", _sum(first, "launches"), _sum(second, "launches")),
+        ("memory traffic", "bytes", _sum(first, "dram_bytes"), _sum(second, "dram_bytes")),
+        ("spills", "", _sum(first, "spills"), _sum(second, "spills")),
+    ):
+        if one is not None and other is not None:
+            ratio = f", {other / one:.3g}x" if one > 0 else ""
+            yield f"{name}: {one:.4g} and {other:.4g} {unit}".rstrip() + ratio
+
+
+def _sum(profile: Profile, name: str) -> float | None:
+    known = [getattr(kernel, name) for kernel in profile.kernels]
+    return sum(known) if known and None not in known else None
+
+
+def _of_run(run: Sanitized) -> Iterator[str]:
+    places = len(run.findings)
+    took = f"{run.seconds:.1f} s"
+    if run.findings:
+        errors = "" if run.errors is None else f"{run.errors} errors "
+        yield f"{run.tool}: {errors}at {places} place{'s' if places > 1 else ''} ({took})"
+    elif run.error is None:
+        yield f"{run.tool}: nothing found ({took})"
+    for finding in run.findings:
+        yield from _of_finding(finding)
+    if run.error is not None:
+        yield f"{run.tool}: {'not all of it was run' if run.findings else 'says nothing'}: {run.error}"
+
+
+def _of_finding(finding: SanitizerFinding) -> Iterator[str]:
+    where = f" in {finding.kernel}" if finding.kernel else ""
+    if finding.file:
+        where += f" at {finding.file}" + ("" if finding.line is None else f":{finding.line}")
+    yield f"  {finding.kind}{where}" + (f", {finding.count} times" if finding.count > 1 else "")
+    told = []
+    if finding.thread is not None:
+        told.append(f"thread {finding.thread}" + ("" if finding.block is None else f" of block {finding.block}"))
+    if finding.address is not None:
+        told.append(f"address {finding.address}")
+    if finding.distance_bytes is not None and finding.allocation_bytes is not None:
+        side = "behind" if finding.distance_bytes >= 0 else "before"
+        told.append(f"{abs(finding.distance_bytes)} bytes {side} an allocation of {finding.allocation_bytes} bytes")
+    if told:
+        yield f"    the first: {', '.join(told)}"
+    elif finding.detail:
+        yield f"    {finding.detail}"
+
+
+def _of_profile(profile: Profile) -> Iterator[str]:
+    if not profile.kernels:
+        yield f"profile: {profile.error or 'no kernel ran'}"
+        return
+    by = "Nsight Compute" if profile.by == "ncu" else "CUPTI, without counters"
+    yield f"profile of one call, by {by} ({profile.seconds:.1f} s)"
+    if profile.error is not None:
+        yield f"  {profile.error}"
+    for kernel in profile.kernels:
+        yield from _of_kernel(kernel, profile)
+
+
+def _of_kernel(kernel: KernelProfile, profile: Profile) -> Iterator[str]:
+    launches = "" if kernel.launches == 1 else f", {kernel.launches} launches"
+    shape = "" if kernel.grid is None or kernel.block is None else f", grid {kernel.grid} of {kernel.block} threads"
+    yield f"  {kernel.name}: {kernel.duration_ms:.4g} ms{launches}{shape}"
+    peaks = [
+        (kernel.dram_bytes, "memory: {:.4g} bytes"),
+        (kernel.dram_gbs, "{:.4g} GB/s"),
+        (profile.peak_gbs if kernel.dram_gbs is not None else None, "peak {:.4g} GB/s"),
+        (kernel.dram_share, "{:.0%} of it"),
+        (kernel.l2_hits, "L2 had {:.0%} of accesses"),
+    ]
+    compute = [
+        (kernel.gflops, "compute: {:.4g} GFLOP/s"),
+        (profile.peak_gflops if kernel.gflops is not None else None, "peak {:.4g} GFLOP/s"),
+        (kernel.compute_share, "busiest unit {:.0%}"),
+        (kernel.tensor_share, "tensor cores {:.0%}"),
+    ]
+    limit = "" if kernel.occupancy_limit is None else f", limited by {kernel.occupancy_limit}"
+    fill = [
+        (kernel.occupancy, f"occupancy: {{:.0%}}{limit}"),
+        (kernel.registers, "{} registers a thread"),
+        (kernel.shared_bytes, "{} bytes of shared memory a block"),
+        (kernel.spills, "{} spills"),
+    ]
+    for parts in (peaks, compute, fill):
+        if told := [text.format(value) for value, text in parts if value is not None]:
+            yield f"    {', '.join(told)}"
+    if kernel.stalls:
+        yield "    warps wait for: " + ", ".join(f"{stall.reason} {stall.share:.0%}" for stall in kernel.stalls)

@@ -1,0 +1,141 @@
+"""`kqueue sanitize` and `kqueue profile`: whom they ask, what they print, what they end with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from kqueue.contract import Request
+from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
+from kqueue.store import evaluations, workers
+from tests.cli.command import Cli, Judgement, judge
+from tests.samples import passed
+
+PROBLEM = "SIZE = 4096\nclass Model: ...\n"
+KERNEL = "class ModelNew: ...  # mine\n"
+FOUND = Sanitized(
+    tool="memcheck",
+    errors=2,
+    findings=(SanitizerFinding(kind="Invalid __global__ read", kernel="\x1b[31mk", file="kernel.py", line=8, count=2),),
+    seconds=2.0,
+)
+CLEAN = Sanitized(tool="racecheck", errors=0, seconds=2.0)
+UNTOLD = Sanitized(tool="initcheck", error="it did not end within 300 s", seconds=300.0)
+
+
+def profile(ms: float) -> Profile:
+    kernel = KernelProfile(name="k", launches=1, duration_ms=ms, dram_gbs=1000.0, gflops=50.0)
+    return Profile(by="ncu", kernels=(kernel,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0)
+
+
+@pytest.fixture
+def gpu(engine: Engine) -> UUID:
+    """A live worker of the lane `gpu`, as the database knows it."""
+    identity = uuid4()
+    workers.register(engine, id=identity, name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
+    return identity
+
+
+def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") -> str:
+    """An evaluation that passed with this evidence."""
+    asked = Request(problem=PROBLEM, kernel=f"{KERNEL}# {label}\n", backend="triton", lane="gpu", kernel_label=label)
+    [done] = evaluations.submit(engine, [asked])
+    judge(engine, gpu, lambda _: passed(evidence=evidence))
+    return str(done.evaluation_id)
+
+
+def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
+    """Problem and timing of a batch's evaluations, in order."""
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT p.source, e.settings->'timing'->'enabled' = 'false'::jsonb FROM evaluations e"
+                " JOIN problems p ON p.hash = e.problem_hash WHERE e.batch = :batch ORDER BY e.submitted_at"
+            ),
+            {"batch": batch},
+        )
+        return [(source, bool(untimed)) for source, untimed in rows]
+
+
+@pytest.mark.parametrize(
+    ("runs", "status"),
+    [((CLEAN,), 0), ((CLEAN, FOUND), 1), ((FOUND, UNTOLD), 1), ((CLEAN, UNTOLD), 3), ((), 3)],
+)
+def test_an_evaluation_is_sanitised_by_the_fleet(
+    cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None], runs: tuple[Sanitized, ...], status: int
+) -> None:
+    """Its id is enough; sizes are made small; the status says if something was found."""
+    identity = known(engine, gpu, Evidence())
+    judging(lambda _: passed(evidence=Evidence(sanitized=runs)))
+    done = cli("sanitize", identity[:13])
+    assert done.returncode == status, done.stderr
+    assert ("Invalid __global__ read in \\x1b[31mk at kernel.py:8, 2 times" in done.stdout) == (FOUND in runs)
+    assert ("sizes were made small" in done.stderr) == bool(runs)
+    assert sources(engine, f"sanitize-{identity}") == [("SIZE = 128\nclass Model: ...\n", True)]
+
+
+def test_files_are_sanitised_too(cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None]) -> None:
+    """With the tools that are named; for programs as one line."""
+    cli.write("problem.py", PROBLEM)
+    cli.write("kernel.py", KERNEL)
+    judging(lambda _: passed(evidence=Evidence(sanitized=(FOUND,))))
+    files = ("kernel.py", "--problem", "problem.py", "--backend", "triton", "--lane", "gpu")
+    done = cli("sanitize", *files, "--tool", "memcheck", "--whole", "--json")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["category"], told["small"]) == ("passed", False)
+    assert told["sanitized"] == [FOUND.model_dump(mode="json")]
+
+
+def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -> None:
+    """Two are compared, and drawn in one picture. Nothing is judged for it."""
+    one = known(engine, gpu, Evidence(profile=profile(0.5)), "one")
+    other = known(engine, gpu, Evidence(profile=profile(0.25)), "other")
+    done = cli("profile", one, "--against", other, "--out", "roof.svg")
+    assert done.returncode == 0, done.stderr
+    assert "time on the GPU: 0.5 and 0.25 ms, 0.5x" in done.stdout
+    assert "one: k: 25% of the roof" in (cli.directory / "roof.svg").read_text()
+    drawn = cli("plot", one, "--kind", "roofline", "--out", "one.svg")
+    assert drawn.returncode == 0, drawn.stderr
+    told = json.loads(cli("profile", one, "--json").stdout)
+    assert told["kernels"][0]["profile"]["kernels"][0]["duration_ms"] == 0.5
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 2
+
+
+def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None]) -> None:
+    """With the problem as it is, and timed; where nothing was counted, the status says so."""
+    identity = known(engine, gpu, Evidence())
+    judging(lambda _: passed(evidence=Evidence(profile=Profile(by="ncu", error="there is no GPU", seconds=0))))
+    done = cli("profile", identity)
+    assert done.returncode == 3, done.stderr
+    assert "profile: there is no GPU" in done.stdout
+    assert sources(engine, f"profile-{identity}") == [(PROBLEM, False)]
+
+
+def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UUID) -> None:
+    """Is refused, with what to do."""
+    identity = known(engine, gpu, Evidence())
+    done = cli("sanitize", identity, "--tool", "leakcheck")
+    assert (done.returncode, "--tool leakcheck: it is one of memcheck" in done.stderr) == (2, True)
+    done = cli("profile", identity, "--lane", "gpu")
+    assert (done.returncode, "give --problem too" in done.stderr) == (2, True)
+    done = cli("sanitize", "mine.py", "--problem", "relu.py", "--lane", "cpu")
+    assert (done.returncode, "another lane than cpu" in done.stderr) == (2, True)
+    done = cli("profile", identity, "--out", "roof.gif")
+    assert (done.returncode, "must end in .svg or .png" in done.stderr) == (2, True)
+
+
+def test_a_fleet_that_is_not_there_is_waited_for_so_long(cli: Cli, engine: Engine, gpu: UUID) -> None:
+    """Then what waits is cancelled."""
+    identity = known(engine, gpu, Evidence())
+    done = cli("sanitize", identity, "--timeout", "2")
+    assert done.returncode == 4, done.stderr
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM evaluations WHERE state <> 'done'")) == 0

@@ -1,0 +1,157 @@
+"""What is asked of a judge for an examination, and the words and the picture of what came out."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue import examinations
+from kqueue.categories import Category
+from kqueue.contract import Request, Result, Sanitizer
+from kqueue.errors import InvalidRequest
+from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding, Stall
+from tests.samples import ended, passed
+
+PROBLEM = """
+SIZE = 4000
+class Model:
+    layers = 4000
+def get_inputs():
+    return [torch.randn(SIZE, 1024, 3)]
+"""
+SMALL = PROBLEM.replace("SIZE = 4000", "SIZE = 125").replace("1024", "128")
+TOOLS = (Sanitizer.MEMCHECK, Sanitizer.RACECHECK)
+
+OUTSIDE = SanitizerFinding(
+    kind="Invalid __global__ read of size 16 bytes",
+    kernel="k",
+    file="kernel.py",
+    line=8,
+    block=(0, 0, 0),
+    thread=(122, 0, 0),
+    address="0xfa0",
+    size_bytes=16,
+    allocation_bytes=400,
+    distance_bytes=1,
+    count=6,
+)
+COUNTED = KernelProfile(
+    name="k",
+    launches=1,
+    duration_ms=0.5,
+    grid=(2, 1, 1),
+    block=(128, 1, 1),
+    registers=18,
+    spills=0,
+    dram_bytes=1e9,
+    dram_gbs=2000.0,
+    dram_share=0.5,
+    gflops=500.0,
+    stalls=(Stall(reason="long_scoreboard", share=0.75),),
+)
+PROFILE = Profile(by="ncu", kernels=(COUNTED,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0)
+
+
+def request(lane: str = "gpu") -> Request:
+    return Request(problem=PROBLEM, kernel="class ModelNew: ...", backend="triton", lane=lane)
+
+
+def asked(results: list[Result], known: Category | None, *, whole: bool = False) -> list[str]:
+    """The problems that are judged, one after the other, with these results."""
+    requests = examinations.sanitizing(request(), TOOLS, known, whole=whole)
+    problems: list[str] = []
+    one = next(requests)
+    for place, result in enumerate(results, 1):
+        problems.append(one.problem)
+        assert one.settings.examine.sanitize == TOOLS
+        assert not one.settings.timing.enabled
+        assert not one.reuse
+        if place < len(results):
+            one = requests.send(result)
+            continue
+        with pytest.raises(StopIteration) as end:
+            requests.send(result)
+        assert end.value.value is result
+    return problems
+
+
+def test_small_sizes_do_where_the_kernel_fares_alike() -> None:
+    """Else the problem is run as it is: where the kernel fails otherwise, or the small problem is none."""
+    wrong, broken = ended(Category.WRONG_VALUES), ended(Category.INVALID_PROBLEM)
+    assert asked([passed()], None) == [SMALL]
+    assert asked([passed()], Category.PASSED) == [SMALL]
+    assert asked([wrong], Category.WRONG_VALUES) == [SMALL]
+    assert asked([wrong, passed()], Category.PASSED) == [SMALL, PROBLEM]
+    assert asked([passed(), wrong], Category.WRONG_VALUES) == [SMALL, PROBLEM]
+    assert asked([broken, passed()], None) == [SMALL, PROBLEM]
+    assert asked([passed()], None, whole=True) == [PROBLEM]
+
+
+def test_the_cpu_has_no_such_tools() -> None:
+    with pytest.raises(InvalidRequest, match="another lane than cpu"):
+        next(examinations.sanitizing(request("cpu"), TOOLS))
+    with pytest.raises(InvalidRequest, match="another lane than cpu"):
+        next(examinations.profiling(request("cpu")))
+
+
+def test_a_profile_is_of_the_problem_as_it_is() -> None:
+    [one] = list(examinations.profiling(request()))
+    assert (one.problem, one.settings.timing.enabled, one.settings.examine.profile) == (PROBLEM, True, True)
+
+
+def test_findings_in_words() -> None:
+    """Who, where, how far beside what; a run that could not say all is no clean one."""
+    runs = (
+        Sanitized(tool="memcheck", errors=6, findings=(OUTSIDE,), seconds=7.44),
+        Sanitized(tool="racecheck", errors=0, seconds=1.0),
+        Sanitized(tool="initcheck", error="it did not end within 300 s", seconds=300.0),
+    )
+    assert list(examinations.lines(Evidence(sanitized=runs))) == [
+        "memcheck: 6 errors at 1 place (7.4 s)",
+        "  Invalid __global__ read of size 16 bytes in k at kernel.py:8, 6 times",
+        "    the first: thread (122, 0, 0) of block (0, 0, 0), address 0xfa0, 1 bytes behind an allocation of 400 bytes",
+        "racecheck: nothing found (1.0 s)",
+        "initcheck: says nothing: it did not end within 300 s",
+    ]
+
+
+def test_a_profile_in_words() -> None:
+    """What is not known is not said."""
+    text = "\n".join(examinations.lines(Evidence(profile=PROFILE)))
+    for told in (
+        "by Nsight Compute (3.0 s)",
+        "k: 0.5 ms, grid (2, 1, 1) of (128, 1, 1) threads",
+        "memory: 1e+09 bytes, 2000 GB/s, peak 4000 GB/s, 50% of it",
+        "compute: 500 GFLOP/s, peak 6e+04 GFLOP/s",
+        "18 registers a thread, 0 spills",
+        "warps wait for: long_scoreboard 75%",
+    ):
+        assert told in text, told
+    assert "occupancy" not in text
+    bare = Profile(by="cupti", kernels=(KernelProfile(name="k", launches=2, duration_ms=0.5),), error="no", seconds=1)
+    assert list(examinations.lines(Evidence(profile=bare))) == [
+        "profile of one call, by CUPTI, without counters (1.0 s)",
+        "  no",
+        "  k: 0.5 ms, 2 launches",
+    ]
+    assert list(examinations.lines(Evidence(profile=Profile(by="ncu", error="there is no GPU", seconds=0)))) == [
+        "profile: there is no GPU"
+    ]
+
+
+def test_two_profiles_are_compared() -> None:
+    """In what is known of both."""
+    faster = COUNTED.model_copy(update={"duration_ms": 0.25, "spills": None})
+    other = PROFILE.model_copy(update={"kernels": (faster, faster.model_copy(update={"duration_ms": 0.125}))})
+    assert list(examinations.compared(PROFILE, other)) == [
+        "time on the GPU: 0.5 and 0.375 ms, 0.75x",
+        "launches: 1 and 2, 2x",
+        "memory traffic: 1e+09 and 2e+09 bytes, 2x",
+    ]
+
+
+def test_kernels_without_counters_stand_on_no_roofline() -> None:
+    bare = KernelProfile(name="copy", launches=1, duration_ms=1.0)
+    chart = examinations.roofline("t", {"mine": PROFILE.model_copy(update={"kernels": (COUNTED, bare)})})
+    assert (chart.peak_gbs, chart.peak_gflops) == (4000.0, 60_000.0)
+    assert [(spot.label, spot.flops_per_byte, spot.gflops) for spot in chart.spots] == [("k", 0.25, 500.0)]
+    assert not examinations.roofline("t", {"mine": Profile(by="cupti", kernels=(bare,), seconds=1)}).spots
