@@ -138,14 +138,16 @@ def _of_finding(finding: SanitizerFinding) -> Iterator[str]:
     if finding.file:
         where += f" at {finding.file}" + ("" if finding.line is None else f":{finding.line}")
     yield f"  {finding.kind}{where}" + (f", {finding.count} times" if finding.count > 1 else "")
-    told = []
+    told: list[str] = []
     if finding.thread is not None:
         told.append(f"thread {finding.thread}" + ("" if finding.block is None else f" of block {finding.block}"))
     if finding.address is not None:
         told.append(f"address {finding.address}")
     if finding.distance_bytes is not None and finding.allocation_bytes is not None:
         side = "behind" if finding.distance_bytes >= 0 else "before"
-        told.append(f"{abs(finding.distance_bytes)} bytes {side} an allocation of {finding.allocation_bytes} bytes")
+        far = abs(finding.distance_bytes)
+        plural = "" if far == 1 else "s"
+        told.append(f"{far} byte{plural} {side} an allocation of {finding.allocation_bytes} bytes")
     if told:
         yield f"    the first: {', '.join(told)}"
     elif finding.detail:

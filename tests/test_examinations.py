@@ -108,7 +108,7 @@ def test_findings_in_words() -> None:
     assert list(examinations.lines(Evidence(sanitized=runs))) == [
         "memcheck: 6 errors at 1 place (7.4 s)",
         "  Invalid __global__ read of size 16 bytes in k at kernel.py:8, 6 times",
-        "    the first: thread (122, 0, 0) of block (0, 0, 0), address 0xfa0, 1 bytes behind an allocation of 400 bytes",
+        "    the first: thread (122, 0, 0) of block (0, 0, 0), address 0xfa0, 1 byte behind an allocation of 400 bytes",
         "racecheck: nothing found (1.0 s)",
         "initcheck: says nothing: it did not end within 300 s",
     ]
