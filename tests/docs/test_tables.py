@@ -45,6 +45,11 @@ def test_make_help_lists_every_target() -> None:
     assert set(rows) == set(phony[1].split())
 
 
+def test_the_readme_fits_two_screens() -> None:
+    """The README tells the project and leads to docs/, which has the rest."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
 def test_every_folder_of_tests_has_a_row() -> None:
     """CONTRIBUTING.md says of each folder of tests what it holds to, and of none that is not there."""
     document = (ROOT / "CONTRIBUTING.md").read_text()
