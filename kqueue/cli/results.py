@@ -36,6 +36,8 @@ _WHERE: Final = ("category", "blame", *_FIELDS)
 _CANCELLED: Final = 1000
 #: Producers that `status` shows.
 _CROWDS: Final = 20
+#: Facts and evidence that `show` prints by themselves.
+_APART: Final = {"findings", "provenance", "sanitized", "profile"}
 #: Lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
 _Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
@@ -427,6 +429,7 @@ def print_result(
         all_of_log: print the whole log, not its last lines.
         evidence: print the evidence too, all of it.
     """
+    from kqueue import examinations
     from kqueue.cli.render import category_text, console, finding, provenance, ratio, yes_no
 
     console().print(category_text(result.category, result.blame), end="")
@@ -444,11 +447,13 @@ def print_result(
             *fields,
         )
     )
+    if tools := "\n".join(examinations.lines(result.evidence)):
+        _print_block("tools", tools)
     # Findings that ended the evaluation are among its facts.
     if found := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, found)))
     for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
-        told = part.model_dump(mode="json", exclude={"findings", "provenance"}) if part else {}
+        told = part.model_dump(mode="json", exclude=_APART) if part else {}
         if told:
             _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in told.items()))
     lines = result.log.splitlines()

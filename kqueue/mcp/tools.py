@@ -459,7 +459,9 @@ async def profile(
     request, found = await judged_once(caller, evaluation_id, "profile", priority)
     if found.evidence.profile is not None:
         return await _report(call, caller, evaluation_id, 0.0, request.kernel)
-    return await _examined(call, caller, examinations.profiling(request), timeout_s)
+    # By its name, so that a token for stored problems will do.
+    stored = request.model_copy(update={"problem": request.problem_name})
+    return await _examined(call, caller, examinations.profiling(stored), timeout_s)
 
 
 @_told
