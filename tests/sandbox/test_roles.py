@@ -192,7 +192,8 @@ class Cast:
         process.enter(Phase.EXAMINE, 60.0)
         page = memory("report", reports.SIZE)
         asked = Examine("memcheck", str(self.shelf / "tool"), problem, 50.0)
-        process.order(Order.EXAMINE, payload=asked, fds=(page,))
+        process.order(Order.EXAMINE, payload=asked)
+        process.order(Order.FINISH, fds=(page,))
         os.close(page)
 
 

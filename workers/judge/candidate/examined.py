@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,11 @@ from workers.judge.channel.randomness import set_seed
 #: The names of the files that :mod:`workers.judge.candidate.examiner` writes for it.
 PROBLEM: Final = "problem.py"
 JOB: Final = "job.json"
+#: The file by which the program says that it is ready, and the one for which it waits then.
+READY: Final = "ready"
+GO: Final = "go"
+#: Seconds between two looks for it.
+_LOOK_S: Final = 0.005
 #: Calls before the one that is profiled: they compile, choose and fill caches of the libraries.
 _WARMUP: Final = 2
 
@@ -42,7 +48,7 @@ def job_to(job: Job) -> str:
 
 
 def main(*, profile: bool) -> None:
-    """Import the problem and the kernel in the working directory, and make one call.
+    """Import the problem and the kernel in the working directory when told to, and make one call.
 
     Args:
         profile: call before as well, and have the tool look at the last call alone.
@@ -50,6 +56,9 @@ def main(*, profile: bool) -> None:
     Raises:
         Exception: whatever the two raise.
     """
+    Path(READY).touch()
+    while not Path(GO).exists():
+        time.sleep(_LOOK_S)
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(job_from(Path(JOB).read_text(encoding="utf-8")))
     problem = _import(Path(PROBLEM))

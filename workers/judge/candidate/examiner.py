@@ -6,12 +6,14 @@ put into one form here, as the judge reads no file of a sealed process.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,8 @@ from workers.judge.channel import reports
 from workers.judge.channel.protocol import Command, Examine, Order, Reply
 
 _LOG: Final = "tool.log"
+#: Seconds between two looks whether the program is ready.
+_LOOK_S: Final = 0.01
 #: The most of a log that is read, in bytes.
 _LOG_BYTES: Final = 8 << 20
 #: How many errors compute-sanitizer tells one by one.
@@ -40,7 +44,11 @@ class Examiner(Harness):
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
-        self.orders = {Order.OPEN: self._take_job, Order.EXAMINE: self._examine}
+        self.orders = {
+            Order.OPEN: self._take_job,
+            Order.EXAMINE: self._start,
+            Order.FINISH: self._finish,
+        }
 
     @property
     def on_gpu(self) -> bool:
@@ -51,24 +59,35 @@ class Examiner(Harness):
         self._job = command.payload
         return self.done(command)
 
-    def _examine(self, command: Command) -> Reply:
-        asked: Examine = command.payload
-        [memory] = command.descriptors
-        Path(examined.PROBLEM).write_text(asked.problem, encoding="utf-8")
+    def _start(self, command: Command) -> Reply:
+        self._asked: Examine = command.payload
+        self._until = time.monotonic() + self._asked.seconds
+        Path(examined.PROBLEM).write_text(self._asked.problem, encoding="utf-8")
         Path(examined.JOB).write_text(examined.job_to(self._job), encoding="utf-8")
-        status = _run(asked)
-        read: Callable[[str], dict[str, Any]] = profile if asked.tool == "ncu" else findings
+        self._tool = _start(self._asked)
+        while not Path(examined.READY).exists() and self._tool.poll() is None and time.monotonic() < self._until:
+            time.sleep(_LOOK_S)
+        self._left_s = self._until - time.monotonic()  # waiting for the device is not the tool's time
+        return self.done(command)
+
+    def _finish(self, command: Command) -> Reply:
+        [memory] = command.descriptors
+        Path(examined.GO).touch()
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends with this process; what it has told counts
+            status = self._tool.wait(max(self._left_s, 0.0))
+        read: Callable[[str], dict[str, Any]] = profile if self._asked.tool == "ncu" else findings
         told = read(_log())
         if status is None:
-            told["error"] = f"it did not end within {asked.seconds:.0f} s"
+            told["error"] = f"it did not end within {self._asked.seconds:.0f} s"
         elif status and not (told.get("findings") or told.get("error")):  # what was found may well have ended it
             told["error"] = f"the kernel under the tool ended with status {status}"
         reports.write(memory, json.dumps(told))
         return self.done(command)
 
 
-def _run(asked: Examine) -> int | None:
-    """Run the tool; return its exit status, or None if it did not end in time."""
+def _start(asked: Examine) -> subprocess.Popen[bytes]:
+    """Start the tool, with the program below it."""
     tool = [
         *(asked.program, "--log-file", _LOG, "--target-processes", "application-only"),
         *(_PROFILER if asked.tool == "ncu" else _SANITIZER),
@@ -78,11 +97,7 @@ def _run(asked: Examine) -> int | None:
     own = {} if asked.tool == "ncu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[3]), asked.tool]
-    running = subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
-    try:
-        return running.wait(asked.seconds)
-    except subprocess.TimeoutExpired:
-        return None  # it ends with this process; what the tool has told so far counts
+    return subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
 
 
 #: The folder that our packages lie in may not be listed, so that nothing there is found by name.

@@ -122,8 +122,10 @@ class Order(IntEnum):
     WIDEN = 19
     """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
     EXAMINE = 22
-    """Run the kernel and its problem in a program of their own, under a tool (:class:`Examine`); what the tool says
-    goes to the memory beside the order."""
+    """Start a program for the kernel and its problem, under a tool (:class:`Examine`). It waits before it opens the
+    device."""
+    FINISH = 23
+    """Let that program go on, and wait for its end; what the tool says goes to the memory beside the order."""
     REST = 20
     """In a reference: give memory back that is not in use; it may serve another evaluation later."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.host import toolchain
 from workers.judge.keeper.handle import ForkServerError
 from workers.judge.keeper.process import SealedProcess
+from workers.judge.trial.steps import Steps
 
 #: The programs, by the tool's name.
 _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
@@ -34,6 +35,11 @@ _MOST: Final = 32
 _GRACE_S: Final = 10.0
 #: The last line of a traceback.
 _RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
+#: The steps of a run: what needs no device, and what does. Waiting for the device is none of its time.
+_STARTING: Final = "start_examine"
+_SPENT: Final = (_STARTING, "untimed_examine", "alone_examine")
+#: Holds the device during a block, for the step of this name.
+_Hold = Callable[[str], AbstractContextManager[None]]
 #: The most characters of a text that a tool or a kernel chose.
 _TEXT: Final = 500
 
@@ -41,22 +47,24 @@ _TEXT: Final = 500
 class Examiner:
     """The examination that an evaluation asks for."""
 
-    def __init__(self, request: Request, job: Job, fork: Callable[[], SealedProcess]) -> None:
+    def __init__(self, request: Request, job: Job, fork: Callable[[], SealedProcess], steps: Steps) -> None:
         """Run nothing yet.
 
         Args:
             request: what is judged.
             job: the kernel's, as its candidate had it.
             fork: makes the sealed process for one run.
+            steps: the evaluation's.
         """
         self._request = request
         self._job = job
         self._fork = fork
-        self._until = time.monotonic() + request.settings.deadlines.examine_s
+        self._steps = steps
+        self._left_s = request.settings.deadlines.examine_s
 
     def sanitize(self, tool: str) -> dict[str, Any]:
         """Run the kernel under a tool of compute-sanitizer; return :class:`~kqueue.evidence.Sanitized`'s fields."""
-        told, seconds = self._run(tool, _SANITIZER)
+        told, seconds = self._run(tool, _SANITIZER, self._steps.untimed)
         findings = [_bounded(finding) for finding in _list(told, "findings")[:_MOST]]
         fields = {"tool": tool, "seconds": seconds, "error": _error(told)}
         try:
@@ -71,7 +79,8 @@ class Examiner:
         Args:
             seen: what the candidate has told of its kernels before, which takes the place of counters.
         """
-        told, seconds = self._run(_PROFILER, _PROFILER)
+        # Counters are the device's, and each launch is repeated for them.
+        told, seconds = self._run(_PROFILER, _PROFILER, self._steps.alone)
         kernels = [_bounded(kernel) for kernel in _list(told, "kernels")[:_MOST]]
         fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": _error(told)}
         if kernels:
@@ -85,23 +94,27 @@ class Examiner:
         rows = [KernelProfile(name=row.name, launches=row.launches, duration_ms=row.ns / 1e6) for row in seen[:_MOST]]
         return Profile.model_validate(fields | {"by": "cupti", "kernels": rows}).model_dump()
 
-    def _run(self, tool: str, program: str) -> tuple[dict[str, Any], float]:
+    def _run(self, tool: str, program: str, hold: _Hold) -> tuple[dict[str, Any], float]:
         """Make one run; return what was told, with ``error`` where that is not all, and the seconds that it took."""
-        begun = time.monotonic()
-        left = self._until - begun
         found = toolchain.program(program)
         if found is None:
             return {"error": f"{program} is not installed on this host: it comes with the CUDA toolkit"}, 0.0
-        if left <= 0:
+        if self._left_s <= 0:
             return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
+        order = Examine(tool, found, self._request.problem, self._left_s)
+        told: dict[str, Any] = {}
+        spent = -sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         try:
-            told = self._ask(Examine(tool, found, self._request.problem, left))
+            with self._steps.backstop(Phase.EXAMINE):
+                told = self._ask(order, hold)
         except (EvaluationEnded, ForkServerError, reports.NotReported) as error:
             told = {"error": str(error)}
-        return told, round(time.monotonic() - begun, 6)
+        spent += sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
+        self._left_s -= spent
+        return told, round(spent, 6)
 
-    def _ask(self, order: Examine) -> dict[str, Any]:
-        """Have a new process carry an order out.
+    def _ask(self, order: Examine, hold: _Hold) -> dict[str, Any]:
+        """Have a new process carry an order out, on the device from where it needs that.
 
         Raises:
             EvaluationEnded: it was ended, at its deadline or beyond its limits.
@@ -111,9 +124,12 @@ class Examiner:
         page = memory("kqueue-report", reports.SIZE)
         process = self._fork()
         try:
-            process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
-            process.order(Order.OPEN, payload=self._job)
-            process.order(Order.EXAMINE, payload=order, fds=(page,))
+            with self._steps.timed(_STARTING):
+                process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
+                process.order(Order.OPEN, payload=self._job)
+                process.order(Order.EXAMINE, payload=order)
+            with hold("examine"), self._steps.backstop(Phase.EXAMINE):
+                process.order(Order.FINISH, fds=(page,))
             told = reports.read(page)
         finally:
             os.close(page)

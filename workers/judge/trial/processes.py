@@ -25,6 +25,7 @@ from workers.judge.trial.cases import DTYPES
 from workers.judge.trial.examine import Examiner
 from workers.judge.trial.exchange import Candidate, Exchange, await_opening
 from workers.judge.trial.reference import Reference
+from workers.judge.trial.steps import Steps
 
 #: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there.
 _REFERENCE_HOST: Final = 4
@@ -153,12 +154,12 @@ class Processes:
         process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
         return exchange
 
-    def examiner(self) -> Examiner:
+    def examiner(self, steps: Steps) -> Examiner:
         """Return what examines the kernel, in processes of its own, when all others have ended."""
         kernel, built = self._request.kernel, self._built
         profile = self._profile(Role.EXAMINED, built=built)
         job = self._job(kernel, static.ENTRY, built=built or "")
-        return Examiner(self._request, job, lambda: self._fork(replace(profile, scratch=self._new_scratch())))
+        return Examiner(self._request, job, lambda: self._fork(replace(profile, scratch=self._new_scratch())), steps)
 
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""

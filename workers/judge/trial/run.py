@@ -709,16 +709,14 @@ class _Evaluation:
             self._evidence["sanitized"] = [{"tool": tool} | why for tool in asked.sanitize] or None
             self._evidence["profile"] = ({"by": "ncu"} | why) if asked.profile else None
             return
-        examiner = self._processes.examiner()
+        examiner = self._processes.examiner(self._steps)
         try:
             if asked.sanitize:
-                with self._steps.untimed("examine"), self._steps.backstop(Phase.EXAMINE):
-                    self._evidence["sanitized"] = [examiner.sanitize(tool) for tool in asked.sanitize]
+                self._evidence["sanitized"] = [examiner.sanitize(tool) for tool in asked.sanitize]
             if asked.profile:
-                # Counters are the device's, and each launch is repeated for them.
-                with self._steps.alone("examine"), self._steps.backstop(Phase.EXAMINE):
-                    self._evidence["profile"] = examiner.profile(self._activities)
-            self._test_device()
+                self._evidence["profile"] = examiner.profile(self._activities)
+            with self._steps.untimed("test"):
+                self._test_device()
         except (EvaluationEnded, torch.AcceleratorError, CudaCallError) as error:
             self._records.doubt(self._place.device, f"a kernel was examined, and since then: {error}")
 
