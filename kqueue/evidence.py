@@ -723,6 +723,8 @@ class Evidence(Part):
     it (``durations_s.wait_for_device``). None where there was none."""
     durations_s: dict[str, float] | None = _ABSENT
     """Time of each step, in seconds, by the step's name. Steps may contain other steps."""
+    begun_s: dict[str, float] | None = _ABSENT
+    """When each step first began, in seconds after the judge took the evaluation up, by the step's name."""
     peak_bytes: int | None = _ABSENT
     """Largest private memory of the candidate's process tree, in bytes."""
     output_bytes: int | None = _ABSENT

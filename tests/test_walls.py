@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("module", ["workers.judge.keeper.forkserver", "workers.judge.candidate.harness"])
 def test_a_candidate_s_process_never_loads_what_knows_credentials(module: str) -> None:
-    """What the fork server really imports holds no database driver, no broker and no settings."""
+    """What the fork server really imports holds no database driver, no broker, no trace and no settings."""
     code = f"""
 import sys, importlib
 importlib.import_module({module!r})
-bad = [m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'psycopg', 'celery', 'redis', 'kombu')
+knows = ('sqlalchemy', 'psycopg', 'celery', 'redis', 'kombu', 'opentelemetry')
+bad = [m for m in sys.modules if m.split('.')[0] in knows
        or m in ('kqueue.config', 'kqueue.broker') or m.startswith(('kqueue.store', 'workers.judge.trial'))]
 print(bad)
 """
@@ -34,7 +35,10 @@ print(bad)
         ("import kqueue", {"celery", "httpx", "pydantic", "sqlalchemy", "torch"}),
         ("import kqueue; kqueue.Client", {"celery", "httpx", "numpy", "sqlalchemy", "torch", "triton"}),
         ("import kqueue; kqueue.Client(database_url='postgresql://x/y')", {"httpx", "numpy", "torch", "triton"}),
-        ("import kqueue; kqueue.RemoteClient", {"celery", "kombu", "psycopg", "rich", "sqlalchemy", "torch"}),
+        (
+            "import kqueue; kqueue.RemoteClient",
+            {"celery", "kombu", "opentelemetry", "psycopg", "rich", "sqlalchemy", "torch"},
+        ),
         ("import kqueue.store.evaluations, kqueue.store.workers", {"celery", "kombu", "redis"}),
     ],
 )
@@ -53,7 +57,9 @@ def test_httpx_s_command_line_is_itself_again() -> None:
 
 
 def test_the_supervisor_is_light() -> None:
-    """It judges nothing, so it loads neither torch nor Triton: memory, and seconds at each start."""
-    code = "import sys, workers.fleet; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    """It judges nothing and sends no trace: memory, and seconds at each start."""
+    # redis loads OpenTelemetry's metrics by itself where they are installed.
+    needless = ("torch", "triton", "numpy", "opentelemetry.exporter", "workers.traces")
+    code = f"import sys, workers.fleet; print([m for m in {needless} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -33,6 +33,7 @@ from kqueue import logs
 from kqueue.config import Config, load
 from kqueue.errors import KqueueError
 from workers.bookkeeping import Bookkeeping
+from workers.exporter import Exporter
 from workers.judge.deaths import describe
 from workers.judge.gpu.devices import Device, choose, devices
 from workers.judge.host import holders, linux
@@ -108,6 +109,7 @@ class Supervisor:
         self._monitor = Monitor(self._books.engine, self._host, gpus, locks, ledgers, canary=canary)
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
+        self._exporter = Exporter(config)
         self._look_at = 0.0
         #: Why CPU slots must take no evaluations: probes were judged wrongly.
         self._held: str | None = None
@@ -171,6 +173,7 @@ class Supervisor:
     def _step(self) -> None:
         now = time.monotonic()
         self._scratch.reap()
+        self._exporter.step(now)
         for worker in self._workers:
             if (code := worker.returncode(now)) is not None:
                 self._bury(worker, code)
@@ -282,7 +285,7 @@ class Supervisor:
     def _spared(self) -> set[int]:
         """Return the children that a sweep must leave alone: those in use, and those that do not die."""
         known = {worker.process.pid for worker in self._workers if worker.process is not None}
-        known |= self._scratch.pids() | self._monitor.pids()
+        known |= self._scratch.pids() | self._monitor.pids() | self._exporter.pids()
         return known.union(*(worker.survivors for worker in self._workers))
 
     def _look_after_survivors(self, worker: WorkerProcess, now: float) -> None:
@@ -319,6 +322,7 @@ class Supervisor:
         self._monitor.stop()
         for worker in self._workers:
             worker.kill()
+        self._exporter.stop()
         deadline = time.monotonic() + STUCK_S
         while not linux.sweep(set()) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -61,7 +61,14 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
 
 
 def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker process's environment: ``base``, the settings, and the slot. Holds secrets."""
-    env = dict(base) | config.environment() | {VARIABLE: slot.to_json()}
+    """Return a worker process's environment: ``base``, the settings, and the slot. Holds secrets.
+
+    Of OpenTelemetry's settings, among which are a collector's credentials, a worker has no use.
+    """
+    env = (
+        {name: value for name, value in base.items() if not name.startswith("OTEL_")}
+        | config.environment()
+        | {VARIABLE: slot.to_json()}
+    )
     set_environment(env, slot, cores)
     return env

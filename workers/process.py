@@ -94,7 +94,7 @@ class WorkerProcess:
         command += ["--loglevel", config.log_level.upper()]
         # A killed worker's temporary files go with the slot's directory when the next worker starts.
         full = environment(slot, config, cores, os.environ) | {"TMPDIR": str(slot.scratch)}
-        settings = _in_memory(full)
+        settings = in_memory(full)
         env = clean_environment(full) | logs.environment(config)
         env |= {
             VARIABLE: full[VARIABLE],
@@ -189,7 +189,7 @@ class WorkerProcess:
             self._link = None
 
 
-def _in_memory(settings: Mapping[str, str]) -> int:
+def in_memory(settings: Mapping[str, str]) -> int:
     """Return a descriptor to read the settings from. Unlike an environment, no other process can see it."""
     descriptor = os.memfd_create("kqueue-settings", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "w") as stream:

@@ -14,7 +14,7 @@ from uuid import UUID
 from celery import Celery
 from pydantic import SecretStr
 
-from kqueue import broker
+from kqueue import broker, tracing
 from kqueue.client.entries import at
 from kqueue.client.transport import Accepted, Transport
 from kqueue.config import Config, load
@@ -87,18 +87,24 @@ class DatabaseTransport(Transport):
                 self._checked = True
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
-        self._ready()
-        live = self._live()
-        resolved = self._resolve(requests, live, allow_idle_lane)
-        for number, request in enumerate(resolved):
-            if isinstance(request, InvalidRequest):
-                raise at(number, request) if len(resolved) > 1 else request
-        return self._accept(
-            [request for request in resolved if isinstance(request, Request)], live, self._any_lane(requests)
-        )
+        with tracing.submission(len(requests)) as traceparent:
+            self._ready()
+            live = self._live()
+            resolved = self._resolve(requests, live, allow_idle_lane)
+            for number, request in enumerate(resolved):
+                if isinstance(request, InvalidRequest):
+                    raise at(number, request) if len(resolved) > 1 else request
+            good = [request for request in resolved if isinstance(request, Request)]
+            return self._accept(good, live, self._any_lane(requests), traceparent)
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
+    ) -> list[Accepted | InvalidRequest]:
+        with tracing.submission(sum(isinstance(entry, Request) for entry in entries)) as traceparent:
+            return self._submit_each(entries, allow_idle_lane, traceparent)
+
+    def _submit_each(
+        self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool, traceparent: str | None
     ) -> list[Accepted | InvalidRequest]:
         self._ready()
         live = self._live()
@@ -109,7 +115,7 @@ class DatabaseTransport(Transport):
         while True:
             try:
                 requests = [entry for entry in entries if isinstance(entry, Request)]
-                accepted = iter(self._accept(requests, live, any_lane))
+                accepted = iter(self._accept(requests, live, any_lane, traceparent))
             except IdempotencyConflict as conflict:
                 entries = [
                     IdempotencyConflict([entry.idempotency_key])
@@ -153,12 +159,17 @@ class DatabaseTransport(Transport):
         }
 
     def _accept(
-        self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str]
+        self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str], traceparent: str | None
     ) -> list[Accepted]:
         """Write evaluations, and send the messages of those that are among the next."""
         app = self._app
         submitted = evaluations.submit(
-            self._engine, requests, slots=live, any_lane=any_lane, reuse_s=self._config.lease_s
+            self._engine,
+            requests,
+            slots=live,
+            any_lane=any_lane,
+            reuse_s=self._config.lease_s,
+            traceparent=traceparent,
         )
         messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:

@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final
 from uuid import UUID
 
+from kqueue import tracing
 from kqueue.client import wire
 from kqueue.client.polling import POLLS, Polling
 from kqueue.client.server import Server
@@ -55,7 +56,7 @@ class HttpTransport(Transport):
         path = "/v1/evaluations" if len(requests) == 1 else "/v1/evaluations/batch"
         entries = [wire.dump_request(request) for request in requests]
         body = entries[0] if len(entries) == 1 else {"entries": entries}
-        answer = self._ask("POST", path, body=body, query={"allow_idle_lane": allow_idle_lane})
+        answer = self._submit(path, body, len(entries), allow_idle_lane)
         accepted = [answer] if len(entries) == 1 else answer["evaluations"]
         return [wire.load_accepted(request, one) for request, one in zip(requests, accepted, strict=True)]
 
@@ -66,7 +67,7 @@ class HttpTransport(Transport):
         results: list[Accepted | InvalidRequest] = []
         for chunk in wire.chunks(good):
             body = {"entries": [wire.dump_request(request) for request in chunk]}
-            answer = self._ask("POST", "/v1/evaluations/each", body=body, query={"allow_idle_lane": allow_idle_lane})
+            answer = self._submit("/v1/evaluations/each", body, len(chunk), allow_idle_lane)
             results += [wire.load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
         rest = iter(results)
         return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
@@ -128,6 +129,11 @@ class HttpTransport(Transport):
         self._polling.fail(KqueueError("the client was closed"))
         await self._server.close()
         asyncio.get_running_loop().stop()
+
+    def _submit(self, path: str, body: Any, count: int, allow_idle_lane: bool) -> dict[str, Any]:
+        with tracing.submission(count) as traceparent:
+            headers = {} if traceparent is None else {tracing.HEADER: traceparent}
+            return self._ask("POST", path, body=body, query={"allow_idle_lane": allow_idle_lane}, headers=headers)
 
     def _ask(self, method: str, path: str, **parts: Any) -> dict[str, Any]:
         """As :meth:`Server.ask`, for the caller's thread."""

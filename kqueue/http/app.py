@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kqueue import tracing
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
@@ -90,8 +91,8 @@ def create_app(
 class _Guard:
     """What comes before every route.
 
-    It refuses requests whose end is in doubt, reads no body of a stranger and none that is too large, and keeps
-    browsers from guessing at media types.
+    It refuses requests whose end is in doubt, reads no body of a stranger and none that is too large, keeps browsers
+    from guessing at media types, and notes the trace that the caller names.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, open_forms: Collection[str]) -> None:
@@ -137,7 +138,8 @@ class _Guard:
             except (HttpError, KqueueError) as error:
                 await failures.refusal(error, scope["path"])(scope, receive, plain)
                 return
-        await self._app(scope, bounded, plain)
+        with tracing.received(headers.get(tracing.HEADER.encode())):
+            await self._app(scope, bounded, plain)
 
 
 def _refusal(most: int) -> str:

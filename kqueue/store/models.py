@@ -180,6 +180,8 @@ class Evaluation(Base):
     """True if the verdict of an equal evaluation will do."""
     probe: Mapped[bool] = mapped_column(server_default=text("false"))
     """True for one of the fleet's own, which shows what its judge is worth (:mod:`kqueue.store.probes`)."""
+    traceparent: Mapped[str | None]
+    """The producer's span, as W3C's trace context writes it; null if the producer named none."""
 
 
 class Share(Base):

@@ -83,6 +83,7 @@ _PRODUCE: Final[_Rights] = {
             "priority",
             "producer",
             "reuse",
+            "traceparent",
         ),
         "UPDATE": ("published_at",),
     },

@@ -104,9 +104,10 @@ def test_slots_of_a_host_without_gpus(config: Config) -> None:
 def test_a_worker_sees_its_gpu_only(config: Config) -> None:
     """Pinned by UUID before anything is imported; a CPU worker sees no GPU and interprets Triton."""
     gpu, *_, cpu = plan(config.model_copy(update={"cpu_slots": 2}), GPUS[:1], 8)
-    on_gpu = environment(gpu, config, 8, {"TRITON_INTERPRET": "1"})
+    on_gpu = environment(gpu, config, 8, {"TRITON_INTERPRET": "1", "OTEL_EXPORTER_OTLP_HEADERS": "key=secret"})
     assert on_gpu["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-1"
     assert "TRITON_INTERPRET" not in on_gpu
+    assert not [name for name in on_gpu if name.startswith("OTEL_")]
     on_cpu = environment(cpu, config, 8, {})
     assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["TRITON_INTERPRET"], on_cpu["OMP_NUM_THREADS"]) == ("", "1", "4")
     assert on_gpu["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"

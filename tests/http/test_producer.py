@@ -21,6 +21,7 @@ NEEDLESS = {
     "celery",
     "kombu",
     "numpy",
+    "opentelemetry",
     "psycopg",
     "redis",
     "rich",

@@ -70,6 +70,7 @@ def submit(
     slots: Mapping[str, int] | None = None,
     any_lane: Collection[str] = (),
     reuse_s: float | None = None,
+    traceparent: str | None = None,
 ) -> list[Submitted]:
     """Write evaluations, all or none, and return them in the order of ``requests``.
 
@@ -84,6 +85,7 @@ def submit(
             its window holds, it is told to send them, and they count as sent. None leaves all messages to the fleet.
         any_lane: the idempotency keys of requests that asked for no certain lane.
         reuse_s: seconds for which a silent worker counts as one that serves; None to reuse no verdict.
+        traceparent: the trace that they belong to (:mod:`kqueue.tracing`).
 
     Raises:
         IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings, or
@@ -95,13 +97,13 @@ def submit(
         return []
     for _ in range(_TRIES - 1):
         try:
-            return _submit(engine, requests, slots, any_lane, reuse_s)
+            return _submit(engine, requests, slots, any_lane, reuse_s, traceparent)
         except _Removed:
             continue
         except IntegrityError as error:
             if not isinstance(error.orig, ForeignKeyViolation):
                 raise
-    return _submit(engine, requests, slots, any_lane, reuse_s)
+    return _submit(engine, requests, slots, any_lane, reuse_s, traceparent)
 
 
 def _submit(
@@ -110,6 +112,7 @@ def _submit(
     slots: Mapping[str, int] | None,
     any_lane: Collection[str],
     reuse_s: float | None,
+    traceparent: str | None,
 ) -> list[Submitted]:
     first: dict[str, int] = {}
     for i, request in enumerate(requests):
@@ -135,7 +138,7 @@ def _submit(
         crowd, nexts = _places(connection, {i: requests[i].lane for i in made}, slots)
         connection.execute(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
-            [_row(ids[i], requests[i], now, published=i in nexts) for i in ordered],
+            [_row(ids[i], requests[i], now, traceparent, published=i in nexts) for i in ordered],
         )
         rows = connection.execute(
             MESSAGES.add_columns(Evaluation.idempotency_key, Evaluation.reuse).where(
@@ -239,7 +242,9 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
     connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
 
 
-def _row(identity: UUID, request: Request, now: datetime, *, published: bool) -> dict[str, Any]:
+def _row(
+    identity: UUID, request: Request, now: datetime, traceparent: str | None, *, published: bool
+) -> dict[str, Any]:
     wait_s = request.queue_wait_s
     return {
         "id": identity,
@@ -256,4 +261,5 @@ def _row(identity: UUID, request: Request, now: datetime, *, published: bool) ->
         "priority": request.priority,
         "producer": request.producer or "",
         "reuse": request.reuse,
+        "traceparent": traceparent,
     }

@@ -14,6 +14,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.texts`        words in sources and logs
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
 :mod:`~kqueue.store.reports.ended`        what ended since a moment
+:mod:`~kqueue.store.reports.courses`      the whole course of what ended, in times
 :mod:`~kqueue.store.reports.cost`         what evaluations cost
 :mod:`~kqueue.store.reports.overview`     the fleet at a glance
 :mod:`~kqueue.store.reports.curves`       what charts show
@@ -35,6 +36,7 @@ from kqueue.store.reports.counts import (
     state_of,
     states,
 )
+from kqueue.store.reports.courses import Course, Try, courses
 from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
 from kqueue.store.reports.ended import Ended, ended, finished, now
@@ -51,6 +53,7 @@ __all__ = [
     "Best",
     "By",
     "Cost",
+    "Course",
     "Crowd",
     "Detail",
     "Earlier",
@@ -64,6 +67,7 @@ __all__ = [
     "Point",
     "Progress",
     "StoredProblem",
+    "Try",
     "Use",
     "Waiting",
     "Why",
@@ -73,6 +77,7 @@ __all__ = [
     "best",
     "best_so_far",
     "cost",
+    "courses",
     "crowds",
     "earlier",
     "ended",

@@ -688,6 +688,7 @@ class _Evaluation:
         if self._booking is not None:
             self._booking.release()
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
+        evidence["begun_s"] = {name: round(value, 6) for name, value in self._steps.begun.items()}
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._place.siblings
         if self._steps.waited_for:

@@ -34,6 +34,7 @@ class Steps:
 
     Attributes:
         durations: seconds that each named step took in all.
+        begun: seconds from the judge's beginning to that of each named step, the first time.
         waited_for: the processes of others that had the device while it was waited for, in words.
     """
 
@@ -42,12 +43,15 @@ class Steps:
         self._place = place
         self._total_s = total_s
         self.durations: dict[str, float] = {}
+        self.begun: dict[str, float] = {}
+        self._began = time.monotonic()
         self.waited_for: list[str] = []
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
         """Count the block's time among the durations."""
         begun = time.monotonic()
+        self.begun.setdefault(name, begun - self._began)
         try:
             yield
         finally:

@@ -1,0 +1,134 @@
+"""The whole course of evaluations that have ended, in times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import aliased
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend
+from kqueue.states import Priority, Writer
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL
+from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict, Worker
+from kqueue.store.sql import any_uuid, read
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt.
+
+    Attributes:
+        number: from 1.
+        worker, host: names.
+        device: a GPU's UUID, or ``cpu``.
+        started_at, ended_at: UTC. One that was cancelled is open until its worker ends it.
+        category, written_by: what it came to, and who recorded that; None while it is open.
+        handed_back: True if it was broken off because its worker was told to stop.
+        begun_s: seconds from its beginning to that of each of its judge's steps.
+        durations_s: seconds that each of them took in all.
+    """
+
+    number: int
+    worker: str
+    host: str
+    device: str
+    started_at: datetime
+    ended_at: datetime | None
+    category: Category | None
+    written_by: Writer | None
+    handed_back: bool
+    begun_s: dict[str, float]
+    durations_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """An evaluation that has its verdict, from its submission on.
+
+    Attributes:
+        evaluation_id: its id.
+        traceparent: the producer's span, as :mod:`kqueue.tracing` has it; None if none was named.
+        lane, priority: where it waited.
+        backend: what the kernel is written in.
+        submitted_at, finished_at: UTC.
+        category, blame, written_by: the verdict, and who recorded it.
+        reused: True if the verdict is that of an equal evaluation.
+        model: the GPU's or CPU's name; None where no judge came so far.
+        tries: the attempts, in order.
+    """
+
+    evaluation_id: UUID
+    traceparent: str | None
+    lane: str
+    priority: Priority
+    backend: Backend
+    submitted_at: datetime
+    finished_at: datetime
+    category: Category
+    blame: Blame
+    written_by: Writer
+    reused: bool
+    model: str | None
+    tries: tuple[Try, ...]
+
+
+def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
+    """Return the courses of evaluations; those without a verdict, and probes, are left out."""
+    final = aliased(Attempt)
+    query = (
+        select(
+            Verdict.evaluation_id,
+            Evaluation.traceparent,
+            Evaluation.lane,
+            Evaluation.priority,
+            Kernel.backend,
+            Evaluation.submitted_at,
+            Verdict.finished_at,
+            Verdict.category,
+            Verdict.blame,
+            Verdict.written_by,
+            Verdict.reused_from.is_not(None).label("reused"),
+            Environment.device.label("model"),
+        )
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+        .outerjoin(final, final.id == Verdict.attempt_id)
+        .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, final.environment_hash))
+        .where(Verdict.evaluation_id == any_uuid(ids), REAL)
+    )
+    outcome: Any = Attempt.outcome
+    attempts = (
+        select(
+            Attempt.evaluation_id,
+            Attempt.number,
+            Worker.name.label("worker"),
+            Worker.host,
+            Worker.device,
+            Attempt.started_at,
+            Attempt.ended_at,
+            Attempt.category,
+            Attempt.written_by,
+            Attempt.handed_back,
+            *(
+                func.coalesce(outcome["evidence"][name], func.jsonb_build_object()).label(name)
+                for name in ("begun_s", "durations_s")
+            ),
+        )
+        .join(Worker, Worker.id == Attempt.worker_id)
+        .where(Attempt.evaluation_id == any_uuid(ids))
+        .order_by(Attempt.evaluation_id, Attempt.number)
+    )
+    tries: defaultdict[UUID, list[Try]] = defaultdict(list)
+    with transaction(engine) as connection:
+        rows = connection.execute(query).all()
+        for row in connection.execute(attempts):
+            tries[row.evaluation_id] += read(Try, [row])
+    return [one for row in rows for one in read(Course, [row], tries=tuple(tries[row.evaluation_id]))]

@@ -1,0 +1,110 @@
+"""A collector of OpenTelemetry: it takes OTLP over HTTP on loopback, and keeps the spans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span as it came."""
+
+    service: str
+    name: str
+    trace: str
+    identity: str
+    above: str
+    kind: int
+    begin_ns: int
+    end_ns: int
+    status: int
+    attributes: dict[str, Any]
+
+
+@dataclass
+class Collector:
+    """What came, and how the next request is answered."""
+
+    url: str = ""
+    status: int = 200
+    spans: list[Span] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    refused: int = 0
+
+    def variables(self) -> dict[str, str]:
+        """The environment that names it."""
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.url, "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
+
+    def of(self, evaluation: object) -> list[Span]:
+        """The spans of the trace of an evaluation, once its own have come."""
+        identity = str(evaluation)
+        traces = {span.trace for span in self.spans if span.attributes.get("kqueue.evaluation.id") == identity}
+        return [span for span in self.spans if span.trace in traces]
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    """Take spans until the block ends."""
+    kept = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = b""
+            if self.path != "/v1/traces":
+                self.send_response(404)
+            elif kept.status != 200:
+                kept.refused += 1
+                self.send_response(kept.status)
+            else:
+                kept.bodies.append(body)
+                kept.spans += read(body)
+                answer = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is written."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        kept.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield kept
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def read(body: bytes) -> list[Span]:
+    """The spans of a request."""
+    return [
+        Span(
+            service=next(a.value.string_value for a in group.resource.attributes if a.key == "service.name"),
+            name=span.name,
+            trace=span.trace_id.hex(),
+            identity=span.span_id.hex(),
+            above=span.parent_span_id.hex(),
+            kind=span.kind,
+            begin_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            status=span.status.code,
+            attributes={a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes},
+        )
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    ]

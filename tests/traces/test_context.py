@@ -1,0 +1,57 @@
+"""What a `traceparent` says, and who reads one."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from opentelemetry.propagate import extract
+from opentelemetry.trace import get_current_span
+
+from kqueue import tracing
+from kqueue.tracing import Parent
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"00-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-00",
+        f"00-{TRACE}-{SPAN}-03",
+        f"cc-{TRACE}-{SPAN}-01-more",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-01\n",
+        "",
+    ],
+)
+def test_it_is_read_as_opentelemetry_reads_it(text: str) -> None:
+    """The same texts are taken, and with the same trace, span and flag."""
+    theirs = get_current_span(extract({"traceparent": text})).get_span_context()
+    ours = Parent.read(text)
+    if text.endswith("\n"):  # no header holds one
+        assert ours is None
+        return
+    assert (ours is not None) is theirs.is_valid
+    if ours is not None:
+        assert ours == (theirs.trace_id, theirs.span_id, theirs.trace_flags.sampled)
+        assert Parent.read(str(ours)) == ours
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_submission_belongs_to_the_request_s_trace(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenTelemetry's API loaded and unused, and without it; nothing but what names a trace is taken."""
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    header = f"00-{TRACE}-{SPAN}-01"
+    with tracing.received(header.encode()), tracing.submission(1) as parent:
+        assert parent == header
+    for wrong in (None, b"\xff", b"DROP TABLE", header.encode() * 2):
+        with tracing.received(wrong), tracing.submission(1) as parent:
+            assert parent is None

@@ -1,0 +1,217 @@
+"""Fleets that send traces, and such as are to and cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kqueue import logs
+from kqueue.config import Config
+from tests.fleet.told import Fleet, Services
+from tests.traces.collector import Collector, collector
+from workers.exporter import ENDPOINTS, Exporter, is_wanted
+from workers.judge.host import linux
+
+PRODUCER = Path(__file__).with_name("producer.py")
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def get_inputs():
+    return [torch.randn(64)]
+
+def get_init_inputs():
+    return []
+"""
+#: It tells what it can see of a trace.
+KERNEL = """
+import os, sys
+import torch
+
+print(sorted(name for name in os.environ if name.startswith(("OTEL", "TRACE"))))
+print([name for name in sys.modules if name.startswith("opentelemetry")])
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x.clamp(min=0)
+"""
+#: The protocol's numbers of kinds.
+INTERNAL, PRODUCES, CONSUMES = 1, 4, 5
+
+
+@pytest.fixture
+def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
+    """Starts a fleet that ends with the test: the next one's has the queue for itself."""
+    started: list[Fleet] = []
+
+    def begin(**how: Any) -> Fleet:
+        started.append(start_fleet(**how))
+        return started[-1]
+
+    yield begin
+    for fleet in started:
+        fleet.stop()
+
+
+@pytest.fixture
+def taking() -> Iterator[Collector]:
+    """A collector that takes all."""
+    with collector() as kept:
+        yield kept
+
+
+def sender(fleet: Fleet) -> list[int]:
+    """The process that sends a fleet's traces."""
+    return [
+        pid
+        for pid in linux.children(fleet.process.pid)
+        if b"workers.traces" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+
+
+def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
+    """The producer's spans, the wait, the attempt and the judge's steps; the kernel sees nothing of it."""
+    fleet = start(true=True, variables=taking.variables())
+    request = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch", "lane": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(PRODUCER), "direct", json.dumps(request)],
+        env=os.environ | services.config().environment() | taking.variables(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    ids = [UUID(line) for line in done.stdout.split()]
+    for identity in ids:
+        verdict = services.verdict(identity)
+        assert verdict.passed, (verdict.message, verdict.log)
+        assert "[]\n[]" in verdict.log
+        spans = services.until(lambda identity=identity: taking.of(identity), what="the trace")
+    assert {span.service for span in spans} == {"producer", "kqueue"}
+    [step] = [span for span in spans if span.name == "step 12"]
+    submits = [span for span in spans if span.name == "submit"]
+    roots = [span for span in spans if span.name == "evaluation"]
+    assert [(span.above, span.kind, span.attributes) for span in submits] == [
+        (step.identity, PRODUCES, {"kqueue.evaluations": 1})
+    ] * 2
+    # In a thread and in asyncio's loop: each evaluation is below its own submission.
+    assert {span.attributes["kqueue.evaluation.id"]: span.above for span in roots} == {
+        str(identity): span.identity for identity, span in zip(ids, submits, strict=True)
+    }
+    for root in roots:
+        assert root.kind == CONSUMES
+        assert {root.attributes[f"kqueue.{name}"] for name in ("category", "blame", "lane", "backend")} == {
+            *("passed", "none", "cpu", "torch")
+        }
+        assert root.attributes["kqueue.device"]
+        below = [span for span in spans if span.above == root.identity]
+        assert sorted(span.name for span in below) == ["attempt 1", "queue"]
+        attempt, queue = sorted(below, key=lambda span: span.name)
+        assert (queue.begin_ns, queue.end_ns) == (root.begin_ns, attempt.begin_ns)
+        assert attempt.attributes["kqueue.worker"] == fleet.live()[0].name
+        assert attempt.attributes["host.name"] == socket.gethostname()
+        steps = [span for span in spans if span.above == attempt.identity]
+        assert {"reference", "construct", "check", "alone_measure", "time"} <= {span.name for span in steps}
+        assert all(attempt.begin_ns <= span.begin_ns <= span.end_ns <= attempt.end_ns for span in steps)
+        assert {span.kind for span in (*below, *steps)} == {INTERNAL}
+    text = b"".join(taking.bodies)
+    assert b"ModelNew" not in text
+    assert services.config().require_database().encode() not in text
+
+
+def test_traces_of_the_last_moment_are_sent(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
+    """A fleet that ends tells of what it has just judged; its process is started again when it dies."""
+    fleet = start(variables=taking.variables())
+    [first] = services.until(lambda: sender(fleet), what="the process")
+    os.kill(first, 9)
+    services.until(lambda: sender(fleet) not in ([], [first]), what="another one")
+    running = services.submit("sleep 1")
+    services.started(running)
+    assert fleet.stop(15) == 0
+    assert services.verdict(running).passed
+    assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
+
+
+def test_a_collector_that_does_not_answer_changes_nothing(services: Services, start: Callable[..., Fleet]) -> None:
+    """One that takes the connection and says nothing: verdicts come, and the fleet ends when told to."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{silent.getsockname()[1]}"})
+        services.until(lambda: sender(fleet), what="the process")
+        ids = [services.submit("ok") for _ in range(5)]
+        assert all(services.verdict(identity).passed for identity in ids)
+        silent.settimeout(60)
+        held, _ = silent.accept()
+        with held:
+            [waits] = sender(fleet)
+            began = time.monotonic()
+            assert fleet.stop(15) == 0
+            assert time.monotonic() - began < 60
+            assert not services.alive(waits)
+
+
+def test_a_collector_that_is_not_there_is_told_once(services: Services, start: Callable[..., Fleet]) -> None:
+    """The log says what is wrong, and not at each try."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    assert services.verdict(services.submit("ok")).passed
+    services.until(lambda: "traces cannot be sent now" in fleet.log.read_text(), what="the line")
+    time.sleep(8)  # it tries again after five
+    assert fleet.log.read_text().count("traces cannot be sent now") == 1
+    assert fleet.stop(15) == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        ({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"}, True),
+        ({ENDPOINTS[1]: "http://127.0.0.1:4318"}, True),
+        ({ENDPOINTS[1]: " "}, False),
+        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "True"}, False),
+        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_opentelemetry_s_own_variables_switch_it_on(environment: dict[str, str], wanted: bool) -> None:
+    """There is no setting of kqueue's for it."""
+    assert is_wanted(environment) is wanted
+
+
+def test_without_a_setting_nothing_is_started(services: Services, start: Callable[..., Fleet]) -> None:
+    """No process, whatever is installed."""
+    fleet = start()
+    assert services.verdict(services.submit("ok")).passed
+    assert sender(fleet) == []
+
+
+def test_without_the_extra_the_fleet_says_what_to_install(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And runs as without the setting."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setenv(ENDPOINTS[1], "http://127.0.0.1:4318")
+    logs.configure(config)
+    sends = Exporter(config)
+    sends.step(time.monotonic())
+    assert sends.pids() == set()
+    sends.stop()
+    assert "pip install 'kqueue[telemetry]'" in capfd.readouterr().err

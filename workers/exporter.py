@@ -1,0 +1,104 @@
+"""The supervisor's process that tells a collector of OpenTelemetry about evaluations that have ended.
+
+It is a process of its own: a supervisor has one thread, and must not wait for a collector. Whatever becomes of it, no
+evaluation waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, Final
+
+import structlog
+
+from kqueue import logs
+from kqueue.config import Config
+from workers.judge.host import linux
+from workers.judge.keeper.handle import clean_environment
+from workers.process import in_memory
+
+_log: Any = structlog.get_logger(__name__)
+
+#: Either of them switches it on.
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+#: When the process has to have begun to look, on this host's monotonic clock.
+SINCE_VARIABLE: Final = "KQUEUE_TRACES_SINCE"
+_PROGRAM: Final = "workers.traces"
+_PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
+#: Seconds before one that ended is started again.
+_AGAIN_S: Final = 10.0
+#: Seconds that it may take to tell the last ones when the fleet ends.
+_LAST_S: Final = 5.0
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Return True if OpenTelemetry's own variables ask for traces."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() == "none":
+        return False
+    return any(environment.get(name, "").strip() for name in ENDPOINTS)
+
+
+class Exporter:
+    """The process, if it is wanted. :meth:`step` keeps it running, :meth:`stop` ends it."""
+
+    def __init__(self, config: Config) -> None:
+        """Look at the environment; nothing is started."""
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+        self._since = time.monotonic()
+        self._wanted = is_wanted(os.environ)
+        if self._wanted:
+            try:
+                metadata.version(_PACKAGE)
+            except metadata.PackageNotFoundError:
+                _log.error("no traces: `pip install 'kqueue[telemetry]'`, or unset the endpoint", missing=_PACKAGE)
+                self._wanted = False
+
+    def step(self, now: float) -> None:
+        """Start it if it does not run and is due."""
+        if not self._wanted:
+            return
+        if self._process is not None and (code := self._process.poll()) is not None:
+            _log.warning("the process that sends traces ended: it is started again", status=code)
+            self._process, self._start_at, self._since = None, now + _AGAIN_S, now
+        if self._process is None and now >= self._start_at:
+            self._process = self._start()
+
+    def pids(self) -> set[int]:
+        """Return the process, if it runs."""
+        return set() if self._process is None else {self._process.pid}
+
+    def stop(self) -> None:
+        """End it; it may tell of what has just ended, for a moment."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_S)
+        self._process.kill()
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The collector's credentials are among OpenTelemetry's variables.
+        full = dict(os.environ) | self._config.environment() | {SINCE_VARIABLE: str(self._since)}
+        settings = in_memory(full)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", _PROGRAM],
+                cwd="/",
+                env=clean_environment(full) | logs.environment(self._config),
+                stdin=settings,
+                start_new_session=True,
+                preexec_fn=linux.die_with(os.getpid()),
+            )
+        finally:
+            os.close(settings)
