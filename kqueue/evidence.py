@@ -723,6 +723,10 @@ class Evidence(Part):
     it (``durations_s.wait_for_device``). None where there was none."""
     durations_s: dict[str, float] | None = _ABSENT
     """Time of each step, in seconds, by the step's name. Steps may contain other steps."""
+    cpu_s: dict[str, float] | None = _ABSENT
+    """CPU time of the processes of the evaluation, all their threads and children included, in seconds: of the
+    ``judge``, ``reference``, ``candidate``, ``builder``, ``compiled`` (the reference under ``torch.compile``) and
+    ``examined``. Of a reference that was kept, what it used in this evaluation."""
     peak_bytes: int | None = _ABSENT
     """Largest private memory of the candidate's process tree, in bytes."""
     output_bytes: int | None = _ABSENT

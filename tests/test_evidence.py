@@ -76,6 +76,7 @@ STORED: dict[str, Any] = {
     "slots_on_device": 4,
     "waited_for": ["process 812 (python -m workers.fleet), started by process 800 (kqueue up)"],
     "durations_s": {"check": 0.125},
+    "cpu_s": {"judge": 0.25, "reference": 0.5, "candidate": 1.5},
     "peak_bytes": 1,
     "output_bytes": 2,
     "cleanup": "it did not answer",
