@@ -725,6 +725,10 @@ class Evidence(Part):
     """Time of each step, in seconds, by the step's name. Steps may contain other steps."""
     begun_s: dict[str, float] | None = _ABSENT
     """When each step first began, in seconds after the judge took the evaluation up, by the step's name."""
+    cpu_s: dict[str, float] | None = _ABSENT
+    """CPU time of the processes of the evaluation, all their threads and children included, in seconds: of the
+    ``judge``, ``reference``, ``candidate``, ``builder``, ``compiled`` (the reference under ``torch.compile``) and
+    ``examined``. Of a reference that was kept, what it used in this evaluation."""
     peak_bytes: int | None = _ABSENT
     """Largest private memory of the candidate's process tree, in bytes."""
     output_bytes: int | None = _ABSENT

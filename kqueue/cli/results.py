@@ -232,7 +232,7 @@ def cost(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the dearest first.")] = 20,
     as_json: _Json = False,
 ) -> None:
-    """Show what finished evaluations cost: time of slots, time of devices held alone, waiting."""
+    """Show what finished evaluations cost: time of slots, of devices held alone and of CPUs, waiting."""
     from kqueue.cli.render import print_table, write_json
     from kqueue.cli.token import budget_record, budget_text
 
@@ -255,7 +255,18 @@ def cost(
     if not found:
         typer.echo("no evaluation has finished since then")
         return
-    columns = (by, "evaluations", "passed", "reused", "fleet failed", "attempts", "slots s", "alone s", "waited s")
+    columns = (
+        by,
+        "evaluations",
+        "passed",
+        "reused",
+        "fleet failed",
+        "attempts",
+        "slots s",
+        "alone s",
+        "CPU s",
+        "waited s",
+    )
     print_table(
         (*columns, "budget") if limits else columns,
         (
@@ -266,7 +277,7 @@ def cost(
                 row.reused,
                 row.fleet_failed,
                 row.attempts,
-                *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.waited_s)),
+                *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.cpu_s, row.waited_s)),
                 *([budget_text(limits.get(row.key))] if limits else []),
             )
             for row in found

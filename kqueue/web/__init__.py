@@ -19,7 +19,8 @@ anything without a session (:mod:`~kqueue.web.session`), and a session is good f
 :mod:`~kqueue.web.compare`       two kernels side by side
 :mod:`~kqueue.web.search`        words in sources and logs
 :mod:`~kqueue.web.asked`         filters in addresses
-:mod:`~kqueue.web.export`        lists as CSV
+:mod:`~kqueue.web.export`        lists as files
+:mod:`~kqueue.web.parquet`       records as Parquet
 :mod:`~kqueue.web.pictures`      charts on pages
 ===============================  ==================================================================
 

@@ -18,14 +18,14 @@ from kqueue.store import reports
 from kqueue.store.reports import By, Listed, batches, curves
 from kqueue.store.reports.batches import KnownBatch
 from kqueue.web.asked import Asked, BatchName, CurrentGateway, asked_for
-from kqueue.web.export import MOST_ROWS, Format, as_csv, one_page
+from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
 
 _PAGE: Final = 50
-_CSV_PAGE: Final = 1000
+_FILE_PAGE: Final = 1000
 #: What a batch costs is added up from all its attempts. Of a larger one it is only told if it is asked for.
 _CHEAP: Final = 2000
 #: The estimate supposes that a batch goes on as it did for so long.
@@ -54,8 +54,8 @@ async def known(
     """Show batches, those with the latest submission first."""
     limit = _PAGE if form is Format.HTML else MOST_ROWS
     rows = await gateway.read(batches.known_batches, beginning=name or "", limit=limit)
-    if form is Format.CSV:
-        return as_csv("batches", KnownBatch, one_page(rows))
+    if form is not Format.HTML:
+        return await as_file(form, "batches", KnownBatch, one_page(rows))
     return page(request, "batches.html", rows=rows, asked=asked_for(name=name), most=_PAGE)
 
 
@@ -88,8 +88,8 @@ async def one(
     state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise UnknownEvaluation(batch, what="the batch")
-    if form is Format.CSV:
-        return as_csv("batch", Listed, _all(gateway, batch))
+    if form is not Format.HTML:
+        return await as_file(form, "batch", Listed, _all(gateway, batch))
     fields = await gateway.read(_read, batch, with_cost=cost or state.total <= _CHEAP)
     left_s = None if state.done == state.total else _left_s(state.total - state.done, fields["lately"])
     return page(
@@ -132,6 +132,6 @@ def _left_s(left: int, lately: int) -> float | None:
 async def _all(gateway: Gateway, batch: str) -> AsyncGenerator[Sequence[Listed]]:
     """Yield a batch's evaluations, some at a time."""
     after = None
-    while found := await gateway.read(reports.listing, batch=batch, after=after, limit=_CSV_PAGE):
+    while found := await gateway.read(reports.listing, batch=batch, after=after, limit=_FILE_PAGE):
         yield found
         after = found[-1].submitted_at, found[-1].evaluation_id

@@ -37,7 +37,7 @@ _CHANGES: Final = 2000
 #: Other evaluations of the problem among which one can be chosen.
 _OTHERS: Final = 50
 #: What stands on the page in a part of its own.
-_SHOWN: Final = {"isolation", "durations_s", "findings", "attempts", "sanitized", "profile"}
+_SHOWN: Final = {"isolation", "durations_s", "cpu_s", "findings", "attempts", "sanitized", "profile"}
 
 
 class File(StrEnum):

@@ -1,4 +1,4 @@
-"""Lists as CSV: for spreadsheets and scripts."""
+"""Lists as files: CSV for spreadsheets and scripts, Parquet for data frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import Any, Final
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from kqueue.errors import ConfigError
+from kqueue.http.failures import HttpError
 from kqueue.text import clean
+from kqueue.web import parquet
 
 #: The most rows of a file: a page cannot be asked for a whole database.
 MOST_ROWS: Final = 100_000
@@ -30,34 +33,65 @@ class Format(StrEnum):
 
     HTML = "html"
     CSV = "csv"
+    PARQUET = "parquet"
 
 
-def as_csv(name: str, kind: type[Any], pages: AsyncIterable[Sequence[Any]]) -> StreamingResponse:
+def offered() -> list[tuple[Format, str]]:
+    """Return the files that can be made here, with what they are called."""
+    return [(Format.CSV, "CSV"), *([(Format.PARQUET, "Parquet")] if parquet.can_write() else [])]
+
+
+async def as_file(form: Format, name: str, kind: type[Any], pages: AsyncIterable[Sequence[Any]]) -> StreamingResponse:
     """Return records as a file, sent while they are read; :data:`MOST_ROWS` at most.
 
     Args:
+        form: CSV or Parquet.
         name: the file's name, of ASCII, without its ending.
         kind: the records' dataclass. Its fields are the columns, but for those that hold mappings.
         pages: the records, some at a time.
+
+    Raises:
+        HttpError: 404, Parquet cannot be written here.
     """
     columns = [name for name, field in kind.__dataclass_fields__.items() if not str(field.type).startswith("dict")]
+    if form is Format.CSV:
+        media_type, content = "text/csv; charset=utf-8", _csv(columns, pages)
+    else:
+        try:
+            writer = await run_in_threadpool(parquet.Writer, kind, columns)
+        except ConfigError as error:
+            raise HttpError(404, str(error)) from None
+        media_type, content = "application/vnd.apache.parquet", _parquet(writer, pages)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
+    return StreamingResponse(content, media_type=media_type, headers=headers)
 
-    async def lines() -> AsyncGenerator[bytes]:
-        yield _lines([columns])
-        left = MOST_ROWS
-        async for page in pages:
-            for start in range(0, min(len(page), left), _CHUNK):
-                yield await run_in_threadpool(_records, page[start : min(start + _CHUNK, left)], columns)
-            left -= len(page)
-            if left <= 0:
-                return
 
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
-    return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=headers)
+async def _csv(columns: Sequence[str], pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[bytes]:
+    yield _lines([columns])
+    async for some in _chunks(pages):
+        yield await run_in_threadpool(_records, some, columns)
+
+
+async def _parquet(writer: parquet.Writer, pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[bytes]:
+    async for some in _chunks(pages):
+        if made := await run_in_threadpool(writer.add, some):
+            yield made
+    yield await run_in_threadpool(writer.end)
+
+
+async def _chunks(pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Sequence[Any]]:
+    """Yield as many records at once as are written at once, and no more than a file may have."""
+    left = MOST_ROWS
+    async for page in pages:
+        for start in range(0, min(len(page), left), _CHUNK):
+            yield page[start : min(start + _CHUNK, left)]
+        left -= len(page)
+        if left <= 0:
+            return
 
 
 async def one_page(records: Sequence[Any]) -> AsyncGenerator[Sequence[Any]]:
-    """Yield all records at once, for :func:`as_csv`."""
+    """Yield all records at once, for :func:`as_file`."""
     yield records
 
 

@@ -20,7 +20,7 @@ from pygments.lexers.python import PythonLexer
 from kqueue import figures
 from kqueue.categories import Blame, Category
 from kqueue.text import clean, one_line
-from kqueue.web import files
+from kqueue.web import export, files
 
 #: The pages that people begin with: address and name, in the order of the navigation.
 NAVIGATION: Final = (
@@ -172,6 +172,6 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "short": _short,
     "size": _size,
 }
-_GLOBALS: Final[dict[str, Any]] = {"address": files.address, "navigation": NAVIGATION}
+_GLOBALS: Final[dict[str, Any]] = {"address": files.address, "navigation": NAVIGATION, "offered": export.offered}
 cast("dict[str, Any]", _templates.filters).update(_FILTERS)
 cast("dict[str, Any]", _templates.globals).update(_GLOBALS)

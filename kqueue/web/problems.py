@@ -21,7 +21,7 @@ from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
 from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
-from kqueue.web.export import Format, as_csv, one_page
+from kqueue.web.export import Format, as_file, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -31,9 +31,9 @@ _PAGE: Final = 25
 _BOARD: Final = 50
 #: The kernels of a chart.
 _BARS: Final = 20
-_CSV_PAGE: Final = 200
+_FILE_PAGE: Final = 200
 #: The most places of a leaderboard's file.
-_CSV_BOARD: Final = 10_000
+_FILE_BOARD: Final = 10_000
 _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
 
 
@@ -48,8 +48,8 @@ async def problems(
 ) -> Response:
     """Show stored problems, the latest first."""
     after = None if cursor is None else cursors.read(cursor, _hash)
-    if form is Format.CSV:
-        return as_csv("problems", UsedProblem, _all(gateway, name))
+    if form is not Format.HTML:
+        return await as_file(form, "problems", UsedProblem, _all(gateway, name))
     found = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
     rows = found[:_PAGE]
     more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(found) > _PAGE else None
@@ -96,10 +96,10 @@ async def problem(
 ) -> Response:
     """Show a problem: its leaderboard, its baselines, how its evaluations ended, and its source."""
     filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}
-    if form is Format.CSV:
+    if form is not Format.HTML:
         await gateway.read(_known, problem_hash)
-        rows = await gateway.read(boards.leaderboard, problem_hash, limit=_CSV_BOARD, **filters)
-        return as_csv(f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
+        rows = await gateway.read(boards.leaderboard, problem_hash, limit=_FILE_BOARD, **filters)
+        return await as_file(form, f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
     fields = await gateway.read(_read, problem_hash, filters)
     return page(
         request,
@@ -143,7 +143,7 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
 async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[UsedProblem]]:
     """Yield all problems, some at a time."""
     after = None
-    while found := await gateway.read(boards.used_problems, named=name, after=after, limit=_CSV_PAGE):
+    while found := await gateway.read(boards.used_problems, named=name, after=after, limit=_FILE_PAGE):
         yield found
         after = found[-1].created_at, found[-1].problem_hash
 

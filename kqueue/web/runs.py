@@ -23,7 +23,7 @@ from kqueue.store.reports.runs import ListedRun, ProposalLine
 from kqueue.store.searches import Proposal, Run, Step
 from kqueue.web import present
 from kqueue.web.asked import Asked, CurrentGateway, RunName, asked_for
-from kqueue.web.export import Format, as_csv, one_page
+from kqueue.web.export import Format, as_file, one_page
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -94,8 +94,8 @@ async def listing(
     """Show searches and tuning runs, the latest first."""
     limit = _PAGE if form is Format.HTML else _MOST_RUNS
     rows = await gateway.read(reports.listed_runs, named=name, limit=limit)
-    if form is Format.CSV:
-        return as_csv("runs", ListedRun, one_page(rows))
+    if form is not Format.HTML:
+        return await as_file(form, "runs", ListedRun, one_page(rows))
     return page(request, "runs.html", rows=rows, asked=asked_for(name=name), most=_PAGE)
 
 
@@ -127,9 +127,9 @@ async def run(
 ) -> Response:
     """Show a run; with one of its proposals in full, by default the best."""
     shown = await gateway.read(_shown, which)
-    if form is Format.CSV:
+    if form is not Format.HTML:
         lines = [branch.line for branch in shown.tree]
-        return as_csv(f"run-{shown.run.id}", ProposalLine, one_page(lines))
+        return await as_file(form, f"run-{shown.run.id}", ProposalLine, one_page(lines))
     number = proposal if proposal is not None or shown.best is None else shown.best.line.number
     full, kernel = (None, None) if number is None else await gateway.read(_in_full, shown.run.id, number)
     others = await gateway.read(reports.listed_runs, limit=_PAGE)

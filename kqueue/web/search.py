@@ -17,14 +17,14 @@ from kqueue.http.gateway import Gateway
 from kqueue.store.reports import texts
 from kqueue.store.reports.texts import Hit, Where
 from kqueue.web.asked import Asked, CurrentGateway
-from kqueue.web.export import Format, as_csv, one_page
+from kqueue.web.export import Format, as_file, one_page
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
 
 _FOUND: Final = 20
 #: The most results of a file, of each kind of text.
-_CSV_FOUND: Final = 100
+_FILE_FOUND: Final = 100
 #: Lines of a text that are shown.
 _LINES: Final = 3
 #: Where a word begins, and where it ends.
@@ -70,12 +70,12 @@ async def search(
     refused = None
     if q is not None:
         try:
-            found = await _search(gateway, q, _FOUND if form is Format.HTML else _CSV_FOUND)
+            found = await _search(gateway, q, _FOUND if form is Format.HTML else _FILE_FOUND)
         except InvalidRequest as error:
             refused = str(error)
-    if form is Format.CSV and refused is None:
+    if form is not Format.HTML and refused is None:
         results = [_result(where, hit, lines) for where, hits in found.items() for hit, lines in hits]
-        return as_csv("search", Result, one_page(results))
+        return await as_file(form, "search", Result, one_page(results))
     status = 200 if refused is None else 422
     return page(request, "search.html", status=status, q=q or "", found=found, refused=refused, most=_FOUND)
 

@@ -310,7 +310,12 @@ def test_waiting_sees_a_failure_of_the_fleet(
 def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
     """By batch, problem, lane, day or producer: attempts, seconds of slots and of devices, and waiting."""
     first, second, third = submit(engine, "a", "b", batch="night") + submit(engine, "c")
-    held = passed(evidence=Evidence(durations_s={"alone_measure": 0.5, "alone_verify": 0.25, "check": 9.0}))
+    held = passed(
+        evidence=Evidence(
+            durations_s={"alone_measure": 0.5, "alone_verify": 0.25, "check": 9.0},
+            cpu_s={"judge": 0.25, "reference": 1.0, "candidate": 2.0},
+        )
+    )
     lost = ended(Category.WORKER_LOST)
     for identity, outcome in ((first, held), (second, lost), (second, held), (third, ended(Category.WRONG_VALUES))):
         claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
@@ -328,9 +333,11 @@ def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
     night = cost("--by", "batch")["night"]
     assert (night["evaluations"], night["passed"], night["attempts"], night["reused"]) == (2, 2, 3, 0)
     assert night["alone_s"] == pytest.approx(1.5)
+    assert night["cpu_s"] == pytest.approx(6.5)
     assert 6 <= night["slot_s"] < 60
     assert 16 <= night["waited_s"] < 120
-    assert cost("--by", "batch")[""]["evaluations"] == 1
+    unknown = cost("--by", "batch")[""]
+    assert (unknown["evaluations"], unknown["cpu_s"]) == (1, 0)
     assert [row["evaluations"] for row in cost("--by", "problem").values()] == [3]
     assert set(cost("--by", "problem")) == {"relu"}
     assert set(cost("--by", "lane")) == {"cpu"}

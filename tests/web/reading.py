@@ -8,8 +8,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+from sqlalchemy import Engine
 
 from kqueue.contract import Outcome
+from kqueue.states import SearchState
+from kqueue.store import searches
+from kqueue.store.searches import Run
 from tests.http.standin import Served
 from tests.samples import measurement, passed, request_fields
 
@@ -77,3 +81,26 @@ def judged(served: Served, judge: Callable[..., None], outcome: Outcome | None =
 def took(ms: float) -> Outcome:
     """A right kernel that took so long; the reference took 1 ms."""
     return passed(runtime=measurement(ms), baseline=measurement(1.0))
+
+
+def search(engine: Engine, name: str, said: str = "fine", **plan: object) -> Run:
+    """A search of three steps: 0; 1 and 2 from 0; 3 from 1. The last is the best."""
+    run = searches.create(engine, name, {"algorithm": "PS", "metrics": ["inverse_runtime"], **plan})
+    planned = [
+        [{"number": 0, "kernel": "class ModelNew: start"}],
+        [{"number": 1, "parent": 0, "prompt": f"prompt {said}"}, {"number": 2, "parent": 0, "prompt": None}],
+        [{"number": 3, "parent": 1, "prompt": "again"}],
+    ]
+    for number, proposals in enumerate(planned):
+        searches.begin_step(engine, run.id, number, proposals, None)
+    known = {
+        0: {"category": "passed", "scores": {"inverse_runtime": 1.0}, "speedup": 1.0},
+        1: {"category": "passed", "scores": {"inverse_runtime": 2.5}, "speedup": 2.5, "feedback": f"feedback {said}"},
+        2: {"category": "crashed", "message": said},
+        3: {"category": "passed", "scores": {"inverse_runtime": 4.0}, "kernel": f"class ModelNew: best  # {said}"},
+    }
+    for number, columns in known.items():
+        searches.ended(engine, run.id, number, **columns)
+    searches.update_step(engine, run.id, 2, ended=True, best=3)
+    searches.set_state(engine, run.id, SearchState.DONE)
+    return run

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from kqueue.categories import Category
+from kqueue.evidence import Evidence
 from kqueue.web import batches
 from tests.http.standin import Served
 from tests.samples import ended, request_fields
@@ -21,7 +22,8 @@ Judge = Callable[..., None]
 
 def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, judge: Judge) -> None:
     """Progress with an estimate, categories, fast_p, the best, failures by blame, and the cost."""
-    judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
+    worked = Evidence(cpu_s={"judge": 0.5, "candidate": 2.0})
+    judged(served, judge, took(0.4).model_copy(update={"evidence": worked}), batch="step/1", kernel_label="good one")
     failed = judged(served, judge, ended(Category.CRASHED, message="it fell over"), batch="step/1")
     with served.client() as api:
         api.post(
@@ -33,6 +35,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
         assert told in page, told
     assert "candidate 1" in page
     assert "time of slots" in page
+    assert "<dt>CPU time</dt><dd>2.5 s</dd>" in page
     assert drawn(browser, page) == 2
     assert [row["batch"] for row in csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))] == [
         "step/1"

@@ -79,7 +79,7 @@ def _wrong(message: str = "output 0: 3 of 4 values differ", log: str = "") -> Ou
         phase=Phase.CHECK,
         facts=facts,
         log=log,
-        evidence=Evidence(durations_s={"load": 0.5, "check": 0.25}),
+        evidence=Evidence(durations_s={"load": 0.5, "check": 0.25}, cpu_s={"judge": 0.25, "candidate": 3.0}),
     )
 
 
@@ -224,7 +224,8 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
     identity = _submit(served)
     judge(identity, _wrong(log="hello\n"))
     answer = browser.get(f"/evaluations/{identity}")
-    for shown in ("[0, 2]", "NaN", "3 of 4 values", "hello", "recorded by judge", "test device", "ModelNew"):
+    cpu = "CPU time: 3.2 s, of which judge 0.25 s, candidate 3.0 s."
+    for shown in ("[0, 2]", "NaN", "3 of 4 values", "hello", "recorded by judge", "test device", "ModelNew", cpu):
         assert shown in answer.text, shown
     assert browser.get(f"/evaluations/{str(identity)[:8]}").headers["location"] == f"/evaluations/{identity}"
     log = browser.get(f"/evaluations/{identity}/files/log.txt")

@@ -90,7 +90,7 @@ def test_a_long_list_as_csv(
     for most, expected in ((100, rows), (4, rows[:4]), (3, rows[:3])):
         monkeypatch.setattr(export, "MOST_ROWS", most)
         assert [row["kernel_label"] for row in csv.DictReader(io.StringIO(browser.get(address).text))] == expected
-    monkeypatch.setattr(problems, "_CSV_BOARD", 1)
+    monkeypatch.setattr(problems, "_FILE_BOARD", 1)
     assert [row["kernel_label"] for row in csv.DictReader(io.StringIO(browser.get(address).text))] == rows[:1]
 
 

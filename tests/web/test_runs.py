@@ -10,33 +10,8 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from kqueue.states import SearchState
 from kqueue.store import searches
-from kqueue.store.searches import Run
-from tests.web.reading import HOSTILE, drawn, shown
-
-
-def search(engine: Engine, name: str, said: str = "fine", **plan: object) -> Run:
-    """A search of three steps: 0; 1 and 2 from 0; 3 from 1. The last is the best."""
-    run = searches.create(engine, name, {"algorithm": "PS", "metrics": ["inverse_runtime"], **plan})
-    planned = [
-        [{"number": 0, "kernel": "class ModelNew: start"}],
-        [{"number": 1, "parent": 0, "prompt": f"prompt {said}"}, {"number": 2, "parent": 0, "prompt": None}],
-        [{"number": 3, "parent": 1, "prompt": "again"}],
-    ]
-    for number, proposals in enumerate(planned):
-        searches.begin_step(engine, run.id, number, proposals, None)
-    known = {
-        0: {"category": "passed", "scores": {"inverse_runtime": 1.0}, "speedup": 1.0},
-        1: {"category": "passed", "scores": {"inverse_runtime": 2.5}, "speedup": 2.5, "feedback": f"feedback {said}"},
-        2: {"category": "crashed", "message": said},
-        3: {"category": "passed", "scores": {"inverse_runtime": 4.0}, "kernel": f"class ModelNew: best  # {said}"},
-    }
-    for number, columns in known.items():
-        searches.ended(engine, run.id, number, **columns)
-    searches.update_step(engine, run.id, 2, ended=True, best=3)
-    searches.set_state(engine, run.id, SearchState.DONE)
-    return run
+from tests.web.reading import HOSTILE, drawn, search, shown
 
 
 def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -35,9 +35,15 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     return Message(
         evaluation_id=row.id,
         lane=row.lane,
-        deadlines_s=Settings.model_validate(row.settings).total_s,
+        deadlines_s=_total_s(row.settings),
         label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
     )
+
+
+def _total_s(settings: Mapping[str, Any]) -> float:
+    """Return the sum of the deadlines in a row's settings, which another version may have written."""
+    known = {name: settings[name] for name in ("deadlines", "examine") if name in settings}
+    return Settings.model_validate(known, extra="ignore").total_s
 
 
 def published(engine: Engine) -> dict[str, set[UUID]]:

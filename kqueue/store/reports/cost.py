@@ -1,4 +1,4 @@
-"""What evaluations cost: time of slots, time of devices held alone, and waiting, by whom or what they were for."""
+"""What evaluations cost: time of slots, of devices held alone, of CPUs, and waiting, by whom or what they were for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Double, Engine, case, cast, func, select, true
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from kqueue.categories import Blame
 from kqueue.store.engine import transaction
@@ -51,6 +52,7 @@ class Cost:
         attempts: attempts of all of them.
         slot_s: seconds for which these attempts had a slot.
         alone_s: seconds for which the last of them held a device alone, to time on it.
+        cpu_s: seconds of CPUs that judges and sealed processes used in the last of them.
         waited_s: seconds from submission to the first attempt, or to the verdict where there was none.
     """
 
@@ -62,6 +64,7 @@ class Cost:
     attempts: int
     slot_s: float
     alone_s: float
+    cpu_s: float
     waited_s: float
 
 
@@ -90,12 +93,8 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
         .where(Attempt.evaluation_id == Evaluation.id)
         .lateral("tried")
     )
-    step = func.jsonb_each_text(Verdict.evidence["durations_s"]).table_valued("key", "value", name="step")
-    alone = (
-        select(func.coalesce(func.sum(cast(step.c.value, Double)), 0.0).label("seconds"))
-        .where(step.c.key.startswith("alone_"), Verdict.reused_from.is_(None))
-        .lateral("alone")
-    )
+    alone = _told("durations_s", "alone", beginning="alone_")
+    worked = _told("cpu_s", "worked")
     waited = func.coalesce(tried.c.begun_at, Verdict.finished_at) - Evaluation.submitted_at
     key = _KEYS[by]
     query = (
@@ -108,12 +107,14 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
             func.sum(tried.c.number).label("attempts"),
             func.sum(tried.c.seconds).label("slot_s"),
             func.sum(alone.c.seconds).label("alone_s"),
+            func.sum(worked.c.seconds).label("cpu_s"),
             func.sum(_seconds(waited)).label("waited_s"),
         )
         .select_from(Verdict)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .join(tried, true())
         .join(alone, true())
+        .join(worked, true())
         .where(*wanted)
         .group_by(key)
         .order_by(func.sum(tried.c.seconds).desc(), key)
@@ -121,6 +122,16 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
     )
     with transaction(engine) as connection:
         return read(Cost, connection.execute(query))
+
+
+def _told(field: str, name: str, *, beginning: str = "") -> LateralFromClause:
+    """Return the sum of the seconds that a verdict of its own has in a field of its evidence, of some names there."""
+    part = func.jsonb_each_text(Verdict.evidence[field]).table_valued("key", "value", name=f"{name}_part")
+    return (
+        select(func.coalesce(func.sum(cast(part.c.value, Double)), 0.0).label("seconds"))
+        .where(part.c.key.startswith(beginning), Verdict.reused_from.is_(None))
+        .lateral(name)
+    )
 
 
 def _seconds(interval: ColumnElement[Any]) -> ColumnElement[float]:

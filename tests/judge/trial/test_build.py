@@ -35,6 +35,8 @@ def test_the_candidate_imports_what_the_builder_has_compiled(rig: Rig) -> None:
     assert builder.startswith("1 compiled")
     assert builder.endswith("GPU ''")
     assert candidate.startswith("0 compiled")
+    worked = outcome.evidence.cpu_s or {}
+    assert worked["builder"] > worked["candidate"]
     if rig.place.uid is not None:
         assert f"uid {rig.place.uid}," in candidate
         assert f"uid {rig.place.uid}," not in builder

@@ -2,8 +2,8 @@
 
 The judge asks on the fork server's request socket, with descriptors beside the word: :class:`Spawn`, :class:`Keep`,
 :class:`Take`. Of each sealed process there is a control socket, on which the judge sends :class:`Compilers`,
-:class:`Enter`, :class:`Turn`, :class:`Stop` and :class:`Closed`. The one word that comes back on it is a
-:class:`Report`.
+:class:`Enter`, :class:`Turn`, :class:`Count`, :class:`Stop` and :class:`Closed`. What comes back on it is
+:class:`Counted` and, last, a :class:`Report`.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Keep:
         memo: what the next judge must know (:mod:`workers.judge.trial.warm`).
         wanted: a file that changes when the memory that it holds is wanted, which ends it.
         seconds: how long it is kept where nobody takes it.
+        cpu_s: the CPU time that it had used when it was handed over, in seconds; the fork server sets it.
     """
 
     scratch: str
@@ -73,6 +74,7 @@ class Keep:
     memo: dict[str, Any]
     wanted: str
     seconds: float
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,18 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Tell what the process has used of CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The CPU time that a process and all that it has started have used, in seconds."""
+
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the process and report."""
 
@@ -136,6 +150,7 @@ class Report:
         log: the last of that; the reason why its seal failed, where it did.
         scratch_bytes: what its files took in the end.
         robbed: True if Linux has ended a process of it for want of memory although it had not reached its own limit.
+        cpu_s: the CPU time that it and all that it has started have used, in seconds.
     """
 
     reason: End
@@ -147,16 +162,20 @@ class Report:
     log: str
     scratch_bytes: int = 0
     robbed: bool = False
+    cpu_s: float = 0.0
 
 
 Request = Spawn | Keep | Take
-Word = Compilers | Enter | Turn | Stop | Closed
-_Any = TypeVar("_Any", bound=Request | Word | Report)
+Word = Compilers | Enter | Turn | Count | Stop | Closed
+Answer = Counted | Report
+_Any = TypeVar("_Any", bound=Request | Word | Answer)
 
-_KINDS: Final = {kind.__name__: kind for kind in (Spawn, Keep, Take, Compilers, Enter, Turn, Stop, Closed, Report)}
+_KINDS: Final = {
+    kind.__name__: kind for kind in (Spawn, Keep, Take, Compilers, Enter, Turn, Count, Counted, Stop, Closed, Report)
+}
 
 
-def pack(word: Request | Word | Report) -> bytes:
+def pack(word: Request | Word | Answer) -> bytes:
     """Return a word as it travels."""
     return json.dumps([type(word).__name__, asdict(word)]).encode()
 

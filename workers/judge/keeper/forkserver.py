@@ -38,7 +38,20 @@ from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux, pauses, uids
 from workers.judge.keeper import ahead, control
-from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Spawn, Stop, Take, Turn
+from workers.judge.keeper.control import (
+    Closed,
+    Compilers,
+    Count,
+    Counted,
+    End,
+    Enter,
+    Keep,
+    Report,
+    Spawn,
+    Stop,
+    Take,
+    Turn,
+)
 from workers.judge.keeper.files import Files
 from workers.judge.keeper.launchers import Launchers
 from workers.judge.sandbox import ground, seal, shelf
@@ -129,6 +142,9 @@ class _Sealed:
         self.phase = "load"
         self.budget = _Budget()
         self.peak = 0
+        #: The CPU time of what was reaped of it, in seconds, and the most that its tree was seen to have used.
+        self.reaped_s = 0.0
+        self.used_s = 0.0
         self.written = 0
         self.tail = bytearray()
         self.unsealed = ""
@@ -171,8 +187,21 @@ class _Sealed:
         return total + self.files.memory_bytes() > self.profile.host_memory_bytes
 
     def cpu_seconds(self, orphans: list[int]) -> float:
-        """The CPU's time that the process tree has used, in seconds; that of orphans that have left it too."""
-        return sum(map(linux.cpu_seconds, self.tree(orphans)))
+        """The CPU's time that the process tree has used, in seconds; that of orphans that have left it too.
+
+        A group counts all of it. Without one, what nobody has waited for is counted while it lives.
+        """
+        counted = 0.0 if self.group is None else self.group.cpu_seconds() or 0.0
+        living = sum(map(linux.cpu_seconds, self.tree(orphans)))
+        self.used_s = max(self.used_s, counted, self.reaped_s + living)
+        return self.used_s
+
+    def reap(self, pid: int, flags: int = 0) -> int:
+        """Reap a child that is of this process, if it has ended; return its status."""
+        reaped, status, used = os.wait4(pid, flags)
+        if reaped:
+            self.reaped_s += used.ru_utime + used.ru_stime
+        return status
 
     def tree(self, orphans: list[int]) -> Iterator[int]:
         """Yield the processes of the tree, and those orphans that have left it."""
@@ -340,8 +369,9 @@ class ForkServer:
         for kept in [kept for kept in self._kept if kept.word.key == word.key]:
             if (process := self._process_of(kept)) is not None:
                 process.about = word.about
+                told = replace(kept.word, cpu_s=process.cpu_seconds(self._orphans()))
                 with contextlib.suppress(OSError):  # else the judge is gone, and its end of the sockets is closed below
-                    send_with_fds(answer, control.pack(kept.word), kept.descriptors)
+                    send_with_fds(answer, control.pack(told), kept.descriptors)
                 self._forget_kept(kept)
                 return
             self._end_kept(kept)
@@ -372,7 +402,11 @@ class ForkServer:
             data = process.control.recv(65536)
         except ConnectionResetError:
             data = b""
-        match control.unpack(data, (Compilers, Enter, Turn, Stop, Closed)) if data else Stop():
+        match control.unpack(data, (Compilers, Enter, Turn, Count, Stop, Closed)) if data else Stop():
+            case Count():
+                counted = Counted(process.cpu_seconds(self._orphans()))
+                with contextlib.suppress(OSError):  # the judge is gone
+                    process.control.send(control.pack(counted))
             case Closed():
                 # It is dying, or wants to be taken for it. The dead give a GPU back last, which takes seconds where
                 # many do.
@@ -496,7 +530,9 @@ class ForkServer:
         """Sweep what an ended process left, report, and forget it."""
         leftovers = process.own(self._orphans())
         self._kill_all_of(process)
-        status = None if reason is End.STUCK else os.waitpid(process.pid, 0)[1]
+        if reason is End.STUCK:
+            process.cpu_seconds(leftovers)
+        status = None if reason is End.STUCK else process.reap(process.pid)
         if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
             reason = End.EXITED  # it was on its way out, by itself, before it was killed
         lack = process.out_of_memory()
@@ -534,6 +570,7 @@ class ForkServer:
             log=process.unsealed or process.tail.decode("utf-8", "replace"),
             scratch_bytes=process.files.bytes,
             robbed=lack is Lack.OTHERS,
+            cpu_s=max(process.used_s, process.reaped_s),
         )
         _send(process.control, report)
         _tell(process, report)
@@ -576,12 +613,13 @@ class ForkServer:
         while time.monotonic() < deadline:
             own = self._own()
             for pid in [pid for pid in linux.children(os.getpid()) if pid not in own and linux.is_zombie(pid)]:
-                os.waitpid(pid, os.WNOHANG)
+                whose = [each for each in (process, *self._running.values()) if each.own([pid])]
+                (whose or [process])[0].reap(pid, os.WNOHANG)
             # Not those of others that still run: they are leftovers when these end.
             mine = process.own(self._orphans())
             for pid in mine:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
+                process.reap(pid, os.WNOHANG)
             uid = process.profile.uid
             survivors = linux.living_of_uid(uid) if uid is not None else []
             if uid is not None and survivors:
@@ -590,6 +628,7 @@ class ForkServer:
                 break
             time.sleep(0.0005)
         if process.group is not None:
+            process.used_s = max(process.used_s, process.group.cpu_seconds() or 0.0)
             process.group.remove()
 
 

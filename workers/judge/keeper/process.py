@@ -34,7 +34,7 @@ from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import pauses
 from workers.judge.keeper import control
-from workers.judge.keeper.control import Closed, Compilers, End, Enter, Keep, Report, Stop, Turn
+from workers.judge.keeper.control import Closed, Compilers, Count, Counted, End, Enter, Keep, Report, Stop, Turn
 from workers.judge.keeper.handle import ForkServer, ForkServerError
 from workers.judge.sandbox.seal import Profile
 
@@ -66,6 +66,8 @@ class SealedProcess:
         waited_s: seconds that its replies were waited for, pauses of the fleet left out.
         imports: what the process has shared of its memory on a GPU.
         memory: what it has of memory on a CPU, where it runs there and has said so.
+        cpu_s: seconds of CPUs that it and all that it has started have used since this judge has it, by what trusted
+            code has counted; known once it has ended or is kept.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
@@ -102,6 +104,7 @@ class SealedProcess:
         self.imports = Imports()
         self.waited_s = 0.0
         self.memory: ProcessMemory | None = None
+        self.cpu_s = 0.0
         self.flags = flags.attach(page)
         self._forkserver = forkserver
         self._scratch = scratch
@@ -112,10 +115,19 @@ class SealedProcess:
         self._phase = Phase.PREPARE
         self._seconds = 0.0
         self._compile_s = compile_s
+        self._cpu_before_s = 0.0
         self._tell(Compilers(compile_s))
 
     @classmethod
-    def taken(cls, forkserver: ForkServer, scratch: str, descriptors: list[int], *, compile_s: float) -> Self:
+    def taken(
+        cls,
+        forkserver: ForkServer,
+        scratch: str,
+        descriptors: list[int],
+        *,
+        compile_s: float,
+        cpu_before_s: float = 0.0,
+    ) -> Self:
         """Go on with a process that another judge has left (:meth:`keep`).
 
         Args:
@@ -123,6 +135,7 @@ class SealedProcess:
             scratch: the process's directory.
             descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
             compile_s: as for a new one.
+            cpu_before_s: the CPU time that it had used by then, in seconds, which does not count.
         """
         process = cls.__new__(cls)
         channel, control_end, page, *memory = descriptors
@@ -130,6 +143,7 @@ class SealedProcess:
         process._hold(forkserver, scratch, *sockets, page, compile_s)
         process.memory = ProcessMemory(*memory) if memory else None
         process._phase = Phase.REFERENCE  # foreign code has run in it
+        process._cpu_before_s = cpu_before_s
         for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
             process.flags[flag] = 0  # numbers of calls begin anew
         return process
@@ -144,8 +158,10 @@ class SealedProcess:
             seconds: how long it is kept where nobody takes it.
 
         Raises:
+            EvaluationEnded: it has died.
             ForkServerError: the fork server is gone.
         """
+        self._count_cpu()
         self.imports.close()
         descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
         if self.memory is not None:
@@ -328,6 +344,16 @@ class SealedProcess:
             self._control.send(control.pack(word))
 
     def _await_report(self) -> None:
+        report = self._hear()
+        assert isinstance(report, Report), "nothing else was asked for"
+        self._conclude(report)
+
+    def _hear(self) -> control.Answer:
+        """Wait for the fork server's next word.
+
+        Raises:
+            ForkServerError: none came.
+        """
         data = b""
         patience = _GRACE_S
         while not data and patience > 0:
@@ -340,9 +366,28 @@ class SealedProcess:
                     break
         if not data:
             self._forkserver.kill()
-            raise ForkServerError("the fork server did not report how a candidate ended")
-        self.ended = control.unpack(data, Report)
+            raise ForkServerError("the fork server did not report how a candidate ended, or what it has used")
+        return control.unpack(data, (Counted, Report))
+
+    def _conclude(self, report: Report) -> None:
+        self.ended = report
+        self.cpu_s = report.cpu_s - self._cpu_before_s
         self.close()
+
+    def _count_cpu(self) -> None:
+        """Ask what it has used of CPUs.
+
+        Raises:
+            EvaluationEnded: it has died.
+            ForkServerError: no answer came.
+        """
+        self._tell(Count())
+        match self._hear():
+            case Counted(seconds):
+                self.cpu_s = seconds - self._cpu_before_s
+            case report:
+                self._conclude(report)
+                raise self.died()
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
         """Return the end that an exception in the process means, by its tag, CUDA's code and the phase."""

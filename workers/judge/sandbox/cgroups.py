@@ -102,6 +102,14 @@ class Group:
             return Lack.OWN if reached else Lack.OTHERS
         return None
 
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time of all processes that were ever in the group, in seconds; None without version 2."""
+        for place in self._places:
+            used = _numbers(place.directory / "cpu.stat").get("usage_usec") if place.kind == "v2" else None
+            if used is not None:
+                return used / 1e6
+        return None
+
     def kill(self) -> None:
         """Kill every process in the group."""
         for place in self._places:

@@ -22,6 +22,7 @@ from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.trial import build, static, warm
 from workers.judge.trial.build import Build, Reuse
 from workers.judge.trial.cases import DTYPES
+from workers.judge.trial.cpu import CpuTime
 from workers.judge.trial.examine import Examiner
 from workers.judge.trial.exchange import Candidate, Exchange, await_opening
 from workers.judge.trial.reference import Reference
@@ -46,8 +47,8 @@ class Processes:
             nothing is compiled so.
     """
 
-    def __init__(self, request: Request, place: Place, forkserver: ForkServer) -> None:
-        """Fork nothing yet."""
+    def __init__(self, request: Request, place: Place, forkserver: ForkServer, cpu: CpuTime) -> None:
+        """Fork nothing yet. ``cpu`` counts all processes."""
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
@@ -56,6 +57,7 @@ class Processes:
         self._deadlines = request.settings.deadlines
         self._place = place
         self._forkserver = forkserver
+        self._cpu = cpu
         self._device = "cuda" if place.on_gpu else "cpu"
         #: What the reference is kept under. Without uids, what one leaves behind would be taken for a later kernel's.
         self._key = warm.key(request, self._device) if place.keeps_references and place.uid is not None else None
@@ -76,7 +78,11 @@ class Processes:
         if self._key is not None and (kept := self._forkserver.take(self._key)) is not None:
             word, descriptors = kept
             process = SealedProcess.taken(
-                self._forkserver, word.scratch, descriptors, compile_s=min(self._deadlines.compile_s, _KEPT_S)
+                self._forkserver,
+                word.scratch,
+                descriptors,
+                compile_s=min(self._deadlines.compile_s, _KEPT_S),
+                cpu_before_s=word.cpu_s,
             )
             reference = self._hold(process)
             reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
@@ -137,6 +143,7 @@ class Processes:
             self.builder = begin_build()
             if isinstance(self.builder, Build):
                 self._others.append(self.builder.process)
+                self._cpu.count(Role.BUILDER, self.builder.process)
         return self.candidate
 
     def _look_for_build(self, built: str) -> Callable[[], Build | Reuse]:
@@ -201,6 +208,7 @@ class Processes:
         return ""
 
     def _hold(self, process: SealedProcess) -> Reference:
+        self._cpu.count(Role.REFERENCE, process)
         self.reference = Reference(process, self._request.problem, self._settings, self._device)
         return self.reference
 
@@ -227,6 +235,7 @@ class Processes:
     def _fork(self, profile: Profile) -> SealedProcess:
         process = SealedProcess(self._forkserver, profile, self._deadlines.compile_s)
         self._others.append(process)
+        self._cpu.count(profile.role, process)
         return process
 
     def _profile(self, role: Role, uid_offset: int = 0, built: str | None = None) -> Profile:

@@ -56,6 +56,7 @@ from workers.judge.trial import (
 )
 from workers.judge.trial.blame import OutOfAllowance
 from workers.judge.trial.cases import GIVEN, Case
+from workers.judge.trial.cpu import CpuTime
 from workers.judge.trial.exchange import Candidate, Exchange
 from workers.judge.trial.processes import Processes
 from workers.judge.trial.reference import Reference
@@ -97,11 +98,12 @@ def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBo
     Raises:
         Exception: the judge itself failed; nothing is known of the kernel.
     """
+    cpu = CpuTime()
     try:
-        return _Evaluation(request, place, records, blackbox, forkserver).run()
+        return _Evaluation(request, place, records, blackbox, forkserver, cpu).run()
     except OutOfAllowance:
         # It has what it needs, or the GPU does not have it.
-        return _Evaluation(request, place, records, blackbox, forkserver, has_all=True).run()
+        return _Evaluation(request, place, records, blackbox, forkserver, cpu, has_all=True).run()
 
 
 class _Evaluation:
@@ -112,6 +114,7 @@ class _Evaluation:
         records: Records,
         blackbox: BlackBox,
         forkserver: ForkServer,
+        cpu: CpuTime,
         *,
         has_all: bool = False,
     ) -> None:
@@ -119,6 +122,7 @@ class _Evaluation:
 
         Args:
             request, place, records, blackbox, forkserver: as for :func:`evaluate`.
+            cpu: counts what is used of CPUs.
             has_all: True to let the reference's first call have all memory of the GPU, as it has run out of less.
         """
         self._request = request
@@ -128,7 +132,8 @@ class _Evaluation:
         self._records = records
         self._blackbox = blackbox
         self._forkserver = forkserver
-        self._processes = Processes(request, place, forkserver)
+        self._processes = Processes(request, place, forkserver, cpu)
+        self._cpu = cpu
         self._steps = Steps(blackbox, place, self._settings.total_s)
         self._evidence: dict[str, Any] = {}
         self._environment_hash = ""
@@ -689,6 +694,7 @@ class _Evaluation:
             self._booking.release()
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["begun_s"] = {name: round(value, 6) for name, value in self._steps.begun.items()}
+        evidence["cpu_s"] = self._cpu.seconds()
         evidence["isolation"] = self._forkserver.isolation
         evidence["slots_on_device"] = self._place.siblings
         if self._steps.waited_for:

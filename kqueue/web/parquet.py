@@ -1,0 +1,113 @@
+"""Records as Parquet: the columns have types, and a file is made in row groups while it is sent."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
+
+from kqueue.errors import ConfigError
+from kqueue.text import clean
+
+#: A row group ends at the first of both. Only the one that is being filled is held in memory.
+GROUP_ROWS: Final = 10_000
+GROUP_BYTES: Final = 8 * 2**20
+
+
+def can_write() -> bool:
+    """Return True if Parquet can be written here."""
+    return find_spec("pyarrow") is not None
+
+
+class Writer:
+    """Writes records of one kind.
+
+    Texts are cleaned as on pages. Moments are in UTC with microseconds. All else keeps its type; ids, and what has a
+    few values, are texts.
+    """
+
+    def __init__(self, kind: type[Any], columns: Sequence[str]) -> None:
+        """Begin a file.
+
+        Args:
+            kind: the records' dataclass.
+            columns: the fields that are written, in order.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ConfigError(f"Parquet needs pyarrow ({error}): pip install 'kqueue[parquet]'") from None
+        self._arrow: Any = pyarrow
+        hints = get_type_hints(kind)
+        self._schema: Any = self._arrow.schema([self._field(name, hints[name]) for name in columns])
+        self._made = _Made()
+        self._writer: Any = parquet.ParquetWriter(self._made, self._schema)
+        self._held: list[Any] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def add(self, records: Sequence[Any]) -> bytes:
+        """Return what of the file is made with more records; nothing until a row group is full."""
+        values = [
+            self._arrow.array([_value(getattr(record, field.name)) for record in records], field.type)
+            for field in self._schema
+        ]
+        batch = self._arrow.RecordBatch.from_arrays(values, schema=self._schema)
+        self._held.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._end_group()
+        return self._made.take()
+
+    def end(self) -> bytes:
+        """Return the rest of the file."""
+        if self._held:
+            self._end_group()
+        self._writer.close()
+        return self._made.take()
+
+    def _end_group(self) -> None:
+        self._writer.write_table(self._arrow.Table.from_batches(self._held), row_group_size=self._rows)
+        self._held, self._rows, self._bytes = [], 0, 0
+
+    def _field(self, name: str, hint: Any) -> Any:
+        kinds = {
+            bool: self._arrow.bool_(),
+            int: self._arrow.int64(),
+            float: self._arrow.float64(),
+            datetime: self._arrow.timestamp("us", tz="UTC"),
+        }
+        parts = get_args(hint) or (hint,)
+        kind = next((kinds[part] for part in parts if part in kinds), self._arrow.string())
+        return self._arrow.field(name, kind, nullable=NoneType in parts)
+
+
+class _Made(io.RawIOBase):
+    """What a writer has made, until it is taken."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def take(self) -> bytes:
+        """Return what was made since the last time."""
+        made, self._parts = b"".join(self._parts), []
+        return made
+
+
+def _value(value: object) -> object:
+    return value if value is None or isinstance(value, datetime | bool | int | float) else clean(value)
