@@ -309,7 +309,8 @@ class SanitizerFinding(Part):
     allocation_bytes: int | None = None
     """Size of the allocation that lies nearest."""
     distance_bytes: int | None = None
-    """How far from that allocation it is: behind its end, or, where negative, before its beginning."""
+    """How far from that allocation it is: behind its end, or, where negative, before its beginning. 0 where it begins
+    within."""
     detail: str = ""
     """The tool's further words on the first."""
     count: int

@@ -144,14 +144,18 @@ def _of_finding(finding: SanitizerFinding) -> Iterator[str]:
     if finding.address is not None:
         told.append(f"address {finding.address}")
     if finding.distance_bytes is not None and finding.allocation_bytes is not None:
-        side = "behind" if finding.distance_bytes >= 0 else "before"
-        far = abs(finding.distance_bytes)
-        plural = "" if far == 1 else "s"
-        told.append(f"{far} byte{plural} {side} an allocation of {finding.allocation_bytes} bytes")
+        told.append(f"{_beside(finding.distance_bytes)} an allocation of {finding.allocation_bytes} bytes")
     if told:
         yield f"    the first: {', '.join(told)}"
     elif finding.detail:
         yield f"    {finding.detail}"
+
+
+def _beside(distance_bytes: int) -> str:
+    if distance_bytes == 0:
+        return "begins within"
+    far = abs(distance_bytes)
+    return f"{far} byte{'' if far == 1 else 's'} {'behind' if distance_bytes > 0 else 'before'}"
 
 
 def _of_profile(profile: Profile) -> Iterator[str]:

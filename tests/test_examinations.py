@@ -114,6 +114,12 @@ def test_findings_in_words() -> None:
     ]
 
 
+def test_a_place_beside_an_allocation_in_words() -> None:
+    for distance, said in ((-2, "2 bytes before an"), (1, "1 byte behind an"), (0, "begins within an")):
+        run = Sanitized(tool="m", findings=(OUTSIDE.model_copy(update={"distance_bytes": distance}),), seconds=1.0)
+        assert f"{said} allocation of 400 bytes" in "\n".join(examinations.lines(Evidence(sanitized=(run,))))
+
+
 def test_a_profile_in_words() -> None:
     """What is not known is not said."""
     text = "\n".join(examinations.lines(Evidence(profile=PROFILE)))

@@ -125,6 +125,21 @@ def test_the_words_of_compute_sanitizer_are_read() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("told", "distance"),
+    [("9,000 bytes before", -9000), ("1 bytes after", 1), ("inside", 0)],
+)
+def test_how_far_beside_an_allocation_is_read(told: str, distance: int) -> None:
+    """An access that begins within an allocation may end behind it."""
+    log = (
+        "========= Invalid __global__ read of size 16 bytes\n"
+        "=========     at k+0x100 in kernel.py:11\n"
+        f"=========     and is {told} the nearest allocation at 0x7fc990000000 of size 6,440,894,460 bytes\n"
+    )
+    [finding] = examiner.findings(log)["findings"]
+    assert (finding["allocation_bytes"], finding["distance_bytes"]) == (6_440_894_460, distance)
+
+
 def test_the_counters_of_nsight_compute_are_read() -> None:
     """Each kernel has its own; the longest comes first."""
     told = examiner.profile((RECORDED / "ncu.csv").read_text())

@@ -142,7 +142,7 @@ _AT: Final = re.compile(
 _THREAD: Final = re.compile(r"\bthreads? \((\d+),(\d+),(\d+)\)(?:.*? in block \((\d+),(\d+),(\d+)\))?")
 _ADDRESS: Final = re.compile(r"\b(?:Access (?:to|at)|Address) (0x[0-9a-f]+)")
 _NEAREST: Final = re.compile(
-    r"is ([\d,]+) bytes (before|after|inside) .*allocation at 0x[0-9a-f]+ of size ([\d,]+) bytes"
+    r"is (?:([\d,]+) bytes (before|after)|inside) .*allocation at 0x[0-9a-f]+ of size ([\d,]+) bytes"
 )
 _SIZE: Final = re.compile(r"\bof size (\d+) bytes")
 _SUMMARY: Final = re.compile(r"^(?:ERROR SUMMARY: ([\d,]+) errors?|RACECHECK SUMMARY: ([\d,]+) hazards? displayed)")
@@ -205,7 +205,7 @@ def _finding(title: str, details: list[str]) -> dict[str, Any]:
         if one["address"] is None and (match := _ADDRESS.search(text)):
             one["address"] = match[1]
         if one["allocation_bytes"] is None and (match := _NEAREST.search(text)):
-            distance = int(match[1].replace(",", "")) * (-1 if match[2] == "before" else 1)
+            distance = int((match[1] or "0").replace(",", "")) * (-1 if match[2] == "before" else 1)
             one |= {"allocation_bytes": int(match[3].replace(",", "")), "distance_bytes": distance}
     if match := _SIZE.search(title):
         one["size_bytes"] = int(match[1])
