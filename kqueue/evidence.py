@@ -65,6 +65,17 @@ class Clocks(Part):
     """NVML's bit mask of all reasons for lower clocks that were seen, in hexadecimal."""
 
 
+class Histogram(Part):
+    """How many timed calls fell into each of several bins of equal width."""
+
+    low_ms: float
+    """Lower end of the first bin: the shortest call."""
+    high_ms: float
+    """Upper end of the last bin. Calls beyond it count in that."""
+    counts: tuple[int, ...]
+    """Number of calls in each bin."""
+
+
 class Measurement(Part):
     """The time of one call. All times are in milliseconds, with the null subtracted."""
 
@@ -100,6 +111,8 @@ class Measurement(Part):
     """True if the GPU's L2 cache was flushed before each call."""
     clocks: Clocks = Clocks()
     """Clocks of the GPU, as far as it tells them."""
+    histogram: Histogram | None = None
+    """The calls, up to where they are far longer than most. Null where an older version measured."""
 
 
 class BaselineError(Part):

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from kqueue import contract, differences, examinations, feedback
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
-from kqueue.evidence import BaselineError, Isolation, Measurement
+from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
@@ -50,6 +50,15 @@ class File(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A bin of a histogram, on axes from 0 to 100; the most frequent is as high as can be."""
+
+    left: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
     """The spread of a measurement on an axis from 0 to 100."""
 
@@ -60,6 +69,7 @@ class Plot:
     median: float
     q3: float
     high: float
+    columns: Sequence[Column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +254,30 @@ def _plots(verdict: contract.Verdict) -> list[Plot]:
         return round(min(100.0, max(0.0, 100 * value / end)), 2)
 
     return [
-        Plot(name, one, at(one.min_ms), at(one.q1_ms), at(one.median_ms), at(one.q3_ms), at(one.max_ms))
+        Plot(
+            name,
+            one,
+            at(one.min_ms),
+            at(one.q1_ms),
+            at(one.median_ms),
+            at(one.q3_ms),
+            at(one.max_ms),
+            _columns(one.histogram, at) if one.histogram else (),
+        )
         for name, one in known.items()
     ]
+
+
+def _columns(histogram: Histogram, at: Callable[[float], float]) -> Sequence[Column]:
+    counts = histogram.counts
+    most = max(counts, default=0)
+    bin_ms = (histogram.high_ms - histogram.low_ms) / max(len(counts), 1)
+    columns: list[Column] = []
+    for place, count in enumerate(counts):
+        left, right = (at(histogram.low_ms + edge * bin_ms) for edge in (place, place + 1))
+        if count:
+            columns.append(Column(left, max(round(right - left, 2), 0.4), round(100 * count / most, 1)))
+    return columns
 
 
 def _spans(detail: Detail) -> list[Span]:

@@ -19,6 +19,7 @@ from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import (
     Evidence,
     Facts,
+    Histogram,
     KernelProfile,
     Profile,
     Sanitized,
@@ -30,7 +31,7 @@ from kqueue.store import gpus, workers
 from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
-from tests.samples import passed, request_fields
+from tests.samples import measurement, passed, request_fields
 from tests.waiting import until
 from tests.web.visiting import OWN_FORM, stranger
 
@@ -248,6 +249,21 @@ def test_a_kernel_is_judged_again(served: Served, browser: httpx.Client, judge: 
     answer = browser.get(again)
     assert "queued" in answer.text
     assert "mine" in answer.text
+
+
+def test_calls_are_drawn_beside_those_of_the_reference(
+    served: Served, browser: httpx.Client, judge: Callable[..., None]
+) -> None:
+    """A histogram each, where there is one: an older judge took none."""
+    identity = _submit(served)
+    told = Histogram(low_ms=0.5, high_ms=1.5, counts=(1, 0, 8, 2))
+    judge(identity, passed(runtime=measurement(1.0).model_copy(update={"histogram": told})))
+    answer = browser.get(f"/evaluations/{identity}")
+    _check(answer)
+    drawn = answer.text.split('<svg class="histogram"')
+    assert len(drawn) == 2
+    assert "calls of the kernel" in drawn[0]
+    assert drawn[1].split("</svg>")[0].count('<rect class="box"') == 3
 
 
 def test_a_kernel_is_examined(

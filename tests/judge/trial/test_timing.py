@@ -69,6 +69,19 @@ def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     assert honest == measured()
 
 
+def test_a_histogram_holds_every_call() -> None:
+    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
+    taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
+    assert taken is not None
+    assert (len(taken.counts), sum(taken.counts)) == (20, 41)
+    assert taken.counts[0] > 0
+    assert taken.low_ms == pytest.approx(0.700)
+    assert taken.high_ms < 1.0
+    alike = measured(calls=[1_000_000] * 9).histogram
+    assert alike is not None
+    assert (alike.counts, alike.low_ms) == ((9,), alike.high_ms)
+
+
 DOUBLING = """
 import torch
 class Model(torch.nn.Module):

@@ -35,7 +35,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Timing
-from kqueue.evidence import Clocks, Measurement
+from kqueue.evidence import Clocks, Histogram, Measurement
 from workers.judge.channel.protocol import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
@@ -80,6 +80,9 @@ _SLOW_DRAW_S: Final = 0.02
 _MISSES: Final = 3
 #: And all in all.
 _MISSED: Final = 10
+#: Bins of a histogram, and the quartiles' distances beyond the third from which calls count in its last bin.
+_BINS: Final = 20
+_FAR: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -505,7 +508,18 @@ def summarise(series: Series, null_ns: float, timing: Timing, place: Place) -> M
         null_ms=null_ns / 1e6,
         cold_l2=timing.cold_l2 and place.on_gpu,
         clocks=Clocks.model_validate(series.clocks),
+        histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
     )
+
+
+def _histogram(times: list[float], far: float) -> Histogram:
+    """Count times in bins of equal width from the shortest to the longest, or to ``far`` where some lie beyond."""
+    low, high = min(times), min(max(times), far)
+    counts = [0] * (_BINS if high > low else 1)
+    for one in times:
+        place = int(len(counts) * (one - low) / (high - low)) if high > low else 0
+        counts[min(place, len(counts) - 1)] += 1
+    return Histogram(low_ms=low, high_ms=high, counts=tuple(counts))
 
 
 def _half_width(calls: list[int]) -> float:
