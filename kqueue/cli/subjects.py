@@ -114,7 +114,6 @@ def _of_files(problem: str, kernel: str, backend: str | None, lane: str | None, 
 
 def _of_evaluation(command: str, which: str) -> Subject:
     from kqueue.cli.results import database
-    from kqueue.contract import parse_request
     from kqueue.store import reports
 
     with database(command) as engine:
@@ -125,17 +124,5 @@ def _of_evaluation(command: str, which: str) -> Subject:
         )
     if detail.verdict.blame not in {"none", "candidate"}:
         raise EvaluationFailed(detail.verdict)
-    request = parse_request(
-        {
-            "problem": detail.problem,
-            "kernel": detail.kernel,
-            "backend": detail.backend,
-            "lane": detail.lane,
-            "settings": detail.settings,
-            "problem_label": detail.problem_label,
-            "kernel_label": detail.kernel_label,
-            "batch": f"{command}-{detail.evaluation_id}",
-            "priority": "interactive",
-        }
-    )
+    request = detail.request(batch=f"{command}-{detail.evaluation_id}", priority="interactive")
     return Subject(request, detail.verdict)

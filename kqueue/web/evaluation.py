@@ -177,19 +177,7 @@ async def _judge_again(
     """Submit an evaluation's request once more, changed, and show the new evaluation."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
-    again = contract.parse_request(
-        {
-            "problem": f"sha256:{detail.problem_hash}",
-            "kernel": detail.kernel,
-            "backend": detail.backend,
-            "lane": detail.lane,
-            "settings": detail.settings,
-            "problem_label": detail.problem_label,
-            "kernel_label": detail.kernel_label,
-            "priority": actor.priority,
-            "reuse": False,
-        }
-    )
+    again = detail.request(problem=f"sha256:{detail.problem_hash}", priority=actor.priority, reuse=False)
     [ticket] = await gateway.submit(actor, [changed(again)])
     return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
 

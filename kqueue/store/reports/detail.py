@@ -86,6 +86,26 @@ class Detail:
     attempts: tuple[AttemptDetail, ...]
     verdict: contract.Verdict | None
 
+    def request(self, **changes: Any) -> contract.Request:
+        """Return a request for the same kernel, judged in the same way, without a batch.
+
+        Args:
+            changes: other fields of the request.
+
+        Raises:
+            InvalidRequest: a field is wrong, or the settings are another version's.
+        """
+        same = {
+            "problem": self.problem,
+            "kernel": self.kernel,
+            "backend": self.backend,
+            "lane": self.lane,
+            "settings": self.settings,
+            "problem_label": self.problem_label,
+            "kernel_label": self.kernel_label,
+        }
+        return contract.parse_request(same | changes)
+
 
 def resolve_id(engine: Engine, prefix: str) -> UUID:
     """Return the evaluation whose id is ``prefix`` or, from four digits on, the only one that begins with it.
