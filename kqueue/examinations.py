@@ -61,6 +61,11 @@ def _examined(request: Request, examination: Examination, **settings: Any) -> Re
     return parse_request(dict(request) | {"settings": changed, "reuse": False})
 
 
+def is_profiled(evidence: Evidence) -> bool:
+    """Return True if a profile tells of a kernel."""
+    return evidence.profile is not None and bool(evidence.profile.kernels)
+
+
 def smaller(problem: str) -> str:
     """Return a problem with its sizes halved until they are at most 128. A name of a stored problem stays."""
     numbers = sizes.find(problem)

@@ -130,7 +130,7 @@ def profile(
     with ExitStack() as stack:
         judge: Callable[[Request], Result] | None = None
         for subject in found:
-            if subject.verdict is not None and subject.verdict.evidence.profile is not None:
+            if subject.verdict is not None and examinations.is_profiled(subject.verdict.evidence):
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))

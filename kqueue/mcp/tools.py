@@ -457,7 +457,7 @@ async def profile(
     """
     caller = caller_of(call)
     request, found = await judged_once(caller, evaluation_id, "profile", priority)
-    if found.evidence.profile is not None:
+    if examinations.is_profiled(found.evidence):
         return await _report(call, caller, evaluation_id, 0.0, request.kernel)
     # By its name, so that a token for stored problems will do.
     stored = request.model_copy(update={"problem": request.problem_name})

@@ -117,6 +117,10 @@ def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging:
     assert done.returncode == 3, done.stderr
     assert "profile: there is no GPU" in done.stdout
     assert sources(engine, f"profile-{identity}") == [(PROBLEM, False)]
+    with engine.connect() as connection:
+        again = connection.scalar(text("SELECT id FROM evaluations WHERE batch LIKE 'profile-%'"))
+    assert cli("profile", str(again)).returncode == 3
+    assert len(sources(engine, f"profile-{again}")) == 1, "what tells nothing is no profile"
 
 
 def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UUID) -> None:

@@ -36,6 +36,14 @@ def listed(*group: str) -> set[str]:
     return {line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if re.match(r" {2}\S", line)}
 
 
+def test_what_users_ask_for_has_commands() -> None:
+    """docs/mission.md names only commands that there are."""
+    rows = (ROOT / "docs" / "mission.md").read_text()
+    named = set(re.findall(r"`(?:[A-Z_]+=\S+ )?kqueue ([a-z]+)", rows))
+    assert len(named) > 20
+    assert named <= listed()
+
+
 def test_make_help_lists_every_target() -> None:
     """Each target of the Makefile says in `make help` what it does."""
     phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
