@@ -6,7 +6,17 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
-from kqueue.evidence import NEEDS, Measurement
+from kqueue.evidence import (
+    NEEDS,
+    Evidence,
+    Histogram,
+    KernelProfile,
+    Measurement,
+    Profile,
+    Sanitized,
+    SanitizerFinding,
+    Stall,
+)
 
 #: A value for each fact that some category needs.
 _FACTS: Final[dict[str, Any]] = {
@@ -70,3 +80,37 @@ def passed(**fields: Any) -> Outcome:
     """Make the outcome of a right kernel that is twice as fast as the reference; ``fields`` replace its fields."""
     least: dict[str, Any] = {"runtime": measurement(0.5), "baseline": measurement(1.0)}
     return Outcome(category=Category.PASSED, **least | fields)
+
+
+def examined(name: str) -> Outcome:
+    """Make the outcome of a right kernel that tools had something to say of; ``name`` is in all their texts."""
+    finding = SanitizerFinding(
+        kind=f"Invalid __global__ read in {name}",
+        kernel=name,
+        file=name,
+        line=8,
+        thread=(122, 0, 0),
+        block=(3, 0, 0),
+        allocation_bytes=4000,
+        distance_bytes=1,
+        count=2,
+    )
+    kernel = KernelProfile(
+        name=name,
+        launches=1,
+        duration_ms=0.5,
+        occupancy=0.5,
+        dram_gbs=100.0,
+        dram_share=0.03,
+        gflops=50.0,
+        stalls=(Stall(reason="long_scoreboard", share=0.75),),
+    )
+    runtime = measurement(1.0).model_copy(update={"histogram": Histogram(low_ms=0.5, high_ms=1.5, counts=(1, 0, 8, 2))})
+    evidence = Evidence(
+        sanitized=(
+            Sanitized(tool="memcheck", errors=2, findings=(finding,), seconds=2.0),
+            Sanitized(tool="racecheck", error=f"it did not end: {name}", seconds=300.0),
+        ),
+        profile=Profile(by="ncu", kernels=(kernel,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0),
+    )
+    return passed(runtime=runtime, evidence=evidence)

@@ -13,7 +13,7 @@ import pytest
 
 from kqueue.categories import Category
 from tests.http.standin import Served, submit
-from tests.samples import ended, passed
+from tests.samples import ended, examined
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -95,7 +95,7 @@ def test_axe_finds_nothing(
     with served.client() as api:
         waits, wrong, right = (submit(api, number) for number in range(3))
     judge(wrong, ended(Category.WRONG_VALUES, log="hello\n"))
-    judge(right, passed())
+    judge(right, examined("relu"))
     tab = visit(color_scheme=scheme)
     tab.goto("/login")
     pages = ["/", "/evaluations", "/evaluations?category=none", *(f"/evaluations/{one}" for one in (waits, wrong))]
@@ -145,11 +145,13 @@ def test_no_page_scrolls_sideways_on_a_phone(
     with served.client() as api:
         body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
         answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
+        right = submit(api, 1)
+    judge(right, examined("k" * 200))
     identity = UUID(answer.raise_for_status().json()["evaluation_id"])
     judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
     tab = visit(viewport={"width": 375, "height": 700})
     _log_in(tab, token("submit"))
-    for address in ("/", "/evaluations", f"/evaluations/{identity}"):
+    for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}"):
         tab.goto(address)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
 

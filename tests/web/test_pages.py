@@ -16,22 +16,13 @@ from sqlalchemy import Engine, delete, func, insert, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import (
-    Evidence,
-    Facts,
-    Histogram,
-    KernelProfile,
-    Profile,
-    Sanitized,
-    SanitizerFinding,
-    WrongPlace,
-)
+from kqueue.evidence import Evidence, Facts, WrongPlace
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import gpus, workers
 from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
-from tests.samples import measurement, passed, request_fields
+from tests.samples import examined, passed, request_fields
 from tests.waiting import until
 from tests.web.visiting import OWN_FORM, stranger
 
@@ -256,10 +247,8 @@ def test_calls_are_drawn_beside_those_of_the_reference(
 ) -> None:
     """A histogram each, where there is one: an older judge took none."""
     identity = _submit(served)
-    told = Histogram(low_ms=0.5, high_ms=1.5, counts=(1, 0, 8, 2))
-    judge(identity, passed(runtime=measurement(1.0).model_copy(update={"histogram": told})))
+    judge(identity, examined("k"))
     answer = browser.get(f"/evaluations/{identity}")
-    _check(answer)
     drawn = answer.text.split('<svg class="histogram"')
     assert len(drawn) == 2
     assert "calls of the kernel" in drawn[0]
@@ -270,14 +259,8 @@ def test_a_kernel_is_examined(
     served: Served, browser: httpx.Client, judge: Callable[..., None], engine: Engine
 ) -> None:
     """What tools said is shown, and does nothing; buttons ask for more where there is a GPU."""
-    finding = SanitizerFinding(kind=HOSTILE, kernel=HOSTILE, file=HOSTILE, line=8, thread=(122, 0, 0), count=2)
-    counted = KernelProfile(name=HOSTILE, launches=1, duration_ms=0.5, dram_gbs=100.0, dram_share=0.03, gflops=50.0)
-    evidence = Evidence(
-        sanitized=(Sanitized(tool="memcheck", errors=2, findings=(finding,), seconds=2.0),),
-        profile=Profile(by="ncu", kernels=(counted,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0),
-    )
     identity = _submit(served)
-    judge(identity, passed(evidence=evidence))
+    judge(identity, examined(HOSTILE))
     answer = browser.get(f"/evaluations/{identity}")
     _check(answer)
     for shown in ("Under compute-sanitizer", "122, 0, 0", "Kernels of one call", "roofline.svg", "3 %"):
