@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +23,18 @@ from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
 from workers.judge.gpu.devices import devices
+from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.turns import opened
+from workers.judge.trial.cpu import CpuTime
+from workers.judge.trial.processes import Processes
+from workers.judge.trial.steps import Steps
 
 #: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
 RECORDED = Path(__file__).parent / "recorded"
+#: How long others have the device, in seconds.
+WAIT_S = 10.0
 
+PLAIN = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):
@@ -208,13 +221,60 @@ def test_its_deadline_counts_where_it_is_asked_for() -> None:
 
 def test_without_a_gpu_it_says_so(rig: Rig) -> None:
     """As on a lane that was left open: the verdict stands."""
-    kernel = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
-    outcome = judge(rig, kernel, Backend.TORCH, sanitize=("memcheck",), profile=True)
+    outcome = judge(rig, PLAIN, Backend.TORCH, sanitize=("memcheck",), profile=True)
     assert outcome.category is Category.PASSED
     assert outcome.evidence.sanitized is not None
     assert [run.error for run in outcome.evidence.sanitized] == ["it needs a GPU"]
     assert outcome.evidence.profile is not None
     assert outcome.evidence.profile.error == "it needs a GPU"
+
+
+#: Stands for a tool, which starts the program with what follows its own options.
+TOOL = f"""#!/bin/sh
+while [ "$1" != "{sys.executable}" ]; do shift; done
+echo "========= ERROR SUMMARY: 0 errors" > tool.log
+exec "$@"
+"""
+
+
+@pytest.fixture
+def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A place on the CPU of a host that has a tool."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home:
+        tool = Path(home) / "bin" / "compute-sanitizer"
+        tool.parent.mkdir()
+        tool.write_text(TOOL)
+        for path, mode in ((Path(home), 0o755), (tool.parent, 0o755), (tool, 0o755)):
+            path.chmod(mode)
+        monkeypatch.setenv("CUDA_HOME", home)
+        with Rig() as rig:
+            yield rig
+
+
+@pytest.mark.slow("it waits for a device")
+def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
+    """The kernel is imported when it is had, and waiting for it is none of the tool's time."""
+    if os.geteuid() != 0:
+        pytest.skip("programs under a tool need user ids of their own")
+    place = tool_rig.place
+    asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
+    steps = Steps(BlackBox(), place, asked.settings.total_s)
+    examining = Processes(asked, place, tool_rig.forkserver, CpuTime()).examiner(steps)
+    with opened(place.lock) as others:
+        fcntl.flock(others, fcntl.LOCK_EX)
+        release = threading.Timer(WAIT_S, fcntl.flock, (others, fcntl.LOCK_UN))
+        release.start()
+        pytests = signal.getsignal(signal.SIGALRM)  # else this process would be the judge's to end
+        told = examining.sanitize("memcheck")
+        signal.signal(signal.SIGALRM, pytests)
+        release.join()
+    if "cannot be sealed here" in (told["error"] or ""):
+        pytest.skip(told["error"])
+    assert (told["errors"], told["error"]) == (0, None)
+    spent = steps.durations["start_examine"] + steps.durations["untimed_examine"]
+    assert told["seconds"] == pytest.approx(spent, abs=1e-3)
+    assert steps.durations["wait_for_device"] + steps.durations["start_examine"] >= WAIT_S * 0.9
+    assert steps.begun["untimed_examine"] >= WAIT_S * 0.9
 
 
 @pytest.mark.gpu

@@ -61,13 +61,13 @@ class Examiner(Harness):
 
     def _start(self, command: Command) -> Reply:
         self._asked: Examine = command.payload
-        self._until = time.monotonic() + self._asked.seconds
+        until = time.monotonic() + self._asked.seconds
         Path(examined.PROBLEM).write_text(self._asked.problem, encoding="utf-8")
         Path(examined.JOB).write_text(examined.job_to(self._job), encoding="utf-8")
         self._tool = _start(self._asked)
-        while not Path(examined.READY).exists() and self._tool.poll() is None and time.monotonic() < self._until:
+        while not Path(examined.READY).exists() and self._tool.poll() is None and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        self._left_s = self._until - time.monotonic()  # waiting for the device is not the tool's time
+        self._left_s = until - time.monotonic()  # waiting for the device is not the tool's time
         return self.done(command)
 
     def _finish(self, command: Command) -> Reply:

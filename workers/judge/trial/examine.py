@@ -102,11 +102,9 @@ class Examiner:
         if self._left_s <= 0:
             return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
         order = Examine(tool, found, self._request.problem, self._left_s)
-        told: dict[str, Any] = {}
         spent = -sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         try:
-            with self._steps.backstop(Phase.EXAMINE):
-                told = self._ask(order, hold)
+            told = self._ask(order, hold)
         except (EvaluationEnded, ForkServerError, reports.NotReported) as error:
             told = {"error": str(error)}
         spent += sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
@@ -121,10 +119,10 @@ class Examiner:
             ForkServerError: it could not be sealed or ended.
             NotReported: it told nothing that can be read.
         """
-        page = memory("kqueue-report", reports.SIZE)
         process = self._fork()
+        page = memory("kqueue-report", reports.SIZE)
         try:
-            with self._steps.timed(_STARTING):
+            with self._steps.timed(_STARTING), self._steps.backstop(Phase.EXAMINE):
                 process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
                 process.order(Order.OPEN, payload=self._job)
                 process.order(Order.EXAMINE, payload=order)
