@@ -28,6 +28,8 @@ QUARANTINED_AFTER: Final = 2
 _FIRST_TEST_S: Final = 10.0
 _LAST_TEST_S: Final = 600.0
 _REASON_CHARACTERS: Final = 500
+#: The condition that a GPU is given evaluations: see :attr:`GpuStatus.paused`.
+SERVES: Final = and_(Gpu.state == GpuState.SERVING, Gpu.check_at.is_(None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
-from kqueue.store import evaluations, workers
+from kqueue.store import evaluations, gpus, workers
 from kqueue.store.evaluations import Recorded
 from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, together
 
@@ -53,6 +53,23 @@ class TestClaim:
         assert count(engine, "evaluations", "published_at IS NULL AND state = 'queued'") == 1
         change(engine, "UPDATE workers SET paused = NULL")
         assert claim(identity).number == 1
+
+    def test_a_drained_gpu_gets_nothing(self, engine: Engine, submit) -> None:
+        """Nor does one that waits for a test, whatever a supervisor writes that looked before."""
+        gpus.register(engine, host="here", index=0, uuid="GPU-0", name="a GPU")
+        worker = uuid4()
+        workers.register(engine, id=worker, name="gpu0-0@here", host="here", pid=2, lanes=["cpu"], device="GPU-0")
+        for out_of_service in (
+            lambda: gpus.drain(engine, "GPU-0", reason=None),
+            lambda: gpus.ask_for_test(engine, "GPU-0", reason="an Xid"),
+        ):
+            identity = submit()
+            out_of_service()
+            workers.pause(engine, {worker: None})
+            assert evaluations.claim(engine, identity, worker_id=worker, lease_s=30) is None
+            gpus.resume(engine, "GPU-0")
+            workers.pause(engine, {worker: None})
+            assert evaluations.claim(engine, identity, worker_id=worker, lease_s=30) is not None
 
     def test_an_expired_one_gets_its_verdict(self, engine: Engine, submit, worker_id: UUID) -> None:
         """A claim past the producer's patience ends the evaluation instead of running it."""

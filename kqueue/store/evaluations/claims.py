@@ -35,14 +35,14 @@ from sqlalchemy.orm import aliased
 from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
 from kqueue.states import EvaluationState
-from kqueue.store import clean
+from kqueue.store import clean, gpus
 from kqueue.store.budgets import PRODUCER
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import EXPIRED, QUEUED
 from kqueue.store.evaluations.history import History
 from kqueue.store.evaluations.reuse import answer, fingerprint
 from kqueue.store.evaluations.verdicts import expire, rehearse_finish
-from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Worker
+from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, Problem, Worker
 
 #: A retry that is due is kept for a slot farther away from the one that failed, for so many seconds. Most evaluations
 #: take less, so such a slot becomes free meanwhile; a retry that waits longer is better done anywhere.
@@ -99,9 +99,10 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
 
     The others get None. So does a caller if the evaluation is running, done, not due yet or unknown; if it waited
     longer than its producer allowed, which gives it its verdict ``expired`` here; if an equal evaluation was judged
-    while it waited, whose verdict it gets here (:mod:`kqueue.store.evaluations.reuse`); if the worker is paused; or if
-    the last attempt failed near this worker. In that case the next attempt is kept for some seconds for a worker on
-    another slot, or better on another device. The message of an evaluation that stays queued is sent again.
+    while it waited, whose verdict it gets here (:mod:`kqueue.store.evaluations.reuse`); if the worker is paused, or its
+    GPU out of service; or if the last attempt failed near this worker. In that case the next attempt is kept for some
+    seconds for a worker on another slot, or better on another device. The message of an evaluation that stays queued is
+    sent again.
 
     Args:
         engine: the database.
@@ -185,7 +186,7 @@ def _claiming() -> Select[*tuple[Any, ...]]:
             QUEUED,
             Evaluation.available_at <= func.now(),
             not_(EXPIRED),
-            select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None)).exists(),
+            _may_take(worker_id),
             or_(Evaluation.attempts == 0, not_(_better_elsewhere(worker_id, lease))),
             Problem.hash == Evaluation.problem_hash,
             Kernel.hash == Evaluation.kernel_hash,
@@ -224,6 +225,16 @@ def _claiming() -> Select[*tuple[Any, ...]]:
         .cte("attempt")
     )
     return select(attempt.c.id.label("attempt_id"), begun).join(begun, begun.c.number == attempt.c.number)
+
+
+def _may_take(worker_id: ColumnElement[UUID]) -> ColumnElement[bool]:
+    """The condition that neither the worker is paused nor its GPU out of service.
+
+    The GPU is asked itself: a supervisor that looked at it before it was drained may since have written that its
+    workers go on.
+    """
+    out_of_service = select(Gpu.uuid).where(Gpu.uuid == Worker.device, not_(gpus.SERVES)).exists()
+    return select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None), not_(out_of_service)).exists()
 
 
 def _better_elsewhere(worker_id: ColumnElement[UUID], lease: ColumnElement[timedelta]) -> ColumnElement[bool]:
