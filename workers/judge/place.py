@@ -86,9 +86,9 @@ def set_environment(environment: MutableMapping[str, str], place: Place, cores: 
         # cost is its queues (docs/timing.md#what-contexts-cost).
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_COPY_CONNECTIONS"] = "1"
         environment.pop("TRITON_INTERPRET", None)
-        # Threads that wait for the next piece of work would spin, and take the cores from compilers.
-        environment["OMP_WAIT_POLICY"] = "passive"
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["TRITON_INTERPRET"] = "1"
+    # Threads that wait for the next piece of work would spin, and take the cores from compilers and from other judges.
+    environment["OMP_WAIT_POLICY"] = "passive"
     environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(max(1, cores // place.siblings))

@@ -242,6 +242,7 @@ def _become_judge(words: socket.socket, seat: int, blackbox: BlackBox, forkserve
         if os.getppid() != seat:
             os._exit(1)
         linux.set_name("kq-judge")
+        linux.keep_freed_memory()  # until the evaluation's end: see _give_back
         status = _sit(words, blackbox, forkserver)
     except BaseException:  # noqa: BLE001 -- nothing may return into the seat's frames
         _log.exception("the judge failed beyond its evaluation")

@@ -49,7 +49,7 @@ from workers.judge.trial.reference import Reference
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "8"
+METHOD: Final = "9"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random.
