@@ -52,8 +52,8 @@ sbom: venv ## list what is installed here, as CycloneDX (SBOM=dist/sbom.cdx.json
 audit: venv ## look for known holes in what is installed here (ARGS=--if-reachable: no failure without a network)
 	@$(PY) scripts/audit.py $(ARGS)
 
-compose-test: venv ## bring the compose stack up and judge kernels with it (needs Docker)
-	$(PY) -m pytest -m compose tests/compose $(ARGS)
+compose-test: venv ## bring the compose stack up and judge kernels with it (needs Docker, or root and ENGINE=own)
+	$(if $(filter own,$(ENGINE)),$(PY) scripts/engine.py) $(PY) -m pytest -m compose tests/compose $(ARGS)
 
 gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
 	$(PY) benchmarks/gpu_shown.py $(ARGS)
