@@ -39,8 +39,8 @@ site: venv ## build the documentation as a site in dist/site, with what it fetch
 	@$(PY) scripts/bootstrap.py site
 	PYTHONPATH=.site NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
 
-wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12)
-	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
+wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12, ARGS=--cpu: with torch)
+	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON) $(ARGS)
 
 env: ## fill in the compose stack's secrets where .env lacks them
 	@$(BOOTSTRAP_PYTHON) scripts/env.py
