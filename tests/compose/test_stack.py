@@ -406,8 +406,9 @@ def test_traces_reach_a_collector(stack: Stack) -> None:
     _wait(lambda: stack.python("http", seen) == ["True"])
 
 
-def test_prometheus_reads_the_fleet(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
+def test_prometheus_reads_the_fleet(stack: Stack) -> None:
     """The profile `observability`: figures arrive with a token that may read, and every alert's rule is understood."""
+    stack.judge(GELU)
     stack.settings["KQUEUE_METRICS_TOKEN"] = stack.token("read")
     stack.do("up", "--detach", "prometheus")
     with httpx.Client(base_url=f"http://127.0.0.1:{stack.settings['PROMETHEUS_PORT']}/api/v1", timeout=20) as api:
@@ -421,7 +422,7 @@ def test_prometheus_reads_the_fleet(stack: Stack, verdicts: dict[str, dict[str, 
         _wait(lambda: [target["health"] for target in answer("/targets").get("activeTargets", [])] == ["up"])
         query = "sum(kqueue_evaluations_total)"
         [figure] = answer("/query", query=query)["result"]
-        assert int(figure["value"][1]) >= len(verdicts)
+        assert int(figure["value"][1]) >= 1
         rules = [rule for group in answer("/rules")["groups"] for rule in group["rules"]]
         written = re.findall(r"- alert: (\w+)", (ROOT / "docker" / "observability" / "alerts.yml").read_text())
         assert [rule["name"] for rule in rules] == written
