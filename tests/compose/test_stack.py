@@ -408,7 +408,6 @@ def test_traces_reach_a_collector(stack: Stack) -> None:
 
 def test_prometheus_reads_the_fleet(stack: Stack) -> None:
     """The profile `observability`: figures arrive with a token that may read, and every alert's rule is understood."""
-    stack.judge(GELU)
     stack.settings["KQUEUE_METRICS_TOKEN"] = stack.token("read")
     stack.do("up", "--detach", "prometheus")
     with httpx.Client(base_url=f"http://127.0.0.1:{stack.settings['PROMETHEUS_PORT']}/api/v1", timeout=20) as api:
@@ -420,9 +419,10 @@ def test_prometheus_reads_the_fleet(stack: Stack) -> None:
                 return {}
 
         _wait(lambda: [target["health"] for target in answer("/targets").get("activeTargets", [])] == ["up"])
-        query = "sum(kqueue_evaluations_total)"
-        [figure] = answer("/query", query=query)["result"]
-        assert int(figure["value"][1]) >= 1
+        # A server counts from its start on, and it may have been made anew for this.
+        stack.judge(GELU)
+        query = "sum(kqueue_evaluations_total) > 0"
+        _wait(lambda: bool(answer("/query", query=query).get("result")))
         rules = [rule for group in answer("/rules")["groups"] for rule in group["rules"]]
         written = re.findall(r"- alert: (\w+)", (ROOT / "docker" / "observability" / "alerts.yml").read_text())
         assert [rule["name"] for rule in rules] == written
@@ -461,7 +461,7 @@ def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
     try:
         other.do(*UP, "worker")
         assert stack.hosts() == ["second", "second", "worker", "worker"]
-        identities = [record["evaluation_id"] for record in stack.submit([*SLOW, *GELU], batch=secrets.token_hex(4))]
+        identities = [record["id"] for record in stack.submit([*SLOW, *GELU], batch=secrets.token_hex(4))]
         _wait(lambda: stack.running() == 4)
         other.do("stop", "worker")
         records = stack.client("wait", *identities)
@@ -489,6 +489,9 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
     # On what is required today, and built as today: what has changed is the code and the schema.
     shutil.copy(ROOT / "pyproject.toml", tree)
     shutil.copytree(ROOT / "docker", tree / "docker", dirs_exist_ok=True)
+    # For some versions no worker could start in a read-only container, for want of a folder that this file names.
+    uids = Path("workers", "judge", "host", "uids.py")
+    shutil.copy(ROOT / uids, tree / uids)
     if wheels := os.environ.get("WHEELHOUSE"):
         shutil.copytree(ROOT / wheels, tree / wheels)
     stack.settings["KQUEUE_TAG"] = "test-before"
