@@ -39,8 +39,8 @@ site: venv ## build the documentation as a site in dist/site, with what it fetch
 	@$(PY) scripts/bootstrap.py site
 	PYTHONPATH=.site NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
 
-wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12)
-	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON)
+wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12, ARGS=--cpu: with torch)
+	@$(PY) scripts/bootstrap.py wheelhouse --python $(PYTHON) $(ARGS)
 
 env: ## fill in the compose stack's secrets where .env lacks them
 	@$(BOOTSTRAP_PYTHON) scripts/env.py
@@ -52,8 +52,8 @@ sbom: venv ## list what is installed here, as CycloneDX (SBOM=dist/sbom.cdx.json
 audit: venv ## look for known holes in what is installed here (ARGS=--if-reachable: no failure without a network)
 	@$(PY) scripts/audit.py $(ARGS)
 
-compose-test: venv ## bring the compose stack up and judge kernels with it (needs Docker)
-	$(PY) -m pytest -m compose tests/compose $(ARGS)
+compose-test: venv ## bring the compose stack up and judge kernels with it (needs Docker, or root and ENGINE=own)
+	$(if $(filter own,$(ENGINE)),$(PY) scripts/engine.py) $(PY) -m pytest -m compose tests/compose $(ARGS)
 
 gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
 	$(PY) benchmarks/gpu_shown.py $(ARGS)

@@ -8,7 +8,8 @@ A second run does nothing until pyproject.toml, this file or one of the choices 
 
 `bootstrap.py adapters` installs the packages that kqueue has adapters for into `.adapters`, next to `.venv`, and
 `bootstrap.py site` what builds the documentation's site into `.site`.
-`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network.
+`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network; with `--cpu`
+also torch's CPU build and what it requires, for a host that has none of it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ TOOLS = {
 LARGE = {"search"}
 #: Packages with adapters that are installed without their dependencies.
 BARE = {"trace-opt"}
-#: Size limit of a wheelhouse.
+#: Where PyTorch keeps builds for the CPU, whose dependencies are PyPI's.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+#: Size limit of a wheelhouse without torch.
 WHEELHOUSE_MIB = 60
 
 
@@ -74,6 +77,7 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
     collect = commands.add_parser("wheelhouse", help="collect wheels for a host without a network")
     collect.add_argument("--python", default="3.12", help="that host's Python version")
     collect.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
+    collect.add_argument("--cpu", action="store_true", help="with torch, built for the CPU, triton and numpy")
     commands.add_parser("adapters", help="fetch the packages that kqueue has adapters for")
     commands.add_parser("site", help="fetch what builds the documentation's site")
     options = parser.parse_args()
@@ -81,7 +85,7 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
         if options.command in {"adapters", "site"}:
             apart(options.command)
         elif options.command == "wheelhouse":
-            wheelhouse(options.python, options.out)
+            wheelhouse(options.python, options.out, cpu=options.cpu)
         else:
             environment()
     except Failure as failure:
@@ -363,9 +367,9 @@ def has_gpu() -> bool:
     return False
 
 
-def cpu_wheels(folders: list[str]) -> list[str]:
+def cpu_wheels(folders: list[str], python: str = f"{sys.version_info[0]}.{sys.version_info[1]}") -> list[str]:
     """Return the versions of usable CPU builds of torch in local folders, the newest last."""
-    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"cp{python.replace('.', '')}"
     found: set[str] = set()
     for folder in folders:
         for wheel in Path(folder.removeprefix("file://")).glob(f"torch-*+cpu-{tag}-*.whl"):
@@ -375,18 +379,29 @@ def cpu_wheels(folders: list[str]) -> list[str]:
     return sorted(found, key=lambda text: [int(n) for n in re.findall(r"\d+", text)])
 
 
-def wheelhouse(python: str, out: Path) -> None:
-    """Collect all wheels except torch's stack, including kqueue's, for Linux x86-64 and Python ``python``."""
+def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
+    """Collect all wheels, including kqueue's, for Linux x86-64 and Python ``python``.
+
+    Args:
+        cpu: torch's stack too, which is otherwise that of the host: a CPU build from a local folder of pip's, or
+            from PyTorch's index.
+    """
     if not re.fullmatch(r"3\.\d+", python) or int(python[2:]) < OLDEST[1]:
         raise Failure(f"PYTHON={python}: name a version from 3.11 on, such as `make wheelhouse PYTHON=3.12`")
     uv = find_uv()
     if uv is None:
         raise Failure("this needs uv, and it could not be installed: `pip install uv`")
+    left_out = TOOLS if cpu else TOOLS | TORCH_STACK
     # Build requirements too: the host installs its working tree without a network.
-    wanted = [r for r in requirements() if name(r) not in TORCH_STACK | TOOLS] + ["hatchling>=1.27", "editables"]
+    wanted = [r for r in requirements() if name(r) not in left_out] + ["hatchling>=1.27", "editables"]
     # Resolve for the target's Python, whose requirements differ from this one's.
     command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
+    local = cpu_wheels(pip_setting("find-links"), python) if cpu else []
+    if local:
+        wanted.append(f"torch=={local[-1]}")
+    elif cpu:
+        command += ["--torch-backend", "cpu"]
     resolved = subprocess.run(
         command, input="\n".join(wanted), env=uv_settings(), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -399,8 +414,10 @@ def wheelhouse(python: str, out: Path) -> None:
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     target += [word for platform in platforms for word in ("--platform", platform)]
+    if cpu and not local:
+        target += ["--extra-index-url", CPU_INDEX]
     # What needs numpy takes that of the host's torch.
-    found = [line for line in resolved.stdout.splitlines() if name(line) not in TORCH_STACK]
+    found = [line for line in resolved.stdout.splitlines() if cpu or name(line) not in TORCH_STACK]
     run([*pip, "download", "-qq", "--no-deps", "-d", str(out), *target, *found])
     run([*pip, "wheel", "-qq", "--no-deps", "-w", str(out), str(ROOT)])
     total = 0
@@ -408,7 +425,7 @@ def wheelhouse(python: str, out: Path) -> None:
         total += wheel.stat().st_size
         print(f"{wheel.stat().st_size / 2**20:7.2f} MiB  {wheel.name}")
     print(f"{total / 2**20:7.2f} MiB  in all, in {out}")
-    if total > WHEELHOUSE_MIB * 2**20:
+    if total > WHEELHOUSE_MIB * 2**20 and not cpu:
         raise Failure(f"the wheelhouse exceeds its limit of {WHEELHOUSE_MIB} MiB")
 
 

@@ -110,6 +110,7 @@ def test_local_cpu_builds_are_found(bootstrap: ModuleType, tmp_path: Path) -> No
     (tmp_path / f"torch-2.14.0-{here}-{here}-manylinux_2_28_x86_64.whl").touch()
     assert bootstrap.cpu_wheels([str(tmp_path)]) == ["2.11.0+cpu", "2.13.0+cpu"]
     assert bootstrap.cpu_wheels([str(tmp_path / "missing")]) == []
+    assert bootstrap.cpu_wheels([str(tmp_path)], "3.99") == []
 
 
 def test_uv_gets_what_pip_is_configured_to(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ def compose(secret_values: dict[str, str]) -> Compose:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    kept = ("PATH", "HOME", "DOCKER_HOST", "PYTHON_IMAGE", "GPU_IMAGE", "POSTGRES_IMAGE", "VALKEY_IMAGE", "WHEELHOUSE")
+    kept = ("PATH", "HOME", "DOCKER_HOST", "WHEELHOUSE", "PYTHON_IMAGE", "GPU_IMAGE")
+    kept += ("POSTGRES_IMAGE", "VALKEY_IMAGE", "PROMETHEUS_IMAGE")
     base = {name: os.environ[name] for name in kept if name in os.environ} | secret_values
 
     def run(

@@ -14,6 +14,7 @@ import pytest
 from kqueue.contract import Deadlines
 from kqueue.limits import hard_limit_s
 from tests.compose.program import CPU, GPU, ROOT, SECRETS, Compose
+from workers.judge.host import uids
 
 BOTH = pytest.mark.parametrize("files", [GPU, CPU], ids=["gpu", "cpu"])
 
@@ -103,6 +104,14 @@ def test_candidates_can_execute_what_they_compile(compose: Compose, files: tuple
     options = dict(mount.split(":", 1) for mount in worker["tmpfs"])
     assert "exec" in options.pop(worker["environment"]["KQUEUE_SCRATCH"]).split(",")
     assert not any("exec" in text.split(",") for text in options.values())
+
+
+@BOTH
+def test_slots_can_lock_their_uids(compose: Compose, files: tuple[str, ...]) -> None:
+    """In the worker's read-only container one of the folders for locks can be written to."""
+    worker = model(compose, files)["services"]["worker"]
+    assert worker["read_only"] is True
+    assert {mount.split(":", 1)[0] for mount in worker["tmpfs"]} & set(uids.PARENTS)
 
 
 @BOTH

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,12 +52,14 @@ class Stack:
         settings: what would stand in .env; counts from the next run on.
         flower: Flower's URL.
         http: HTTP's URL.
+        compose: Compose without them.
     """
 
     run: Compose
     settings: dict[str, str | None]
     flower: str
     http: str
+    compose: Compose
 
     @property
     def auth(self) -> str:
@@ -67,11 +72,35 @@ class Stack:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def beside(self, files: tuple[str, ...], settings: dict[str, str | None]) -> Stack:
+        """A stack with more files and settings, as on another host; nothing of it is up."""
+        project, environment = f"kqueue-test-{secrets.token_hex(4)}", self.settings | settings
+
+        def run(*arguments: str, **options: Any) -> Any:
+            return self.compose(
+                (*CPU, *files), "--project-name", project, *arguments, environment=environment, **options
+            )
+
+        return Stack(run, environment, "", "", self.compose)
+
     def client(self, *arguments: str, given: str | None = None) -> list[dict[str, Any]]:
         """The JSON lines that a `kqueue` command prints in a container beside the services."""
         done = self.run("run", "--rm", "-T", "client", *arguments, "--json", given=given, timeout=1800)
         assert done.stdout, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def running(self) -> int:
+        """How many evaluations are executed now."""
+        return sum(lane["running"] for lane in self.client("status")[0]["lanes"].values())
+
+    def hosts(self) -> list[str]:
+        """The host of each live slot."""
+        alive = "stopped_at IS NULL AND heartbeat_at > now() - interval '10 seconds'"
+        return self.psql(f"SELECT host FROM workers WHERE {alive} ORDER BY 1").split()
+
+    def psql(self, statement: str) -> str:
+        """What a statement of the owner's gives, unadorned."""
+        return self.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-Atc", statement).strip()
 
     def submit(self, entries: list[Any], *options: str, **fields: str) -> list[dict[str, Any]]:
         """What the command line says of entries of the gallery; every one must be accepted."""
@@ -115,6 +144,9 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
         "FLOWER_PORT": str(flower),
         "KQUEUE_HTTP_PORT": str(http),
         "KQUEUE_CPU_SLOTS": "2",
+        "PROMETHEUS_PORT": str(_free_port()),
+        # Nobody listens there but in the test of traces.
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://http:4318",
     }
 
     def run(*arguments: str, **options: Any) -> Any:
@@ -124,7 +156,7 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
         up = run("up", "--build", "--detach", "--wait", "--wait-timeout", "600", timeout=3000)
         if up.returncode != 0:
             pytest.fail(f"{up.stderr[-4000:]}\n{run('logs', '--no-color', '--tail', '40').stdout}")
-        yield Stack(run, settings, f"http://127.0.0.1:{flower}", f"http://127.0.0.1:{http}")
+        yield Stack(run, settings, f"http://127.0.0.1:{flower}", f"http://127.0.0.1:{http}", compose)
     finally:
         run("down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=300)
 
@@ -280,7 +312,7 @@ def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str,
     entries = [*SLOW, *(entry for entry in ENTRIES if entry.name.startswith("good/torch/"))]
     with ThreadPoolExecutor(1) as background:
         judging = background.submit(stack.judge, entries, batch=secrets.token_hex(4))
-        _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
+        _wait(lambda: stack.running() == 2)
         for action in actions:
             stack.do(*action)
         verdicts = judging.result()
@@ -314,7 +346,7 @@ def test_every_secret_can_be_changed(stack: Stack) -> None:
     """While evaluations run: none is lost, the new ones count, the old ones do not. A token outlasts it."""
     old, token, batch = dict(stack.settings), stack.token("read"), secrets.token_hex(4)
     stack.submit([*SLOW, *GELU], batch=batch)
-    _wait(lambda: sum(lane["running"] for lane in stack.client("status")[0]["lanes"].values()) == 2)
+    _wait(lambda: stack.running() == 2)
     fresh = {name: secrets.token_hex(16) for name in SECRETS}
     statement = f"ALTER USER kqueue PASSWORD '{fresh['POSTGRES_PASSWORD']}'"
     stack.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-c", statement)
@@ -349,6 +381,147 @@ def test_a_backup_is_restored(stack: Stack) -> None:
     login = ("-e", f"PGPASSWORD={stack.settings['POSTGRES_READER_PASSWORD']}", "postgres", "psql", "-h", "postgres")
     refused = stack.run("exec", "-T", *login, "-U", "reader", "kqueue", "-c", cancel)
     assert "permission denied for function kqueue_cancel" in refused.stderr
+
+
+#: A collector of traces: keeps whatever it is sent in a file.
+_COLLECTOR = """
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Collector(BaseHTTPRequestHandler):
+    def do_POST(self):
+        with open("/tmp/spans", "ab") as spans:
+            spans.write(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+HTTPServer(("", 4318), Collector).serve_forever()
+"""
+
+
+def test_traces_reach_a_collector(stack: Stack) -> None:
+    """The worker's image has what sends traces, and its network reaches a collector on it."""
+    stack.do("exec", "-d", "http", "python3", "-P", "-c", _COLLECTOR)
+    identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
+    # A trace that no producer began has the evaluation's id.
+    trace = bytes.fromhex(identity.replace("-", ""))
+    seen = f"import pathlib; p = pathlib.Path('/tmp/spans'); print(p.exists() and {trace!r} in p.read_bytes())"
+    _wait(lambda: stack.python("http", seen) == ["True"])
+
+
+def test_prometheus_reads_the_fleet(stack: Stack) -> None:
+    """The profile `observability`: figures arrive with a token that may read, and every alert's rule is understood."""
+    stack.settings["KQUEUE_METRICS_TOKEN"] = stack.token("read")
+    stack.do("up", "--detach", "prometheus")
+    with httpx.Client(base_url=f"http://127.0.0.1:{stack.settings['PROMETHEUS_PORT']}/api/v1", timeout=20) as api:
+
+        def answer(path: str, **query: str) -> Any:
+            try:
+                return api.get(path, params=query).raise_for_status().json()["data"]
+            except httpx.TransportError:
+                return {}
+
+        _wait(lambda: [target["health"] for target in answer("/targets").get("activeTargets", [])] == ["up"])
+        # A server counts from its start on, and it may have been made anew for this.
+        stack.judge(GELU)
+        query = "sum(kqueue_evaluations_total) > 0"
+        _wait(lambda: bool(answer("/query", query=query).get("result")))
+        rules = [rule for group in answer("/rules")["groups"] for rule in group["rules"]]
+        written = re.findall(r"- alert: (\w+)", (ROOT / "docker" / "observability" / "alerts.yml").read_text())
+        assert [rule["name"] for rule in rules] == written
+        _wait(lambda: {rule["health"] for group in answer("/rules")["groups"] for rule in group["rules"]} == {"ok"})
+    stack.do("rm", "--stop", "--force", "prometheus")
+
+
+def test_slots_are_added_and_taken_away(stack: Stack) -> None:
+    """While evaluations run: those end first, and none is judged twice."""
+    entries, batch = [*SLOW, *GELU], secrets.token_hex(4)
+    stack.submit(entries, batch=batch)
+    _wait(lambda: stack.running() == 2)
+    for slots in ("3", "1"):
+        stack.settings["KQUEUE_CPU_SLOTS"] = slots
+        stack.do(*UP)
+        assert stack.hosts() == ["worker"] * int(slots)
+    verdicts = [record["verdict"] for record in stack.client("wait", "--batch", batch)]
+    assert [(verdict["category"], verdict["attempts"]) for verdict in verdicts] == [("passed", 1)] * len(entries)
+    stack.settings["KQUEUE_CPU_SLOTS"] = "2"
+    stack.do(*UP)
+
+
+def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
+    """The second file that docs/compose.md shows: a worker alone, beside another host's services; it comes and goes."""
+    page = (ROOT / "docs" / "compose.md").read_text()
+    [shown] = re.findall(r"`worker-host.yml`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "worker-host.yml").write_text(shown)
+    # Its way out leads to the first host's services by their names.
+    first = json.loads(stack.do("config", "--format", "json"))
+    network = first["networks"]["services"]["name"]
+    (tmp_path / "route.yml").write_text(f"networks: {{ window: {{ external: true, name: {network} }} }}\n")
+    files = tuple(str(tmp_path / name) for name in ("worker-host.yml", "route.yml"))
+    environment = first["services"]["worker"]["environment"]
+    urls = {name: environment[name] for name in ("KQUEUE_DATABASE_URL", "KQUEUE_REDIS_URL")}
+    other = stack.beside(files, {**urls, "KQUEUE_HOSTNAME": "second", "KQUEUE_CANDIDATE_UID": "60000"})
+    try:
+        other.do(*UP, "worker")
+        assert stack.hosts() == ["second", "second", "worker", "worker"]
+        identities = [record["id"] for record in stack.submit([*SLOW, *GELU], batch=secrets.token_hex(4))]
+        _wait(lambda: stack.running() == 4)
+        other.do("stop", "worker")
+        records = stack.client("wait", *identities)
+        assert [record["verdict"]["category"] for record in records] == ["passed"] * len(identities)
+        named = ", ".join(f"'{identity}'" for identity in identities)
+        hosts = "SELECT DISTINCT w.host FROM attempts a JOIN workers w ON w.id = a.worker_id"
+        assert stack.psql(f"{hosts} WHERE a.evaluation_id IN ({named}) ORDER BY 1").split() == ["second", "worker"]
+        assert stack.hosts() == ["worker", "worker"]
+    finally:
+        other.run("down", "--timeout", "10")
+
+
+@pytest.fixture
+def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
+    """The schema's revision before the newest migration; the stack is up with that code, and has nothing stored."""
+    newest = sorted((ROOT / "migrations" / "versions").glob("[0-9]*.py"))[-1].relative_to(ROOT)
+    git = ["git", "-C", str(ROOT)]
+    asked = [*git, "log", "-1", "--diff-filter=A", "--format=%H", "--", str(newest)]
+    added = subprocess.run(asked, capture_output=True, text=True)
+    if not added.stdout.strip():
+        pytest.skip(f"there is no history to take the code before {newest} from")
+    subprocess.run([*git, "archive", "-o", str(tmp_path / "before.tar"), f"{added.stdout.strip()}^"], check=True)
+    tree = tmp_path / "before"
+    shutil.unpack_archive(tmp_path / "before.tar", tree)
+    # On what is required today, and built as today: what has changed is the code and the schema.
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    shutil.copytree(ROOT / "docker", tree / "docker", dirs_exist_ok=True)
+    # For some versions no worker could start in a read-only container, for want of a folder that this file names.
+    uids = Path("workers", "judge", "host", "uids.py")
+    shutil.copy(ROOT / uids, tree / uids)
+    if wheels := os.environ.get("WHEELHOUSE"):
+        shutil.copytree(ROOT / wheels, tree / wheels)
+    stack.settings["KQUEUE_TAG"] = "test-before"
+    stack.do("--project-directory", str(tree), "build", "migrate", "worker")
+    stack.do("down", "--volumes", "--timeout", "10")
+    stack.do(*UP)
+    yield str(int(newest.name[:4]) - 1).zfill(4)
+    stack.settings.pop("KQUEUE_TAG", None)
+
+
+def test_an_upgrade_migrates(stack: Stack, before: str) -> None:
+    """As docs/compose.md says, with evaluations running: those end, those that wait are judged by the new version."""
+    revision = "SELECT version_num FROM alembic_version"
+    assert stack.psql(revision) == before
+    identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
+    batch = secrets.token_hex(4)
+    stack.submit([*SLOW, *GELU], batch=batch)
+    _wait(lambda: stack.running() == 2)
+    stack.do("stop", "worker")
+    old = stack.settings.pop("KQUEUE_TAG")
+    stack.do(*UP)
+    assert stack.psql(revision) > before
+    verdicts = [record["verdict"] for record in stack.client("wait", "--batch", batch)]
+    assert [(verdict["category"], verdict["attempts"]) for verdict in verdicts] == [("passed", 1)] * len([*SLOW, *GELU])
+    _goes_on(stack, identity)
+
+    stack.settings["KQUEUE_TAG"] = old
+    refused = stack.run("run", "--rm", "-T", "--no-deps", "client", "status")
+    assert refused.returncode != 0
+    assert "it was made by a newer version" in refused.stderr
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -18,6 +18,7 @@ from kqueue.config import Config
 from kqueue.contract import Deadlines, Request
 from kqueue.limits import hard_limit_s
 from kqueue.store import evaluations, roles
+from workers.judge.host import uids
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "kubernetes" / "example"
@@ -126,7 +127,7 @@ def test_the_services_are_those_of_compose() -> None:
     assert found == set(services) - ELSEWHERE
     for name, template, container in pods():
         service = services[component(template)]
-        image = {"worker-cpu": "kqueue-worker-cpu"}.get(name, service["image"])
+        image = {"worker-cpu": "kqueue-worker-cpu"}.get(name, service["image"].partition(":")[0])
         assert container["image"] == f"registry.example/{image}:0.1.0"
         if component(template) in {"migrate", "http", "prune", "flower"}:
             assert container["command"] == service["command"], name
@@ -199,6 +200,13 @@ def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
         sized = [volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume]
         assert all(volume.get("sizeLimit") for volume in sized), name
     assert of_kind("Namespace")["kqueue"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "baseline"
+
+
+def test_slots_can_lock_their_uids() -> None:
+    """In each worker's read-only container one of the folders for locks can be written to."""
+    for name, template, container in pods():
+        if component(template) == "worker":
+            assert {mount["mountPath"] for mount in container["volumeMounts"]} & set(uids.PARENTS), name
 
 
 def test_one_worker_pod_a_node() -> None:

@@ -20,8 +20,8 @@ _MOST_SLOTS: Final = 128
 BUILDER_OFFSET: Final = 1 * _MOST_SLOTS
 COMPILED_OFFSET: Final = 2 * _MOST_SLOTS
 REFERENCE_OFFSETS: Final = tuple(n * _MOST_SLOTS for n in range(3, 13))
-#: Where locks may lie: the first that can be written.
-_PARENTS: Final = ("/run", "/tmp")  # noqa: S108 -- the directory in it belongs to one user, or is refused
+#: Where locks may lie: the first that can be written. The last is for containers that are otherwise read-only.
+PARENTS: Final = ("/run", "/tmp", "/run/kqueue")  # noqa: S108 -- the directory in it belongs to one user, or is refused
 #: Distance from any of these to the uid of the process that kills its leftovers.
 KILLER_OFFSET: Final = 2048
 
@@ -63,7 +63,7 @@ def hold(first: int) -> HeldUid:
 
 def _directory() -> Path:
     """Return where the locks lie: in one place for all fleets of a host, whatever each has for temporary files."""
-    for parent in _PARENTS:
+    for parent in PARENTS:
         directory = Path(parent, "kqueue-uids")
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -72,5 +72,5 @@ def _directory() -> Path:
         except OSError:  # such as a file system that is read-only
             continue
     raise PermissionError(
-        f"the folder kqueue-uids in {' or '.join(_PARENTS)} cannot be made, or is another user's: remove it"
+        f"the folder kqueue-uids in {' or '.join(PARENTS)} cannot be made, or is another user's: remove it"
     )

@@ -1,0 +1,36 @@
+"""Print what kqueue and some of its extras require, one requirement a line: `requirements.py PYPROJECT EXTRA,EXTRA`.
+
+Exits with a message if there is no such extra.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+
+def requirements(pyproject: Path, extras: list[str]) -> list[str]:
+    """Return the requirements; those of an extra that another one includes too."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    wanted: list[str] = list(project["dependencies"])
+    seen: set[str] = set()
+    while extras:
+        extra, *extras = extras
+        if extra in seen:
+            continue
+        seen.add(extra)
+        if extra not in project["optional-dependencies"]:
+            sys.exit(f"kqueue has no extra {extra!r}")
+        for requirement in project["optional-dependencies"][extra]:
+            included = re.match(rf"{project['name']}\[([^]]*)\]", requirement)
+            if included:
+                extras += included[1].replace(" ", "").split(",")
+            else:
+                wanted.append(requirement)
+    return wanted
+
+
+if __name__ == "__main__":
+    print(*requirements(Path(sys.argv[1]), sys.argv[2].split(",")), sep="\n")  # noqa: T201

@@ -1,0 +1,45 @@
+"""What the images are made from; nothing is built."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.compose.program import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def required(extras: str) -> subprocess.CompletedProcess[str]:
+    """What the images' program says that kqueue with some extras requires."""
+    command = [sys.executable, str(ROOT / "docker" / "requirements.py"), str(ROOT / "pyproject.toml"), extras]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_images_require_what_extras_do() -> None:
+    """The base and the extras, those of an extra that another one includes too; nothing of others."""
+    extras = PROJECT["optional-dependencies"]
+    assert required("server,http").stdout.splitlines() == [*PROJECT["dependencies"], *extras["server"], *extras["http"]]
+    [included, *own] = extras["tune"]
+    assert included == "kqueue[plots]"
+    assert required("tune").stdout.splitlines() == [*PROJECT["dependencies"], *own, *extras["plots"]]
+
+
+def test_an_unknown_extra_breaks_the_build() -> None:
+    """A misspelt one is not left out in silence."""
+    done = required("server,htpp")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "htpp" in done.stderr
+
+
+@pytest.mark.parametrize("file", ["docker/Dockerfile", "docker-compose.yml"])
+def test_the_images_extras_exist(file: str) -> None:
+    """The names in the files are those of pyproject.toml."""
+    found = re.findall(r"(?:install\.sh |CLIENT_EXTRAS(?:=|:-))([a-z]+(?:,[a-z]+)+)", (ROOT / file).read_text())
+    assert found
+    for extras in found:
+        assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
