@@ -168,7 +168,8 @@ def _host(verdict: Verdict) -> str:
 def _versions(services: Any, host: str, since: Any) -> list[str | None]:
     """Which versions judged what a host has begun after a moment of the database's and judged."""
     found = services.rows(
-        "SELECT n.facts ->> 'kqueue' AS version FROM attempts AS a JOIN environments AS n ON n.hash = a.environment_hash "
+        "SELECT n.facts ->> 'kqueue' AS version "
+        "FROM attempts AS a JOIN environments AS n ON n.hash = a.environment_hash "
         "WHERE n.host = :host AND a.category = 'passed' AND a.started_at > :since",
         host=host,
         since=since,
