@@ -33,8 +33,8 @@ _KEEPALIVE: Final[dict[str, Any]] = {
 
 #: Faults of the connection or the server, not of the statement.
 _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
-#: Where Postgres notices that a migration has changed the type of what a prepared statement returns. The statement fails
-#: once, as the driver prepares it anew. The error has no code of its own, and its message may be in any language.
+#: Where Postgres notices that a migration has changed the type of what a prepared statement returns. The statement
+#: fails once, as the driver prepares it anew. The error has no code of its own, and its message is in any language.
 _STALE_PLAN: Final = "RevalidateCachedQuery"
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
