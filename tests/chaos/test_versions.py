@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from kqueue import Client
 from kqueue.contract import Verdict
@@ -70,6 +71,27 @@ def test_a_build_of_one_host_is_used_on_the_other(services: Any, start_host: Any
     assert [path.name for path in store.iterdir()] == [built.key]
     for fleet in fleets:
         assert fleet.stop(signal.SIGTERM) == 0
+
+
+def test_a_fleet_that_the_schema_has_left_behind_may_be_stopped(services: Any, start_fleet: Any, whole: Any) -> None:
+    """What it cannot record is judged again by workers that the schema fits; the rest was never begun."""
+    fleet = start_fleet()
+    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+    services.started(running)
+    with services.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE attempts RENAME COLUMN outcome TO result"))
+        connection.execute(text("ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at"))
+    try:
+        assert fleet.stop(signal.SIGTERM, PATIENCE_S) == 0
+    finally:
+        with services.engine.begin() as connection:
+            connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
+            connection.execute(text("ALTER TABLE attempts RENAME COLUMN result TO outcome"))
+    fleet = start_fleet()
+    again = whole(running)
+    assert [(attempt.category, attempt.handed_back) for attempt in again] == [("worker_lost", False), ("passed", False)]
+    whole(waiting, attempts=1)
+    assert fleet.stop(signal.SIGTERM) == 0
 
 
 @pytest.fixture
