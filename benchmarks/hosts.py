@@ -314,7 +314,6 @@ def _services(home: Path, *, pooled: bool) -> Generator[tuple[dict[str, int], Co
         schema.upgrade(postgres.url)
         url, pids = postgres.url, {"postgres": postgres.pid or 0, "valkey": valkey.pid or 0}
         if pooled:
-            home.chmod(0o755)
             pooler = more.enter_context(Pooler(postgres, home / "pooler", size=2000))
             url, pids["pooler"] = pooler.url, pooler.pid
         config = load(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
+from kqueue.local import postgres as embedded
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import Child, wait_until_ready
 
@@ -36,7 +37,7 @@ class Pooler:
     """A pooler that runs inside the `with` block, on a unix socket."""
 
     def __init__(self, postgres: Postgres, place: Path, *, mode: str = "session", size: int = 20) -> None:
-        """Name the server, a folder that anybody may enter, the mode, and the most connections to the server.
+        """Name the server, a folder to make, the mode, and the most connections to the server.
 
         Raises:
             FileNotFoundError: the program is not installed.
@@ -44,17 +45,13 @@ class Pooler:
         program = shutil.which("pgbouncer", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin"]))
         if program is None:
             raise FileNotFoundError("pgbouncer is not installed")
-        self._place = place
         place.mkdir()
-        place.chmod(0o777)
-        sockets = Path(str(postgres._sockets))
+        self._place = place
         settings = place / "pgbouncer.ini"
+        sockets = postgres._sockets
         settings.write_text(_SETTINGS.format(postgres=sockets, here=place, port=_PORT, mode=mode, size=size))
-        # It does not run as root, and who else it runs as may not reach the server's socket.
-        for folder in (sockets.parent, sockets):
-            folder.chmod(0o755)
-        (sockets / f"{postgres.socket_name}").chmod(0o777)
-        self._command = [program, *(["-u", "nobody"] if os.geteuid() == 0 else []), str(settings)]
+        # As the embedded server, it does not run as root, and is to reach what is root's.
+        self._command = [*embedded._prefix("--pdeathsig=KILL"), program, str(settings)]
         self._child: Child | None = None
 
     @property

@@ -35,7 +35,6 @@ def start_pooler(services: Any) -> Callable[..., Pooler]:
             connection.execute(text(statement))
 
     def start(place: Path, **more: Any) -> Pooler:
-        place.parent.chmod(0o755)
         try:
             return Pooler(services.postgres, place, **more)
         except FileNotFoundError as error:
