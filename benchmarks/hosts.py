@@ -10,7 +10,8 @@ starts, so this says nothing of what judging takes.
 For each number of hosts it measures for `--seconds` each
 
 - `idle`: nothing is queued. What do heartbeats, sweeps and looks take?
-- `paced`: slots judge for so long that all hosts together end `--rate` evaluations a second, however many there are;
+- `paced`: all hosts together end `--rate` evaluations a second, however many there are: each slot takes one now and
+  then, and judges it for up to two seconds;
 - `saturated`: judging takes no time, so that all slots wait for the services alone; with at most `--busy` slots, as
   more would measure how this machine's cores are shared.
 
@@ -65,6 +66,8 @@ from workers.slot import Slot
 _LOG: Final = "a line of a compiler's or of a kernel's own\n" * 100
 _EVIDENCE: Final = Evidence(checks=5, durations_s={"reference": 0.4, "load": 0.2, "check": 0.1, "time": 0.1})
 _FACTS: Final = {"device": "simulated", "torch": "none", "python": "none"}
+#: The longest that a slot judges.
+_JUDGING_S: Final = 2.0
 #: Evaluations that are queued: more than any number of hosts ends meanwhile.
 _CROWD: Final = 50_000
 #: Seconds between a change of what hosts do and the beginning of a measurement.
@@ -92,11 +95,13 @@ class _Slot:
 
     config: Config
     slot: Slot
-    judging_s: Any
+    #: Seconds between two evaluations of a slot, which all share.
+    pace_s: Any
     told: threading.Event
-    #: When it takes its first evaluation of a pace, as a share of the time that one takes: all do not begin at once.
+    #: When it takes its first evaluation of a pace, as a share of the time between two: all do not begin at once.
     phase: float = field(default_factory=random.random)
-    pace_s: float = 0.0
+    paced_s: float = 0.0
+    next_at: float = 0.0
     ready: threading.Event = field(default_factory=threading.Event)
     claims_ms: list[float] = field(default_factory=list)
     ends_ms: list[float] = field(default_factory=list)
@@ -133,9 +138,12 @@ class _Slot:
         app.close()
 
     def _judge(self, evaluation_id: UUID, clerk: Engine, spare: Engine) -> None:
-        if self.pace_s != self.judging_s.value:
-            self.pace_s = self.judging_s.value
-            self._wait(self.phase * self.pace_s)
+        now = time.monotonic()
+        if self.paced_s != self.pace_s.value:
+            self.paced_s = self.pace_s.value
+            self.next_at = now + self.phase * self.paced_s
+        self._wait(self.next_at - now)
+        self.next_at = max(self.next_at + self.paced_s, now)
         begun = time.perf_counter()
         claim = self._ask(
             lambda: evaluations.claim(clerk, evaluation_id, worker_id=self.slot.worker_id, lease_s=self.config.lease_s)
@@ -146,7 +154,7 @@ class _Slot:
             return
         facts = _FACTS | {"host": self.slot.name}
         self._ask(lambda: evaluations.set_environment(clerk, claim.attempt_id, facts, conditions=None))
-        self._wait(begun + self.pace_s - time.perf_counter())
+        self._wait(begun + min(self.paced_s, _JUDGING_S) - time.perf_counter())
         begun = time.perf_counter()
         outcome = Outcome(category=Category.PASSED, message="simulated", log=_LOG, evidence=_EVIDENCE)
         self._ask(
@@ -159,8 +167,8 @@ class _Slot:
     def _wait(self, seconds: float) -> None:
         """Wait so long, or until the pace changes or the end comes."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and self.pace_s == self.judging_s.value:
-            if self.told.wait(min(_LOOK_EVERY_S, max(0.0, until - time.monotonic()))):
+        while (left := until - time.monotonic()) > 0 and self.paced_s == self.pace_s.value:
+            if self.told.wait(min(_LOOK_EVERY_S, left)):
                 return
 
     def _rehearse(self, clerk: Engine) -> None:
@@ -176,14 +184,14 @@ class _Slot:
                 time.sleep(_RETRY_S)
 
 
-def _host(config: Config, number: int, judging_s: Any, commands: Connection) -> None:
+def _host(config: Config, number: int, pace_s: Any, commands: Connection) -> None:
     """A host's process. It answers each question with what its slots took since the last, and ends at the last one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     slots = [replace(slot, worker_id=uuid4()) for slot in plan(config, [], 1)]
     ids = [slot.worker_id for slot in slots]
     told = threading.Event()
-    simulated = [_Slot(config, slot, judging_s, told) for slot in slots]
+    simulated = [_Slot(config, slot, pace_s, told) for slot in slots]
     with selectors.DefaultSelector() as selector:
         books = Bookkeeping(config, f"host-{number}", selector)
         for slot in slots:
@@ -227,12 +235,12 @@ class Hosts:
     def __init__(self, config: Config, number: int) -> None:
         """Start them."""
         context = multiprocessing.get_context("fork")
-        self.judging_s: Any = context.Value("d", 0.0, lock=False)
+        self.pace_s: Any = context.Value("d", 0.0, lock=False)
         self._lines: list[Connection] = []
         self._processes: list[Any] = []
         for host in range(number):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_host, args=(config, host, self.judging_s, theirs))
+            process = context.Process(target=_host, args=(config, host, self.pace_s, theirs))
             process.start()
             theirs.close()
             self._lines.append(ours)
@@ -353,13 +361,13 @@ def measure(arguments: argparse.Namespace, number: int, home: Path) -> dict[str,
                 figures[name] = _figures(took, ended, cpu_s, *hosts.taken())
 
             watch("idle")
-            hosts.judging_s.value = figures["slots"] / arguments.rate
+            hosts.pace_s.value = figures["slots"] / arguments.rate
             queueing.crowd(engine, _CROWD)
             watch("paced")
             figures["connections"] = _connections(engine, app)
             figures["postgres_mib"] = _memory_mib(pids["postgres"])
             if figures["slots"] <= arguments.busy:
-                hosts.judging_s.value = 0.0
+                hosts.pace_s.value = 0.0
                 watch("saturated")
             figures["tried_twice"] = queueing.scalar(engine, "SELECT count(*) FROM evaluations WHERE attempts > 1")
             figures["on"] = queueing.circumstances(engine, app)
