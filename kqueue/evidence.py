@@ -526,6 +526,8 @@ class Environment(Part):
     """Name of the host."""
     os: str | None = None
     """Name and release of the operating system."""
+    kqueue: str | None = None
+    """Version of kqueue that judged. Null where one judged that did not tell."""
 
 
 class Stranger(Part):

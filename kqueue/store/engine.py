@@ -33,6 +33,9 @@ _KEEPALIVE: Final[dict[str, Any]] = {
 
 #: Faults of the connection or the server, not of the statement.
 _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
+#: Where Postgres notices that a migration has changed the type of what a prepared statement returns. The statement
+#: fails once, as the driver prepares it anew. The error has no code of its own, and its message is in any language.
+_STALE_PLAN: Final = "RevalidateCachedQuery"
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -94,7 +97,8 @@ def translate() -> Generator[None]:
     """Raise kqueue's errors for errors of SQLAlchemy and psycopg that are no fault of the statement.
 
     Raises:
-        DatabaseUnavailable: Postgres cannot be reached, refused, or did not answer in time.
+        DatabaseUnavailable: Postgres cannot be reached, refused, or did not answer in time; or a migration has just
+            changed what a prepared statement returns.
         SchemaMismatch: a table or column that kqueue needs is not there.
     """
     try:
@@ -118,6 +122,8 @@ def _raise(fault: BaseException | None, error: Exception, *, lost: bool) -> None
         raise DatabaseUnavailable(
             f"the login in KQUEUE_DATABASE_URL may not do this: {_line(fault)}; use one whose role may"
         ) from error
+    if isinstance(fault, pg.FeatureNotSupported) and fault.diag.source_function == _STALE_PLAN:
+        raise DatabaseUnavailable(f"the schema has just changed ({_line(fault)}): ask again") from error
     if lost or isinstance(fault, _UNAVAILABLE):
         raise DatabaseUnavailable(
             f"Postgres cannot be used: {_line(fault)}; check KQUEUE_DATABASE_URL and that the server runs"

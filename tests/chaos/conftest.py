@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from kqueue.local.process import running
 from tests.chaos.family import words
+from tests.chaos.network import Network, NoNetwork
 from tests.chaos.rig import Whole
 from tests.fleet import told
 from workers.judge.host import linux
@@ -21,6 +23,20 @@ from workers.judge.host import linux
 def whole(services: told.Services) -> Whole:
     """Check the invariants at the end."""
     return Whole(services)
+
+
+@pytest.fixture(scope="module")
+def network(services: told.Services) -> Iterator[Network]:
+    """Two hosts that reach this module's services over TCP."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    redis_socket = Path(services.valkey.url.removeprefix("redis+socket://"))
+    postgres_socket = Path(services.postgres._sockets) / services.postgres.socket_name
+    try:
+        with Network(redis_socket, postgres_socket, hosts=2) as network:
+            yield network
+    except NoNetwork as error:
+        pytest.skip(f"no network of several hosts can be made here: {error}")
 
 
 @pytest.fixture(autouse=True)

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.network import Network, NoNetwork
+from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 #: Longer than a lease and than the patience of all connections.
 _PARTED_S = 45.0
-
-
-@pytest.fixture(scope="module")
-def network(services: Any) -> Iterator[Network]:
-    """Two hosts that reach this module's services over TCP."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    redis_socket = Path(services.valkey.url.removeprefix("redis+socket://"))
-    postgres_socket = Path(services.postgres._sockets) / services.postgres.socket_name
-    try:
-        with Network(redis_socket, postgres_socket, hosts=2) as network:
-            yield network
-    except NoNetwork as error:
-        pytest.skip(f"no network of several hosts can be made here: {error}")
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,27 @@ def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any)
     whole(running, *waiting)
 
 
+@pytest.mark.chaos
+def test_a_migration_may_change_a_columns_type(services: Any, fleet: Any, whole: Any) -> None:
+    """Statements that connections have prepared fail once of it: whoever asked asks again, and no process ends."""
+    [worker] = fleet.live()
+    old = "SELECT 1 FROM workers WHERE id = :id AND started_at < now() - interval '8 s'"
+    services.until(lambda: services.rows(old, id=worker.id), what="a supervisor that has asked the same a few times")
+    running = services.submit("sleep 2", attempts=3)
+    services.started(running)
+    url = services.postgres.url
+    try:
+        _execute(
+            url, "ALTER TABLE probe_pauses ALTER reason TYPE varchar", "ALTER TABLE kernels ALTER source TYPE varchar"
+        )
+        whole(running, attempts=1)
+        services.until(lambda: "Postgres is back" in fleet.log.read_text(), what="the supervisor's second question")
+    finally:
+        _execute(url, "ALTER TABLE probe_pauses ALTER reason TYPE text", "ALTER TABLE kernels ALTER source TYPE text")
+    assert fleet.process.poll() is None
+    assert [one.id for one in fleet.live()] == [worker.id]
+
+
 @dataclass
 class _Address:
     """In the place of a server: where clients find whichever serves."""

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from kqueue.contract import Request
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
@@ -51,6 +51,20 @@ class TestUnavailable:
         for call in calls(uuid4()):
             with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
                 call(engine)
+
+    def test_a_prepared_statement_is_out_of_date(self, engine: Engine) -> None:
+        """A migration has changed a column's type: it is the database's, fails once, and is right when asked again."""
+        one = connect(engine.url.render_as_string(hide_password=False), application="tests", pool_size=1)
+        identity = uuid4()
+        workers.register(one, id=identity, name="n", host="h", pid=1, lanes=[], device="cpu")
+        for _ in range(8):  # the driver prepares what it has sent five times
+            assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE workers ALTER COLUMN pid TYPE bigint"))
+        with pytest.raises(DatabaseUnavailable, match="has just changed"):
+            workers.live(one, within_s=60)
+        assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
+        one.dispose()
 
     def test_no_schema(self, server) -> None:
         """A database without the tables asks for the migration."""

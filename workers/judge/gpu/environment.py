@@ -24,6 +24,7 @@ def facts(place: Place) -> dict[str, Any]:
         "python": platform.python_version(),
         "host": platform.node(),
         "os": f"{platform.system()} {platform.release()}",
+        "kqueue": _version("kqueue"),
     }
 
 

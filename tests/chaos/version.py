@@ -1,0 +1,67 @@
+"""Another version of kqueue beside this one: a copy of its packages with another version number and a newer schema."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from kqueue.store import schema
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("kqueue", "workers", "migrations")
+_MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9000", "{before}", None, None
+
+
+def upgrade() -> None:
+    op.add_column("evaluations", sa.Column("later", sa.Text(), nullable=True))
+    op.add_column("workers", sa.Column("later", sa.Text(), server_default="later", nullable=False))
+
+
+def downgrade() -> None:
+    op.drop_column("workers", "later")
+    op.drop_column("evaluations", "later")
+"""
+
+
+class OtherVersion:
+    """A newer kqueue in a folder of its own, which any user can read, as sealed processes must."""
+
+    #: What it calls itself, and its schema.
+    NAME = "9.9"
+    REVISION = "9000"
+
+    def __init__(self, folder: Path) -> None:
+        """Copy the packages into an empty folder, and change what a release changes."""
+        for package in _PACKAGES:
+            shutil.copytree(_ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        told = folder / f"kqueue-{self.NAME}.dist-info"
+        told.mkdir()
+        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kqueue\nVersion: {self.NAME}\n")
+        migration = folder / "migrations" / "versions" / f"{self.REVISION}_later.py"
+        migration.write_text(_MIGRATION.format(before=schema.head()))
+        # Any change of the judge's code is another judge: its verdicts are not taken for the older one's.
+        with (folder / "workers" / "judge" / "api.py").open("a") as code:
+            code.write(f"\n#: Of version {self.NAME}.\n")
+        self._folder = folder
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What has a Python import this version."""
+        places = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(places)}
+
+    def kqueue(self, *words: str, environment: Mapping[str, str]) -> str:
+        """Run a command of this version; return what it prints."""
+        command = [sys.executable, "-P", "-m", "kqueue", *words]
+        variables = {**os.environ, **environment, **self.variables}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
