@@ -41,7 +41,8 @@ class Config(BaseSettings):
     )
 
     home: Path = Field(default_factory=lambda: Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "kqueue")
-    """Directory of the one-machine fleet's data. Clients on the machine find the fleet there."""
+    """Directory of the one-machine fleet's data. Clients on the machine find the fleet there. By default ``kqueue`` in
+    ``XDG_DATA_HOME``, or in ``~/.local/share``."""
     database_url: SecretStr | None = None
     """SQLAlchemy URL of Postgres: ``postgresql+psycopg://user:password@host/database``, over TLS with
     ``?sslmode=verify-full&sslrootcert=FILE``."""
@@ -49,7 +50,8 @@ class Config(BaseSettings):
     """URL of Redis or Valkey: ``redis://user:password@host:6379/0``, ``redis+socket:///path``, or over TLS
     ``rediss://user:password@host:6379/0?ssl_ca_certs=FILE``."""
     scratch: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"kqueue-{os.getuid()}")
-    """Parent of the candidates' private directories, on a local disk. Other users must be able to traverse it."""
+    """Parent of the candidates' private directories, on a local disk. Other users must be able to traverse it.
+    By default ``kqueue-UID`` in the temporary folder."""
     build_store: str | None = None
     """Where compiled extensions are kept for later evaluations of the same source: an absolute path, or a URL of fsspec
     such as ``s3://bucket/builds`` that several hosts share. By default the folder ``builds`` in ``scratch``. Nobody but
@@ -83,7 +85,9 @@ class Config(BaseSettings):
     min_free_disk: float = Field(default=0.02, ge=0, lt=1)
     """Take no evaluation while less than this share of the disk of ``scratch`` or ``home`` is free; 0 for no limit."""
     flower_port: int = Field(default=5555, ge=0, le=65535)
+    """Where `kqueue up` has Flower listen; 0 picks a free port."""
     flower_address: str = "127.0.0.1"
+    """The address of that."""
     flower_auth: SecretStr | None = None
     """``user:password`` for Flower. Without it Flower listens on loopback only and has no API."""
     url: str | None = None
@@ -94,6 +98,7 @@ class Config(BaseSettings):
     http_address: str = "127.0.0.1"
     """Where `kqueue serve` listens."""
     http_port: int = Field(default=18188, ge=0, le=65535)
+    """The port of that; 0 picks a free one."""
     http_socket: Path | None = None
     """A unix socket on which `kqueue serve` listens too. Its owner and root need no token there."""
     http_tokens: Literal["required", "trust-local-users"] = "required"
@@ -119,7 +124,9 @@ class Config(BaseSettings):
     log_retention_days: float | None = Field(default=None, gt=0)
     """Empty logs and long evidence so many days after the verdict; by default never."""
     log_level: str = "INFO"
+    """The least level of what is logged: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = False
+    """Whether each event is logged as a line of JSON."""
 
     @field_validator("build_store")
     @classmethod

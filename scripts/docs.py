@@ -1,7 +1,8 @@
 """`make docs`: write the generated parts of the documents. With `--check` only say which are out of date.
 
-Generated are `docs/categories.md` and `docs/evidence.md` as a whole, and two tables between comments: the commands in
-`docs/cli.md` and the static rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of
+Generated are `docs/categories.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md` as a
+whole, and three tables between comments: the commands in `docs/cli.md`, the routes in `docs/http.md`, and the static
+rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of
 date.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import reference
 import typer.main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,10 +73,14 @@ def documents() -> dict[Path, str]:
     from kqueue.cli.categories import page
 
     docs = ROOT / "docs"
-    cli, policies = (docs / "cli.md").read_text(), (docs / "policies.md").read_text()
+    cli, http, policies = ((docs / name).read_text() for name in ("cli.md", "http.md", "policies.md"))
     return {
         docs / "categories.md": categories.markdown(),
         docs / "evidence.md": page(),
+        docs / "settings.md": reference.settings(),
+        docs / "options.md": reference.options(),
+        docs / "api.md": reference.python(),
+        docs / "http.md": fill(http, "routes", reference.routes()),
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
         docs / "policies.md": fill(policies, "rules", rule_table()),
     }
@@ -84,7 +90,7 @@ def main() -> int:
     """Write what has changed, or name it."""
     sys.path.insert(0, str(ROOT))  # the packages of this checkout
     check = sys.argv[1:] == ["--check"]
-    stale = {path: text for path, text in documents().items() if path.read_text() != text}
+    stale = {path: text for path, text in documents().items() if not path.exists() or path.read_text() != text}
     for path, text in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} is out of date: run `make docs`")

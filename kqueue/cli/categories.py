@@ -112,9 +112,9 @@ def _lines() -> Iterator[str]:
     models = dict.fromkeys([Facts, Evidence, *_parts(Facts), *_parts(Evidence)])
     for model in models:
         yield f"\n## {model.__name__}\n"
-        yield _markdown(model.__doc__ or "").replace("`NEEDS` names", "the table above names")
+        yield in_markdown(model.__doc__ or "").replace("`NEEDS` names", "the table above names")
         yield "\n| field | type | meaning |\n|---|---|---|"
-        yield from (f"| `{name}` | {kind} | {_markdown(meaning)} |" for name, kind, meaning in _fields(model))
+        yield from (f"| `{name}` | {kind} | {in_markdown(meaning)} |" for name, kind, meaning in _fields(model))
 
 
 def _needed(needs: Needs) -> str:
@@ -128,25 +128,25 @@ def _needed(needs: Needs) -> str:
 def _fields(model: type[Part]) -> Iterator[tuple[str, str, str]]:
     """Yield name, type and meaning of each field."""
     for name, field in model.model_fields.items():
-        yield name, _kind(field.annotation), " ".join((field.description or "").split())
+        yield name, kind_of(field.annotation), " ".join((field.description or "").split())
 
 
-def _kind(annotation: Any) -> str:
+def kind_of(annotation: Any) -> str:
     """Return the name of a field's type as JSON has it. ``None`` goes without saying."""
     arguments = [argument for argument in get_args(annotation) if argument is not NoneType]
     match get_origin(annotation):
         case None:
             return _NAMES.get(annotation) or _named(annotation)
         case origin if origin is tuple:
-            return f"list of {_kind(arguments[0])}"
+            return f"list of {kind_of(arguments[0])}"
         case origin if origin is dict:
-            return f"{_kind(arguments[1])} by name"
+            return f"{kind_of(arguments[1])} by name"
         case origin if origin is Literal:
             return " or ".join(str(value).lower() for value in arguments)
         case origin if origin is Annotated:
-            return _kind(arguments[0])
+            return kind_of(arguments[0])
         case _:
-            return " or ".join(map(_kind, arguments))
+            return " or ".join(map(kind_of, arguments))
 
 
 def _named(annotation: Any) -> str:
@@ -172,7 +172,7 @@ def _leaves(annotation: Any) -> Iterator[Any]:
         yield from _leaves(argument)
 
 
-def _markdown(text: str) -> str:
+def in_markdown(text: str) -> str:
     """Return a docstring's text for a cell of a table: roles and double backquotes become code."""
     text = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
     return text.replace("|", "\\|")

@@ -1,10 +1,17 @@
-"""mkdocs.yml: the site has every page once, and needs nothing from elsewhere."""
+"""The site has every page once, is built where its packages are (`make site` fetches them), and needs nothing from
+elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -37,3 +44,18 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert SETTINGS["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css", "extra"} & set(SETTINGS)
     assert SETTINGS["plugins"] == ["search"]
+
+
+@pytest.mark.slow("builds some fifty pages")
+def test_the_site_is_built(tmp_path: Path) -> None:
+    """No link is broken, and no page loads a script, a style or a picture from another server."""
+    if not (ROOT / ".site" / "mkdocs").exists():
+        pytest.skip("`make site` has not fetched mkdocs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / ".site"), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    made = list(tmp_path.rglob("*.html"))
+    assert len(made) > len(pages(SETTINGS["nav"]))
+    foreign = re.compile(r"""<(?:script|img|link[^>]*rel="?stylesheet"?)[^>]*(?:src|href)=["']?(?:https?:)?//""")
+    assert [page.name for page in made if foreign.search(page.read_text())] == []

@@ -1,7 +1,8 @@
-"""Writes `docs/integrity.md` from the committed results: `python tests/integrity/report.py`."""
+"""Writes `docs/integrity.md` and two pictures from the committed results: `python tests/integrity/report.py`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -10,11 +11,17 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from kqueue.categories import Category
+from kqueue.charts import Bar, Categories, Chart, Leaderboard, Stack, render
 from tests.integrity.corpus import CONTROL, FAMILIES, HERE, Judgement, Program, programs
 
 RESULTS: Final = HERE / "results"
 REPORT: Final = HERE.parents[1] / "docs" / "integrity.md"
 LANES: Final = ("gpu", "cpu")
+#: The folders of the corpus, by what their programs attack.
+_FOLDERS: Final = {"timing": "the clock", "values": "the comparison", "processes": "processes and files"}
+#: A measurement's median, and its quartiles, the slower one first.
+_OF: Final = ("median_ms", "q3_ms", "q1_ms")
 _HEAD: Final = """\
 # Integrity
 
@@ -54,6 +61,35 @@ def report() -> str:
     return "\n".join(lines) + "\n"
 
 
+def pictures() -> dict[str, Chart]:
+    """What is drawn of the GPU's results, by the names of the files beside them."""
+    rows = results("gpu")["programs"]
+    ran = [(program, rows[program.name]) for program in programs("gpu") if program.name in rows]
+    cheats = [(program, row) for program, row in ran if not program.is_control]
+    bars = [
+        Bar(program.name.partition("/")[2].replace("_", " "), *(one["honest_ms"] / one["runtime"][of] for of in _OF))
+        for program, row in cheats
+        if (one := row.get("alone")) and program.name.startswith("timing/")
+    ]
+    folders = {folder: [row for program, row in cheats if program.name.startswith(folder)] for folder in _FOLDERS}
+    stacks = [Stack(_FOLDERS[name], Counter(Category(row["category"]) for row in of)) for name, of in folders.items()]
+    bars.sort(key=lambda bar: -bar.speedup)
+    return {
+        "clock.svg": Leaderboard("Cheats of the clock that passed, beside an honest kernel", bars),
+        "outcomes.svg": Categories("What cheats came to", stacks),
+    }
+
+
+def drawn(chart: Chart) -> str:
+    """A chart as SVG, with the digest of its data: other versions of what draws make other bytes of the same data."""
+    return f"{render(chart).decode()}{digest(chart)}\n"
+
+
+def digest(chart: Chart) -> str:
+    """A comment that changes when a chart's data do."""
+    return f"<!-- data: {hashlib.sha256(repr(chart).encode()).hexdigest()} -->"
+
+
 def _sections(everything: list[Program]) -> list[tuple[str, list[Program]]]:
     by_family = {family: [p for p in everything if p.family == family] for family in (*FAMILIES, CONTROL)}
     titled = {"controls" if family == CONTROL else family: chosen for family, chosen in by_family.items()}
@@ -65,7 +101,12 @@ def _summary(everything: list[Program], found: dict[str, dict[str, Any]]) -> lis
     families, controls = len({program.family for program in cheats}), len(everything) - len(cheats)
     columns = {lane: _figures(everything, found[lane]) for lane in LANES}
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
-    lines = [f"{len(cheats)} cheats of {families} families and {controls} controls.", ""]
+    are_for = {lane: sum(lane in program.lanes for program in everything) for lane in LANES}
+    lines = [
+        f"{len(cheats)} cheats of {families} families and {controls} controls: {len(everything)} programs.",
+        f"{are_for['gpu']} of them are for a GPU, and {are_for['cpu']} for a CPU; a lane judges those that are for it.",
+        "",
+    ]
     lines += ["| | " + " | ".join(lane.upper() for lane in LANES) + " |", "|---" * (1 + len(LANES)) + "|"]
     return lines + [f"| {name} | " + " | ".join(columns[lane].get(name, "") for lane in LANES) + " |" for name in names]
 
@@ -127,4 +168,6 @@ def _cell(program: Program, lane: str, result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     REPORT.write_text(report(), encoding="utf-8")
+    for name, chart in pictures().items():
+        (RESULTS / name).write_text(drawn(chart), encoding="utf-8")
     print(f"wrote {REPORT}")

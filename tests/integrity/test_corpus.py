@@ -76,6 +76,13 @@ def test_the_report_is_what_the_results_say() -> None:
     assert report.REPORT.read_text(encoding="utf-8") == report.report()
 
 
+def test_the_pictures_are_drawn_from_the_results() -> None:
+    """They hold the digest of the data that they were drawn from, and each has something to show."""
+    for name, chart in report.pictures().items():
+        assert report.digest(chart) in (report.RESULTS / name).read_text(encoding="utf-8"), name
+    assert len(report.pictures()["clock.svg"].bars) > 10
+
+
 @pytest.mark.parametrize("lane", report.LANES)
 def test_committed_results_are_as_expected(lane: str) -> None:
     """What is committed as the corpus's results holds no cheat that passed and no false accusation."""

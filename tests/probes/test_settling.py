@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,9 +26,12 @@ PAST = datetime.now(UTC) - timedelta(days=1)
 def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
     """Ends an evaluation with an outcome, by a worker."""
 
-    def one(identity: UUID, outcome: Outcome, by: UUID = worker_id) -> None:
+    def one(
+        identity: UUID, outcome: Outcome, by: UUID = worker_id, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
         claimed = evaluations.claim(engine, identity, worker_id=by, lease_s=30)
         assert claimed is not None
+        meanwhile()
         finish(engine, claimed, outcome)
 
     return one
@@ -180,8 +184,8 @@ def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge
     uuid, mine = "GPU-1", uuid4()
     gpus.register(engine, host="here", index=0, uuid=uuid, name="none")
     workers.register(engine, id=mine, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=uuid)
-    gpus.ask_for_test(engine, uuid, reason="a sign")
-    [pause] = judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine).paused
+    test = partial(gpus.ask_for_test, engine, uuid, reason="a sign")
+    [pause] = judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine, meanwhile=test).paused
     gpus.record_pass(engine, uuid)
     gpus.postpone(engine, uuid, reason="no room", seconds=0)
     [known] = gpus.find(engine)
@@ -190,9 +194,9 @@ def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge
     gpus.resume(engine, uuid)
     assert gpus.find(engine)[0].state == GpuState.SERVING
     assert probes.pauses(engine) == []
-    gpus.drain(engine, uuid, reason="mine")
     workers.pause(engine, {mine: None})
-    judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine)
+    drain = partial(gpus.drain, engine, uuid, reason="mine")
+    judged(engine, judge, ProbeKind.CHEAT, passed(), by=mine, meanwhile=drain)
     assert gpus.find(engine)[0].reason == "mine"
 
 

@@ -1,0 +1,187 @@
+"""The generated pages of the reference: settings, options of commands, Python. `make docs` writes them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import typer.main
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from kqueue.cli.categories import in_markdown, kind_of
+
+SETTINGS = """\
+# Settings
+
+Made from `kqueue/config.py` by `make docs`; a test keeps them equal.
+
+A fleet's programs and clients read these variables of the environment. An argument of a command or of a class comes
+before its variable, and what a `kqueue up` of the same user tells comes after it: its addresses, its token, and
+`KQUEUE_GPU_FALLBACK`. Whatever starts with `KQUEUE_` and is not here is read by a script: the
+[compose stack's](compose.md) in `.env.example`, and `KQUEUE_TORCH` and `KQUEUE_WHEELHOUSE` by `make venv`
+([installing](install.md)).
+
+| variable | default | meaning |
+|---|---|---|
+"""
+OPTIONS = """\
+# Options
+
+Made from the commands of `kqueue` by `make docs`; a test keeps them equal. `kqueue COMMAND --help` says the same.
+What commands print, and their exit statuses, are in [cli.md](cli.md).
+"""
+PYTHON = """\
+# Names in Python
+
+Made from the package `kqueue` by `make docs`; a test keeps them equal. [python.md](python.md) shows how they are used.
+All arguments after a `*` are given by name. Adapters for programs of others are on pages of their own:
+[training](training.md), [evaluators](evaluator.md). `Category` is in [categories.md](categories.md); `Evidence`,
+`Facts` and `Measurement` are in [evidence.md](evidence.md), and the fields of `Config` in [settings.md](settings.md).
+"""
+#: What has a page of its own.
+ELSEWHERE = {"Category", "Config", "Evidence", "Facts", "Measurement"}
+
+
+def first(what: Any) -> str:
+    """Return the first paragraph of a docstring."""
+    return in_markdown((inspect.getdoc(what) or "").partition("\n\n")[0])
+
+
+def settings() -> str:
+    """Return the page of settings."""
+    from kqueue.config import Config
+
+    rows = [
+        f"| `KQUEUE_{name.upper()}` | {default(field)} | {in_markdown(field.description)} |"
+        for name, field in Config.model_fields.items()
+    ]
+    return SETTINGS + "\n".join(rows) + "\n"
+
+
+def default(field: Any) -> str:
+    """Return a field's default in code; nothing if it has none, or one that its description tells."""
+    value = field.default
+    if value in (None, "", PydanticUndefined):
+        return ""
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Return the words, the command and its context for every command of Click's below ``command``."""
+    context = command.context_class(command, info_name=" ".join(("kqueue", *path)), **command.context_settings)
+    below = getattr(command, "commands", None)
+    if below is None or (path and command.invoke_without_command):
+        yield " ".join(path), command, context
+    for name, child in (below or {}).items():
+        yield from leaves(child, *path, name)
+
+
+def options() -> str:
+    """Return the page of commands with their arguments and options."""
+    from kqueue.cli import app
+
+    parts = [OPTIONS]
+    for words, command, context in leaves(typer.main.get_command(app)):
+        parts.append(f"## kqueue {words}\n\n{in_markdown(command.get_short_help_str(1000))}\n")
+        rows = [row for one in command.get_params(context) if (row := option(one, context))]
+        if rows:
+            parts.append("| argument, option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def option(one: Any, context: Any) -> str | None:
+    """Return the row of an argument or an option; None for those that are not told, and for `--help`."""
+    record = one.get_help_record(context)
+    if record is None or one.name == "help":
+        return None
+    return f"| `{in_markdown(record[0])}` | {in_markdown(record[1])} |"
+
+
+def python() -> str:
+    """Return the page of the package's public names."""
+    import kqueue
+    from kqueue.errors import KqueueError
+
+    # An asynchronous class has its methods' words from the other one.
+    listed = sorted(set(dir(kqueue)) & set(vars(kqueue)["_HOME"]), key=lambda name: (name.startswith("Async"), name))
+    names = {name: getattr(kqueue, name) for name in listed}
+    classes = {name: one for name, one in names.items() if inspect.isclass(one)}
+    errors = [one for one in vars(kqueue).values() if inspect.isclass(one) and issubclass(one, KqueueError)]
+    parts = [PYTHON]
+    parts += [f"## {name}\n\n{signature(name, one)}\n" for name, one in names.items() if name not in classes]
+    known: dict[str, str] = {}
+    for name, one in classes.items():
+        if not issubclass(one, (BaseModel, Enum)):
+            parts.append(f"## {name}\n\n{signature(name, one)}\n{methods(name, one, known)}")
+    models = [one for one in classes.values() if issubclass(one, BaseModel) and one.__name__ not in ELSEWHERE]
+    parts_of = [field.default for model in models for field in model.model_fields.values()]
+    models += [type(part) for part in parts_of if isinstance(part, BaseModel) and type(part).__name__ not in ELSEWHERE]
+    for model in dict.fromkeys(models):
+        rows = [
+            f"| `{name}` | {kind_of(field.annotation)} | {default(field)} | {in_markdown(field.description or '')} |"
+            for name, field in model.model_fields.items()
+        ]
+        table = "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
+        parts.append(f"## {model.__name__}\n\n{first(model)}\n\n{table}\n")
+    parts.append("## Words\n\n| type | values |\n|---|---|")
+    parts += [
+        f"| `{name}` | {', '.join(f'`{value.value}`' for value in one)} |"
+        for name, one in classes.items()
+        if issubclass(one, Enum) and name not in ELSEWHERE
+    ]
+    parts.append("\n## Errors\n\nAll are `KqueueError`s.\n\n| error | below | when |\n|---|---|---|")
+    parts += [f"| `{one.__name__}` | `{one.__bases__[0].__name__}` | {first(one)} |" for one in sorted(errors, key=str)]
+    return "\n".join(parts) + "\n"
+
+
+def signature(name: str, what: Any) -> str:
+    """Return a callable's name with its arguments, and what it does. What only kqueue makes has none."""
+    taken = arguments(what)
+    return f"`{name}{'' if '_transport' in taken else taken}`\n\n{first(what)}"
+
+
+def arguments(what: Any) -> str:
+    """Return the arguments of a callable, without ``self`` and without types, which the docstrings tell."""
+    parameters = [
+        one.replace(annotation=inspect.Parameter.empty)
+        for one in inspect.signature(what).parameters.values()
+        if one.name != "self"
+    ]
+    return str(inspect.Signature(parameters))
+
+
+def methods(owner: str, what: Any, known: dict[str, str]) -> str:
+    """Return the table of a class's own methods. Those that an earlier class told with the same words are named."""
+    rows: list[str] = []
+    same: dict[str, list[str]] = {}
+    for name, one in inspect.getmembers(what):
+        if (name.startswith("_") and name != "__call__") or not (inspect.isfunction(one) or isinstance(one, property)):
+            continue
+        shown = name if isinstance(one, property) else f"{name}{arguments(one)}"
+        row = f"| `{shown}` | {first(one)} |"
+        if row in known:
+            same.setdefault(known[row], []).append(f"`{name}`")
+        else:
+            known[row] = owner
+            rows.append(row)
+    table = "\n| method | what it does |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return table + "".join(f"\nAs `{earlier}` has them: {', '.join(names)}.\n" for earlier, names in same.items())
+
+
+def routes() -> str:
+    """Return the table of the HTTP server's routes, from its OpenAPI document."""
+    from kqueue.config import load
+    from kqueue.http.app import create_app
+
+    described = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
+    rows = [
+        f"| `{method.upper()} {path}` | {in_markdown(one.get('description', '').partition(chr(10) * 2)[0])} |"
+        for path, methods in sorted(described.items())
+        for method, one in methods.items()
+    ]
+    return "| route | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"

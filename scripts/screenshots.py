@@ -1,0 +1,71 @@
+"""Take the pictures of the fleet's page that the documents show: `python scripts/screenshots.py`.
+
+It starts a fleet in a temporary folder, judges some of the gallery's kernels, and writes docs/pictures/*.png with the
+browser that is installed. What they show is of the machine it ran on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from examples.gallery import entries  # noqa: E402
+from kqueue import Client  # noqa: E402
+from kqueue.config import load  # noqa: E402
+from kqueue.local.fleet import LocalFleet  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+#: Kernels of the lane `cpu` that are judged in a second or two.
+JUDGED = ("good/torch/row_sum", "good/triton/row_sum", "bad/segfault", "bad/wrong_shape", "bad/nan", "bad/zeros")
+#: The pictures, by the height of what they show.
+HEIGHTS = {"fleet": 450, "right": 800, "wrong": 800}
+
+
+def main() -> int:
+    """Take them."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        print("no Chromium is installed", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="kqueue-pictures-") as name:
+        top = Path(name)
+        top.chmod(0o711)  # candidates' directories lie below it
+        config = load(home=top / "home", scratch=top / "scratch", gpus="none", cpu_slots=1, http_port=0, probe_share=0)
+        with LocalFleet(config, http=True, durable=False) as fleet, Client(fleet.config) as client:
+            chosen = [entry.request("cpu") for entry in entries("cpu") if entry.name in JUDGED]
+            verdicts = client.evaluate_batch(chosen)
+            right = next(one.evaluation_id for one in verdicts if one.passed and one.speedup)
+            wrong = next(one.evaluation_id for one in verdicts if not one.passed and one.facts.wrong)
+            words = [sys.executable, "-m", "kqueue", "open", "--no-browser"]
+            link = subprocess.run(words, env=config.environment(), capture_output=True, text=True, check=True).stdout
+            shoot(
+                browser,
+                link.split()[-1],
+                {"fleet": "/", "right": f"/evaluations/{right}", "wrong": f"/evaluations/{wrong}"},
+            )
+    return 0
+
+
+def shoot(browser: str, link: str, places: dict[str, str]) -> None:
+    """Log in by a link, and write a picture of the top of each place."""
+    PICTURES.mkdir(exist_ok=True)
+    with sync_playwright() as tool:
+        window = tool.chromium.launch(executable_path=browser, args=["--no-sandbox"]).new_page()
+        window.goto(link)
+        address = link.split("/login")[0].rstrip("/")
+        for name, place in places.items():
+            window.set_viewport_size({"width": 1200, "height": HEIGHTS[name]})
+            window.goto(address + place, wait_until="load")
+            window.screenshot(path=PICTURES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

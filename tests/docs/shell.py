@@ -1,0 +1,199 @@
+"""What a page's commands name, held against the code: commands and options, targets, scripts, extras, services."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer.main
+import yaml
+from typer.exceptions import TyperException
+
+from kqueue.cli import app
+
+ROOT = Path(__file__).parents[2]
+#: Programs of others, and one that a page's reader has. Of their commands only the syntax is checked, unless a function
+#: below knows more.
+OTHERS = frozenset(
+    {
+        *("alias", "cat", "cd", "cp", "curl", "docker", "echo", "export", "git", "head", "install", "mkdir", "nohup"),
+        *("createdb", "dropdb", "pg_dump", "pg_restore", "psql", "redis-cli", "valkey-cli"),
+        *("journalctl", "kubectl", "openssl", "printenv", "producer", "pytest", "sbatch", "sed"),
+    }
+)
+#: Words of the shell before a command.
+KEYWORDS = frozenset({"do", "then", "{", "}", "done", "fi"})
+HEREDOC = re.compile(r"<<'?(\w+)'?[^\n]*\n.*?^\1$", re.DOTALL | re.MULTILINE)
+#: A comment, or what is quoted, in which none begins.
+COMMENT = re.compile(r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#[^\n]*""", re.MULTILINE)
+ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+#: What stands for something in a command that is shown rather than run.
+ELLIPSIS = "..."
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a piece of shell, each in its words; redirections and assignments are left out."""
+    text = COMMENT.sub(lambda found: found["quoted"] or "", HEREDOC.sub("", text)).replace("\\\n", " ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
+    lexer.commenters = ""
+    lexer.whitespace = " \t"
+    lexer.whitespace_split = True
+    found: list[list[str]] = [[]]
+    redirected = False
+    for word in lexer:
+        if word and set(word) <= set("();|&\n"):
+            found.append([])
+        elif word and set(word) <= set("<>&"):
+            redirected = True
+        elif redirected:
+            redirected = False
+        elif found[-1] or not (word in KEYWORDS or ASSIGNMENT.fullmatch(word)):
+            found[-1].append(word)
+    return [words for words in found if words and words[0] != "for"]
+
+
+def fault(words: list[str], *, whole: bool = True) -> str | None:
+    """Say what a command names that is not there; None if all is.
+
+    Args:
+        words: the command.
+        whole: whether it has all that it needs. Within a line pages name commands without their arguments too.
+    """
+    program, *rest = words
+    match Path(program).name:
+        case "kqueue":
+            return of_kqueue(rest, whole)
+        case "nohup":
+            return fault(rest, whole=whole)
+        case "alias":
+            return fault(shlex.split(rest[0].partition("=")[2]), whole=whole)
+        case "make":
+            return of_make(rest)
+        case "python" | "python3":
+            return of_python(rest)
+        case "pip":
+            return of_pip(rest)
+        case "docker":
+            return of_docker(rest)
+        case "kubectl" if "--" in rest:
+            return fault(rest[rest.index("--") + 1 :], whole=whole)
+        case _ if program in OTHERS or program == ".":
+            return None
+    return f"{program} is no program that the tests know (tests/docs/shell.py)"
+
+
+def of_kqueue(words: list[str], whole: bool) -> str | None:
+    """Parse a command line of `kqueue` as it does, without running it."""
+    whole = whole and ELLIPSIS not in words
+    words = [word for word in words if word != ELLIPSIS]
+    command = program()
+    while True:
+        context = command.context_class(command, info_name=command.name, **command.context_settings)
+        try:
+            given, left, _ = command.make_parser(context).parse_args(list(words))
+        except TyperException as error:
+            # An option without its value is the last one: a line names it so.
+            if not whole and "requires an argument" in error.format_message():
+                return None
+            return error.format_message()
+        below = getattr(command, "commands", None)
+        if below is None or not left:
+            break
+        if left[0].isupper():
+            return None
+        if left[0] not in below:
+            return f"there is no command {left[0]}"
+        command, words = below[left[0]], left[1:]
+    if left and not context.allow_extra_args:
+        return f"{' '.join(left)} is too much"
+    lacks = [one.name for one in command.get_params(context) if one.required and not given.get(one.name)]
+    return f"without {', '.join(lacks)}" if whole and lacks else None
+
+
+@cache
+def program() -> Any:
+    """The command `kqueue`, as Click has it."""
+    return typer.main.get_command(app)
+
+
+@cache
+def makefile() -> dict[str, str]:
+    """The targets of the Makefile with their recipes."""
+    return dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def of_make(words: list[str]) -> str | None:
+    """Targets and variables are the Makefile's or its scripts'; the options in ARGS are known to the script it runs."""
+    targets = [word for word in words if not ASSIGNMENT.fullmatch(word) and not word.startswith("-")]
+    if unknown := [target for target in targets if target not in makefile()]:
+        return f"make has no target {unknown[0]}"
+    settings = re.findall(r"\b[A-Z_]+\b", (ROOT / "Makefile").read_text())
+    variables = dict(word.split("=", 1) for word in words if ASSIGNMENT.fullmatch(word))
+    if unknown := [one for one in variables if one not in settings]:
+        return f"the Makefile has no {unknown[0]}"
+    scripts = [script for target in targets for script in re.findall(r"\S+\.py", makefile()[target])]
+    return of_script(scripts[0], shlex.split(variables.get("ARGS", ""))) if scripts else None
+
+
+def of_python(words: list[str]) -> str | None:
+    """A module is there; a script of the repository is, and knows its options."""
+    if words[:1] == ["-m"]:
+        return None if importlib.util.find_spec(words[1]) else f"there is no module {words[1]}"
+    # Others lie where their reader is.
+    return of_script(words[0], words[1:]) if words and "/" in words[0] else None
+
+
+def of_script(script: str, words: list[str]) -> str | None:
+    """The options of a script's command line stand in it."""
+    if not (ROOT / script).is_file():
+        return f"there is no {script}"
+    text = (ROOT / script).read_text()
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    unknown = [option for option in options if f'"{option}"' not in text]
+    return f"{script} has no {unknown[0]}" if unknown else None
+
+
+def of_pip(words: list[str]) -> str | None:
+    """The extras of what is installed are the project's."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [extra for word in words for extra in re.findall(r"[\w-]+", "".join(re.findall(r"\[(.*)\]", word)))]
+    unknown = [extra for extra in asked if extra not in extras]
+    return f"there is no extra {unknown[0]}" if unknown else None
+
+
+@cache
+def stack() -> dict[str, Any]:
+    """The services of the compose stack."""
+    services: dict[str, Any] = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)["services"]
+    return services
+
+
+def of_docker(words: list[str]) -> str | None:
+    """The services of `docker compose` are the stack's, and what runs in them is there too."""
+    takes_one = {"run", "exec"} & set(words)
+    if words[:1] != ["compose"] or not takes_one:
+        return None
+    services = stack()
+    place = next((number for number, word in enumerate(words) if word in services), None)
+    if place is None:
+        return "no service of docker-compose.yml is named"
+    inside = [*services[words[place]].get("entrypoint", []), *words[place + 1 :]]
+    return fault(inside) if inside else None
+
+
+class Compose(yaml.SafeLoader):
+    """Reads compose files, whose tags say how files are merged."""
+
+
+def _plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node)
+    return loader.construct_sequence(node) if isinstance(node, yaml.SequenceNode) else None
+
+
+Compose.add_multi_constructor("!", _plain)
