@@ -371,15 +371,11 @@ class Verdict(Base):
     """Of a reused verdict: what it was reached on. Of others the attempt has it."""
 
 
-#: The condition of indexes on honest measurements.
-_MEASURED: Final = text("category = 'passed' AND NOT reused AND runtime_ms IS NOT NULL")
-
-
 class Summary(Base):
     """What pages add up and sort of a verdict: a narrow row for each, but for those of probes.
 
-    A trigger on ``verdicts`` writes it. All queries that look at a whole problem or batch find what they need in its
-    indexes, where verdicts of a problem or batch lie side by side.
+    The function of the database that writes verdicts writes it too. All queries that look at a whole problem or batch
+    find what they need in its indexes, where what is of one problem or batch lies side by side.
     """
 
     __tablename__ = "summaries"
@@ -388,17 +384,10 @@ class Summary(Base):
             "ix_summaries_problem",
             "problem_hash",
             "category",
-            "finished_at",
-            "evaluation_id",
-            postgresql_include=["speedup", "reused"],
-        ),
-        Index(
-            "ix_summaries_board",
-            "problem_hash",
             text("speedup DESC NULLS LAST"),
             "runtime_ms",
             "evaluation_id",
-            postgresql_where=_MEASURED,
+            postgresql_include=["finished_at", "reused"],
         ),
         Index(
             "ix_summaries_kernel",
@@ -407,7 +396,7 @@ class Summary(Base):
             "runtime_ms",
             "finished_at",
             "evaluation_id",
-            postgresql_where=_MEASURED,
+            postgresql_where=text("category = 'passed' AND NOT reused AND runtime_ms IS NOT NULL"),
         ),
         Index(
             "ix_summaries_batch",
@@ -437,7 +426,7 @@ class Summary(Base):
 class Batch(Base):
     """A batch, and when its last evaluation was submitted, within a second.
 
-    A trigger on ``evaluations`` writes it.
+    Whoever submits writes it.
     """
 
     __tablename__ = "batches"

@@ -89,6 +89,7 @@ _PRODUCE: Final[_Rights] = {
         ),
         "UPDATE": ("published_at",),
     },
+    "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
 }

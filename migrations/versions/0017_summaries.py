@@ -1,12 +1,13 @@
 """What pages add up and sort: a narrow row for each verdict, and one for each batch.
 
 Verdicts are wide and lie where they were written, so whoever counts those of one problem or batch would read the whole
-table. Triggers keep the rows, whoever writes evaluations and verdicts. What was there before is copied, while
-others wait to write: with a million evaluations for a minute or two.
+table. ``kqueue_conclude`` writes a summary with each verdict. What was there before is copied, while others wait to
+write: with a million evaluations for a minute or two.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Final
 
 import sqlalchemy as sa
@@ -17,22 +18,17 @@ down_revision = "0016"
 branch_labels = None
 depends_on = None
 
-#: All run with their owner's rights, as producers write no batches and workers no summaries: nothing in them is looked
-#: up where their callers could have put something else.
-SUMMARISE: Final = """
-CREATE FUNCTION {schema}.kqueue_summarise() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO {schema}.summaries
-    SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
-           v.reused_from IS NOT NULL, v.finished_at
-    FROM added AS v JOIN {schema}.evaluations AS e ON e.id = v.evaluation_id
-    WHERE NOT e.probe;
-    RETURN NULL;
-END
-$$
-"""
-#: Retention changes no verdict in these columns; an operator may, by hand.
+#: What ``kqueue_conclude`` does, and what it does from now on.
+_WRITES: Final = "INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLICT DO NOTHING;"
+_SUMMARISES: Final = """INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        INSERT INTO {schema}.summaries
+        SELECT given.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, given.category, given.runtime_ms,
+               given.speedup, given.reused_from IS NOT NULL, given.finished_at
+        FROM {schema}.evaluations AS e WHERE e.id = given.evaluation_id AND NOT e.probe;
+    END IF;"""
+#: Retention changes no verdict in these columns; an operator may, by hand. It runs with its owner's rights: nothing in
+#: it is looked up where its caller could have put something else.
 CORRECT: Final = """
 CREATE FUNCTION {schema}.kqueue_correct() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -45,41 +41,10 @@ BEGIN
 END
 $$
 """
-#: A batch's row is written at most once a second, or its producers would wait for each other. In the order of names,
-#: or two of them might wait for each other for ever.
-ENLIST: Final = """
-CREATE FUNCTION {schema}.kqueue_enlist() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO {schema}.batches AS b
-    SELECT given.batch, given.last_at
-    FROM (SELECT a.batch, max(a.submitted_at) AS last_at FROM added AS a WHERE a.batch IS NOT NULL GROUP BY 1) AS given
-    WHERE NOT EXISTS (
-        SELECT FROM {schema}.batches AS known
-        WHERE known.name = given.batch AND known.last_at > given.last_at - interval '1 s'
-    )
-    ORDER BY given.batch
-    ON CONFLICT (name) DO UPDATE SET last_at = greatest(b.last_at, excluded.last_at);
-    RETURN NULL;
-END
-$$
-"""
-_NEW: Final = "REFERENCING NEW TABLE AS added FOR EACH STATEMENT"
-_TRIGGERS: Final = {
-    "kqueue_summarise": ("verdicts", "INSERT", _NEW, "Writes the summaries of verdicts."),
-    "kqueue_correct": (
-        "verdicts",
-        "UPDATE OF category, runtime_ms, speedup, reused_from, finished_at",
-        "FOR EACH ROW",
-        "Changes the summary of a verdict that is changed.",
-    ),
-    "kqueue_enlist": ("evaluations", "INSERT", _NEW, "Writes which batches there are."),
-}
 _INDEXES: Final = {
-    "ix_summaries_problem": "summaries (problem_hash, category, finished_at, evaluation_id) INCLUDE (speedup, reused)",
-    "ix_summaries_board": (
-        "summaries (problem_hash, speedup DESC NULLS LAST, runtime_ms, evaluation_id) "
-        "WHERE category = 'passed' AND NOT reused AND runtime_ms IS NOT NULL"
+    "ix_summaries_problem": (
+        "summaries (problem_hash, category, speedup DESC NULLS LAST, runtime_ms, evaluation_id) "
+        "INCLUDE (finished_at, reused)"
     ),
     "ix_summaries_kernel": (
         "summaries (kernel_hash, problem_hash, runtime_ms, finished_at, evaluation_id) "
@@ -126,14 +91,17 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_batches")),
         comment="A batch, and when its last evaluation was submitted, within a second.",
     )
-    schema: str = op.get_bind().scalar(sa.text("SELECT quote_ident(current_schema())"))
-    for function in (SUMMARISE, CORRECT, ENLIST):
-        op.execute(function.format(schema=schema))
-    for name, (table, event, how, meaning) in _TRIGGERS.items():
-        op.execute(f"COMMENT ON FUNCTION {name} IS '{meaning}'")
-        op.execute(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
-        op.execute(f"CREATE TRIGGER {name} AFTER {event} ON {table} {how} EXECUTE FUNCTION {name}()")
-    # From here on nobody else writes either table until this is committed: a trigger is made under a lock.
+    schema = _schema()
+    op.execute(_conclude().replace(_WRITES.format(schema=schema), _SUMMARISES.format(schema=schema)))
+    op.execute(CORRECT.format(schema=schema))
+    op.execute("COMMENT ON FUNCTION kqueue_correct IS 'Changes the summary of a verdict that is changed.'")
+    op.execute("REVOKE ALL ON FUNCTION kqueue_correct FROM PUBLIC")
+    # Its lock keeps others from writing verdicts until this is committed.
+    op.execute("""
+        CREATE TRIGGER kqueue_correct
+        AFTER UPDATE OF category, runtime_ms, speedup, reused_from, finished_at ON verdicts
+        FOR EACH ROW EXECUTE FUNCTION kqueue_correct()
+    """)
     op.execute("""
         INSERT INTO summaries
         SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
@@ -152,12 +120,25 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Nothing is lost: all of it stands in evaluations and verdicts."""
-    for name, (table, *_) in _TRIGGERS.items():
-        op.execute(f"DROP TRIGGER {name} ON {table}")
-        op.execute(f"DROP FUNCTION {name}")
+    op.execute(_conclude())
+    op.execute("DROP TRIGGER kqueue_correct ON verdicts")
+    op.execute("DROP FUNCTION kqueue_correct")
     op.execute("DROP TABLE summaries")
     op.execute("DROP TABLE batches")
     for name, on in _INDEXES.items():
         if on.startswith("evaluations"):
             op.execute(f"DROP INDEX {name}")
     op.execute("CREATE INDEX ix_evaluations_problem_hash_submitted_at ON evaluations (problem_hash, submitted_at)")
+
+
+def _conclude() -> str:
+    """Return the function that writes verdicts, as the migrations before this one left it."""
+    reuse = importlib.import_module("migrations.versions.0010_reuse")
+    written: str = reuse.CONCLUDE.format(schema=_schema(), content=reuse._CONTENT)
+    assert written.count(_WRITES.format(schema=_schema())) == 1
+    return written
+
+
+def _schema() -> str:
+    schema: str = op.get_bind().scalar(sa.text("SELECT quote_ident(current_schema())"))
+    return schema
