@@ -217,9 +217,8 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
         # Of each batch one step through an index, however many evaluations it has.
         given = func.unnest(literal(list(batches), ARRAY(Text))).table_valued("batch").render_derived()
         first = select(func.min(Evaluation.submitted_at)).where(Evaluation.batch == given.c.batch).scalar_subquery()
-        begun: list[datetime] = [
-            moment for moment in connection.scalars(select(first).select_from(given)) if moment is not None
-        ]
+        moments: list[datetime | None] = list(connection.scalars(select(first).select_from(given)))
+    begun = [moment for moment in moments if moment is not None]
     begun += [row.first for row in rows if row.first is not None]
     if not rows or not begun:
         return None
