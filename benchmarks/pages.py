@@ -108,6 +108,12 @@ SELECT r.id, a.id, m.category, m.blame, m.compiled, m.correctness, m.phase, m.me
        m.runtime || jsonb_build_object('median_ms', m.runtime_ms * factor), m.baseline, m.evidence,
        CASE WHEN m.category = 'passed' THEN '' ELSE CAST(:log AS text) || nr END, 'judge', submitted_at + interval '2 s'
 FROM rows AS r JOIN attempts AS a ON a.evaluation_id = r.id JOIN model AS m ON m.category = r.category;
+INSERT INTO summaries
+SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup, false,
+       v.finished_at
+FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id
+ON CONFLICT DO NOTHING;
+INSERT INTO batches SELECT batch, max(submitted_at) FROM evaluations WHERE batch IS NOT NULL GROUP BY batch;
 INSERT INTO search_runs (id, name, plan, state, created_at)
 SELECT gen_random_uuid(), 'search-' || nr,
        jsonb_build_object('algorithm', 'PS', 'problem', CAST(:problem AS text) || nr, 'kernel', CAST(:kernel AS text),

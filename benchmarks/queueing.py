@@ -91,7 +91,11 @@ INSERT INTO verdicts (evaluation_id, attempt_id, category, blame, message, facts
                       reusable)
 SELECT a.evaluation_id, a.id, 'passed', 'none', '', '{{}}', '{{}}', '', 'judge',
        md5(a.id::text) || md5(random()::text), true
-FROM attempts AS a WHERE NOT EXISTS (SELECT FROM verdicts AS v WHERE v.evaluation_id = a.evaluation_id)
+FROM attempts AS a WHERE NOT EXISTS (SELECT FROM verdicts AS v WHERE v.evaluation_id = a.evaluation_id);
+INSERT INTO summaries
+SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup, false,
+       v.finished_at
+FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id ON CONFLICT DO NOTHING
 """
 #: Seconds in which all waits must end.
 PATIENCE_S = 600.0

@@ -198,6 +198,19 @@ class WrongPlace(Part):
     """The kernel's value."""
 
 
+class WrongMap(Part):
+    """Where in an output wrong values lie: coarsely, all dimensions but the last taken as rows."""
+
+    rows: int
+    """Rows of the output: the product of all dimensions but the last."""
+    columns: int
+    """Values of a row. The real and imaginary parts of a complex value are two."""
+    shares: Annotated[tuple[Annotated[str, Field(pattern=r"^[0-9]{1,16}$")], ...], Field(min_length=1, max_length=16)]
+    """The output in at most 16 by 16 cells, a text for each row of cells with a digit for each cell: ``0`` where no
+    value is wrong, ``9`` where all are, ``1`` to ``8`` for the eighths between. Of ``n`` cells cell ``i``, from 0,
+    begins at ``i * rows // n`` or ``i * columns // n``."""
+
+
 class Shortage(Part):
     """A launch that asked a GPU for more than it has, as Triton tells it."""
 
@@ -626,6 +639,8 @@ class Facts(Part):
     """Number of values in the output."""
     first: tuple[WrongPlace, ...] | None = _ABSENT
     """The first wrong values."""
+    map: WrongMap | None = _ABSENT
+    """Where all wrong values lie. None where only pieces of the output were compared, as of long timed calls."""
     max_abs_error: Figure | None = _ABSENT
     """As :attr:`ErrorFigures.max_abs_error`, of the input set that was wrong."""
     max_rel_error: Figure | None = _ABSENT

@@ -144,8 +144,21 @@ class Evaluation(Base):
         Index("ix_evaluations_submitted_at", "submitted_at"),
         Index("ix_evaluations_lane_state", "lane", "state"),
         Index("ix_evaluations_batch_submitted_at", "batch", "submitted_at", postgresql_where=text("batch IS NOT NULL")),
-        Index("ix_evaluations_problem_hash_submitted_at", "problem_hash", "submitted_at"),
+        Index(
+            "ix_evaluations_batch_open",
+            "batch",
+            "problem_hash",
+            postgresql_where=text(f"state <> '{EvaluationState.DONE}' AND batch IS NOT NULL"),
+        ),
+        Index(
+            "ix_evaluations_problem_hash_submitted_at",
+            "problem_hash",
+            "submitted_at",
+            postgresql_include=["kernel_hash"],
+        ),
         Index("ix_evaluations_kernel_hash_submitted_at", "kernel_hash", "submitted_at"),
+        Index("ix_evaluations_probe_problem", "problem_hash", postgresql_where=text("probe")),
+        Index("ix_evaluations_probe_kernel", "kernel_hash", postgresql_where=text("probe")),
         Index("ix_evaluations_token_open", "token_id", postgresql_where=_OPEN),
     )
 
@@ -356,6 +369,71 @@ class Verdict(Base):
     """When that one finished."""
     environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
     """Of a reused verdict: what it was reached on. Of others the attempt has it."""
+
+
+class Summary(Base):
+    """What pages add up and sort of a verdict: a narrow row for each, but for those of probes.
+
+    The function of the database that writes verdicts writes it too. All queries that look at a whole problem or batch
+    find what they need in its indexes, where what is of one problem or batch lies side by side.
+    """
+
+    __tablename__ = "summaries"
+    __table_args__ = (
+        Index(
+            "ix_summaries_problem",
+            "problem_hash",
+            "category",
+            text("speedup DESC NULLS LAST"),
+            "runtime_ms",
+            "evaluation_id",
+            postgresql_include=["finished_at", "reused"],
+        ),
+        Index(
+            "ix_summaries_kernel",
+            "kernel_hash",
+            "problem_hash",
+            "runtime_ms",
+            "finished_at",
+            "evaluation_id",
+            postgresql_where=text("category = 'passed' AND NOT reused AND runtime_ms IS NOT NULL"),
+        ),
+        Index(
+            "ix_summaries_batch",
+            "batch",
+            "category",
+            text("speedup DESC NULLS LAST"),
+            "runtime_ms",
+            "evaluation_id",
+            postgresql_include=["problem_hash", "finished_at", "reused"],
+            postgresql_where=text("batch IS NOT NULL"),
+        ),
+    )
+
+    evaluation_id: Mapped[UUID] = mapped_column(
+        ForeignKey("verdicts.evaluation_id", ondelete="CASCADE"), primary_key=True
+    )
+    problem_hash: Mapped[str]
+    kernel_hash: Mapped[str]
+    batch: Mapped[str | None]
+    category: Mapped[str]
+    runtime_ms: Mapped[float | None]
+    speedup: Mapped[float | None]
+    reused: Mapped[bool]
+    finished_at: Mapped[datetime]
+
+
+class Batch(Base):
+    """A batch, and when its last evaluation was submitted, within a second.
+
+    Whoever submits writes it.
+    """
+
+    __tablename__ = "batches"
+    __table_args__ = (Index("ix_batches_last_at", "last_at"),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    last_at: Mapped[datetime]
 
 
 class Baseline(Base):

@@ -16,13 +16,15 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Baseline, Evaluation, Kernel, Problem, Verdict, Worker
+from kqueue.store.models import Attempt, Baseline, Batch, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid
 
 #: The most rows of each kind that one call removes or empties.
 _BITE: Final = 500
 #: Rows of workers without attempts are removed so many days after the workers ended.
 _WORKERS_DAYS: Final = 7.0
+#: An empty batch is forgotten so long after its last submission.
+_BATCH_STAYS: Final = timedelta(hours=1)
 #: Longer entries of a verdict's evidence, and of its attempts' outcomes, are emptied with the log.
 _LONG_CHARACTERS: Final = 1000
 
@@ -94,7 +96,7 @@ def prune(engine: Engine, *, retention_days: float | None, log_retention_days: f
 def _remove(engine: Engine, age: timedelta) -> Pruned:
     with transaction(engine) as connection:
         old = connection.execute(
-            select(Evaluation.id, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.probe)
+            select(Evaluation.id, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.batch, Evaluation.probe)
             .join(Verdict, Verdict.evaluation_id == Evaluation.id)
             .where(Verdict.finished_at < func.now() - age)
             .order_by(Verdict.finished_at)
@@ -106,6 +108,14 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
         connection.execute(delete(Verdict).where(Verdict.evaluation_id == ids))
         connection.execute(delete(Attempt).where(Attempt.evaluation_id == ids))
         connection.execute(delete(Evaluation).where(Evaluation.id == ids))
+        # One to which something was submitted a moment ago may have more that is not committed yet.
+        connection.execute(
+            delete(Batch).where(
+                Batch.name == any_text({row.batch for row in old if row.batch is not None}),
+                Batch.last_at < func.now() - _BATCH_STAYS,
+                ~select(Evaluation.id).where(Evaluation.batch == Batch.name).exists(),
+            )
+        )
         # Nobody asks for a probe's problem again.
         probed = [row.problem_hash for row in old if row.probe]
         connection.execute(delete(Baseline).where(Baseline.problem_hash == any_text(probed)))

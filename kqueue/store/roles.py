@@ -37,6 +37,7 @@ _READABLE: Final = (
     "alembic_version",
     "attempts",
     "baselines",
+    "batches",
     "environments",
     "evaluations",
     "gpus",
@@ -49,6 +50,7 @@ _READABLE: Final = (
     "search_runs",
     "search_steps",
     "shares",
+    "summaries",
     "verdicts",
     "workers",
     "best_verdicts",
@@ -87,6 +89,7 @@ _PRODUCE: Final[_Rights] = {
         ),
         "UPDATE": ("published_at",),
     },
+    "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
 }

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from kqueue import contract, differences, examinations, feedback
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
-from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement
+from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
@@ -81,6 +81,15 @@ class Span:
     start: float
     width: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Where an output is wrong: cells with the digits of a :class:`WrongMap`, and which rows and columns they hold."""
+
+    rows: Sequence[tuple[str, str]]
+    columns: Sequence[str]
+    words: str
 
 
 @router.get("/evaluations/{name}")
@@ -204,6 +213,7 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "verdict": verdict,
         "words": verdict and feedback.describe(verdict, detail.kernel),
         "plots": _plots(verdict) if verdict else [],
+        "heat": _heat(verdict.facts.map) if verdict and verdict.facts.map else None,
         "spans": _spans(detail),
         "sanitized": (verdict and verdict.evidence.sanitized) or (),
         "profiled": verdict and verdict.evidence.profile,
@@ -268,6 +278,29 @@ def _columns(histogram: Histogram, at: Callable[[float], float]) -> Sequence[Col
     return columns
 
 
+def _heat(known: WrongMap) -> HeatMap:
+    down, across = len(known.shares), len(known.shares[0])
+
+    def span(first: int, last: int, cells: int, size: int) -> str:
+        begin, end = first * size // cells, (last + 1) * size // cells - 1
+        return f"{begin} to {end}" if begin < end else str(begin)
+
+    wrong = [(i, j) for i, digits in enumerate(known.shares) for j, digit in enumerate(digits) if digit != "0"]
+    words = "Each cell has wrong values."
+    if 0 < len(wrong) < down * across:
+        tall, wide = [i for i, _ in wrong], [j for _, j in wrong]
+        words = (
+            f"{len(wrong)} of {down * across} cells have wrong values: within rows"
+            f" {span(min(tall), max(tall), down, known.rows)} and columns"
+            f" {span(min(wide), max(wide), across, known.columns)}."
+        )
+    return HeatMap(
+        [(span(i, i, down, known.rows), digits) for i, digits in enumerate(known.shares)],
+        [span(j, j, across, known.columns) for j in range(across)],
+        words,
+    )
+
+
 def _spans(detail: Detail) -> list[Span]:
     """The life of an evaluation: attempts, and the waits before and between them."""
     now = datetime.now(UTC)
@@ -318,7 +351,7 @@ def _measures(isolation: Isolation) -> Sequence[tuple[str, str | None]]:
 
 def _evidence(verdict: contract.Verdict) -> str:
     told = {
-        "facts": verdict.facts.model_dump(mode="json", exclude={"first", "findings"}),
+        "facts": verdict.facts.model_dump(mode="json", exclude={"first", "map", "findings"}),
         "evidence": verdict.evidence.model_dump(mode="json", exclude=_SHOWN),
     }
     text = json.dumps(told, indent=2, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -11,7 +12,8 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request, Settings
 from kqueue.errors import InvalidRequest
-from kqueue.store import baselines, evaluations, retention, searches
+from kqueue.store import baselines, evaluations, retention, schema, searches
+from kqueue.store.engine import connect
 from kqueue.store.reports import batches, boards, runs, texts
 from kqueue.store.reports.texts import Where
 from tests.samples import ended, measurement
@@ -137,6 +139,112 @@ def test_batches(engine: Engine, judged: Judge, fields) -> None:
     assert [one.name for one in batches.known_batches(engine, beginning="step 2")] == ["step 2"]
     assert [one.name for one in batches.known_batches(engine, limit=1)] == ["step 1"]
     assert batches.known_batches(engine, beginning="%") == batches.known_batches(engine, beginning="z") == []
+
+
+def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
+    """A row that is a second behind hides nothing, and the order of names means nothing."""
+    evaluations.submit(engine, [Request(**fields(0, batch="zz"))])
+    evaluations.submit(engine, [Request(**fields(number, batch=f"b{number:03d}")) for number in range(1, 130)])
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'"))
+        connection.execute(text("UPDATE batches SET last_at = now() - interval '1 h' WHERE name <> 'zz'"))
+    assert [one.name for one in batches.known_batches(engine, limit=1)] == ["zz"]
+    evaluations.submit(engine, [Request(**fields(1, batch="b007"))])
+    found = batches.known_batches(engine, limit=3)
+    assert [(one.name, one.evaluations) for one in found] == [("b007", 2), ("zz", 1), ("b001", 1)]
+
+
+def test_a_batch_is_forgotten_with_its_last_evaluation(engine: Engine, judged: Judge) -> None:
+    """Not before, and not while more may come to it."""
+    judged(Category.PASSED, 1, batch="b")
+    judged(Category.PASSED, 2, batch="b")
+    some = "evaluation_id = (SELECT id FROM evaluations LIMIT 1)"
+    change(engine, f"UPDATE verdicts SET finished_at = now() - interval '1 day' WHERE {some}")
+    change(engine, "UPDATE batches SET last_at = now() - interval '2 h'")
+    retention.prune(engine, retention_days=0.5, log_retention_days=None)
+    assert [one.evaluations for one in batches.known_batches(engine)] == [1]
+    change(engine, "UPDATE verdicts SET finished_at = now() - interval '1 day'")
+    change(engine, "UPDATE batches SET last_at = now()")
+    retention.prune(engine, retention_days=0.5, log_retention_days=None)
+    assert batches.known_batches(engine) == []
+    assert _rows(engine, "SELECT name FROM batches") == [("b",)]
+    judged(Category.PASSED, 3, batch="b")
+    change(engine, "UPDATE verdicts SET finished_at = now() - interval '1 day'")
+    change(engine, "UPDATE batches SET last_at = now() - interval '2 h'")
+    retention.prune(engine, retention_days=0.5, log_retention_days=None)
+    assert _rows(engine, "SELECT name FROM batches") == []
+
+
+def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_id: UUID, fields) -> None:
+    """Whoever ends an evaluation, and whatever becomes of its verdict; what waits and what is a probe has none."""
+    judged(Category.PASSED, 1, 5, batch="b")
+    failed = judged(Category.CRASHED, 2, log="it died")
+    [waits, cancelled, late] = evaluations.submit(
+        engine, [Request(**fields(3)), Request(**fields(4, batch="b")), Request(**fields(5, queue_wait_s=1))]
+    )
+    evaluations.cancel(engine, cancelled.evaluation_id)
+    change(engine, "UPDATE evaluations SET expires_at = now() WHERE id = :id", id=late.evaluation_id)
+    assert evaluations.expire_queued(engine) == 1
+    assert _apart(engine) == []
+    assert len(_rows(engine, "SELECT FROM summaries")) == 4
+    change(engine, "UPDATE verdicts SET speedup = 7, finished_at = now() - interval '1 day' WHERE speedup IS NOT NULL")
+    assert _rows(engine, "SELECT speedup FROM summaries WHERE batch = 'b' AND category = 'passed'") == [(7.0,)]
+    change(engine, "UPDATE evaluations SET probe = true WHERE id = :id", id=waits.evaluation_id)
+    claimed = evaluations.claim(engine, waits.evaluation_id, worker_id=worker_id, lease_s=30)
+    assert claimed is not None
+    evaluations.finish(engine, waits.evaluation_id, 1, ended(Category.CRASHED), written_by="judge", retry_delay_s=0)
+    assert _apart(engine) == []
+    assert retention.prune(engine, retention_days=0.5, log_retention_days=0).logs == 4
+    assert _apart(engine) == []
+    assert sorted(_rows(engine, "SELECT category FROM summaries")) == [("cancelled",), ("crashed",), ("expired",)]
+    change(engine, "DELETE FROM verdicts WHERE evaluation_id = :id", id=failed)
+    assert _apart(engine) == []
+
+
+def test_what_was_there_before_is_summarised(server: Any) -> None:
+    """The migration copies verdicts and batches, those of probes left out."""
+    url = server.empty_database(f"summaries_{uuid4().hex}")
+    engine = connect(url, application="tests")
+    try:
+        schema.upgrade(url, "0016")
+        with engine.begin() as connection:
+            for statement in _EARLIER.split(";"):
+                connection.execute(text(statement))
+        schema.upgrade(url)
+        assert _apart(engine) == []
+        assert _rows(engine, "SELECT category, batch, reused FROM summaries ORDER BY 2") == [("passed", "b", False)]
+        last = "SELECT name FROM batches JOIN evaluations ON batch = name AND submitted_at = last_at"
+        assert _rows(engine, last) == [("b",)]
+    finally:
+        engine.dispose()
+        server.drop(url)
+
+
+#: Evaluations as they were before there were summaries: one that passed, one that waits, and a probe.
+_EARLIER = """
+INSERT INTO problems (hash, source) VALUES ('p', '');
+INSERT INTO kernels (hash, backend, source) VALUES ('k', 'torch', '');
+INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, state, batch, probe)
+SELECT gen_random_uuid(), 'p', 'k', 'cpu', '{}', state, batch, probe
+FROM (VALUES ('done', 'b', false), ('queued', NULL, false), ('done', NULL, true)) AS given (state, batch, probe);
+INSERT INTO verdicts (evaluation_id, category, blame, message, speedup, facts, evidence, log, written_by)
+SELECT id, 'passed', 'none', '', 2, '{}', '{}', '', 'judge' FROM evaluations WHERE state = 'done'
+"""
+_TOLD = """
+SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
+       v.reused_from IS NOT NULL, v.finished_at
+FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id WHERE NOT e.probe
+"""
+
+
+def _rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(query))]
+
+
+def _apart(engine: Engine) -> list[tuple[Any, ...]]:
+    """What differs between the summaries and what they are of."""
+    return _rows(engine, f"(TABLE summaries EXCEPT ({_TOLD})) UNION ALL (({_TOLD}) EXCEPT TABLE summaries)")
 
 
 def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> None:

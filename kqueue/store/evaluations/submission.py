@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 from psycopg.errors import ForeignKeyViolation
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, Row, func, or_, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, Engine, Row, Text, bindparam, func, or_, select, text
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.contract import Request, Settings
@@ -32,6 +32,19 @@ from kqueue.store.sql import any_text, any_uuid
 SUBMISSIONS_CHANNEL: Final = "kqueue_submissions"
 #: How often a submission is tried that meets the removal of rows that it shares.
 _TRIES: Final = 5
+
+
+#: A batch's row is written at most once a second, or its producers would wait for each other. In the order of names,
+#: or two of them might wait for each other for ever.
+_ENLIST: Final = text("""
+    INSERT INTO batches AS b (name, last_at)
+    SELECT given.name, now() FROM unnest(:names) AS given (name)
+    WHERE NOT EXISTS (
+        SELECT FROM batches AS known WHERE known.name = given.name AND known.last_at > now() - interval '1 s'
+    )
+    ORDER BY given.name
+    ON CONFLICT (name) DO UPDATE SET last_at = greatest(b.last_at, excluded.last_at)
+""").bindparams(bindparam("names", type_=ARRAY(Text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,8 @@ def _submit(
             budget = None if payer is None else spent.get(payer)
             if is_new and row.id not in reused and budget is not None and budget.then is Spent.REFUSE:
                 raise budgets.refusal(connection, budget)
+        if names := {batch for i in ids if (batch := requests[i].batch) is not None}:
+            connection.execute(_ENLIST, {"names": list(names)})
     if crowd and any(created):
         # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk. The
         # next sweep does without it.

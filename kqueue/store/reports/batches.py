@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, func, select, text
+from sqlalchemy import Engine, func, select, true
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
-from kqueue.store.models import Evaluation, Kernel, Verdict
-from kqueue.store.sql import any_text, read
+from kqueue.store.models import Batch, Evaluation, Kernel, Summary, Verdict
+from kqueue.store.reports.curves import RIGHT
+from kqueue.store.sql import read
 
-#: The most names of batches among which the latest are looked for.
-NAMES: Final = 10_000
+#: Batches that are looked at beyond those that are asked for, as each may be a second later than its row says.
+_NEAR: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +72,58 @@ class BatchFault:
     message: str
 
 
-#: Names are found by one step through an index for each.
-_LATEST: Final = text("""
-    WITH RECURSIVE names AS (
-        (
-            SELECT batch, 1 AS nr FROM evaluations
-            WHERE batch IS NOT NULL AND batch >= :least AND starts_with(batch, :beginning) ORDER BY batch LIMIT 1
-        )
-        UNION ALL
-        SELECT later.batch, names.nr + 1 FROM names CROSS JOIN LATERAL (
-            SELECT e.batch FROM evaluations AS e
-            WHERE e.batch IS NOT NULL AND e.batch > names.batch ORDER BY e.batch LIMIT 1
-        ) AS later
-        WHERE names.nr < :most AND starts_with(later.batch, :beginning)
-    )
-    SELECT names.batch, last.last_at FROM names CROSS JOIN LATERAL (
-        SELECT max(e.submitted_at) AS last_at FROM evaluations AS e WHERE e.batch = names.batch
-    ) AS last
-    ORDER BY last.last_at DESC, names.batch LIMIT :limit
-""")
-
-
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
     """Return batches, those with the latest submission first.
 
     Args:
         engine: the database.
-        beginning: what their names begin with. Of more than :data:`NAMES` names only so many are looked at, in the
-            order of the alphabet.
+        beginning: what their names begin with.
         limit: at most so many.
     """
-    whole = select(
-        Evaluation.batch.label("name"),
-        func.count().label("evaluations"),
-        func.min(Evaluation.submitted_at).label("submitted_at"),
-        func.max(Evaluation.submitted_at).label("last_at"),
+    # Their rows tell the time within a second, so some more are looked at.
+    some = (
+        select(Batch.name)
+        .where(Batch.name.startswith(beginning, autoescape=True))
+        .order_by(Batch.last_at.desc(), Batch.name)
+        .limit(limit + _NEAR)
+        .subquery()
     )
-    unfinished = select(Evaluation.batch, func.count().label("number")).where(OPEN)
-    values = {"least": beginning, "beginning": beginning, "most": NAMES, "limit": limit}
+    mine = Evaluation.batch == some.c.name
+    first, last = (select(edge(Evaluation.submitted_at)).where(mine).scalar_subquery() for edge in (func.min, func.max))
+    begun = select(some.c.name, first.label("submitted_at"), last.label("last_at")).subquery()
+    found = (
+        select(begun)
+        .where(begun.c.last_at.is_not(None))  # retention may have removed all of one
+        .order_by(begun.c.last_at.desc(), begun.c.name)
+        .limit(limit)
+        .subquery()
+    )
+    unfinished = select(func.count()).where(OPEN, Evaluation.batch == found.c.name).scalar_subquery()
+    ended = select(func.count()).where(Summary.batch == found.c.name).scalar_subquery()
+    query = select(found, unfinished.label("unfinished"), ended.label("ended")).order_by(
+        found.c.last_at.desc(), found.c.name
+    )
     with transaction(engine) as connection:
-        names: list[str] = [row.batch for row in connection.execute(_LATEST, values)]
-        these = Evaluation.batch == any_text(names)
-        counted = connection.execute(unfinished.where(these).group_by(Evaluation.batch))
-        left = {row.batch: row.number for row in counted}
-        rows = connection.execute(whole.where(these).group_by(Evaluation.batch)).all()
-    found = {
-        row.name: KnownBatch(row.name, row.evaluations, left.get(row.name, 0), row.submitted_at, row.last_at)
-        for row in rows
-    }
-    return [found[name] for name in names if name in found]
+        rows = connection.execute(query).all()
+    return [
+        KnownBatch(row.name, row.ended + row.unfinished, row.unfinished, row.submitted_at, row.last_at) for row in rows
+    ]
 
 
 def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOfBatch]:
     """Return a batch's kernels that passed and were timed, the largest speedup first; no reused verdicts."""
+    best = (
+        select(Summary.evaluation_id, Summary.speedup, Summary.runtime_ms)
+        .where(
+            Summary.batch == batch,
+            Summary.category == Category.PASSED,
+            Summary.runtime_ms.is_not(None),
+            Summary.reused.is_(False),
+        )
+        .order_by(Summary.speedup.desc().nulls_last(), Summary.runtime_ms, Summary.evaluation_id)
+        .limit(limit)
+        .subquery()
+    )
     query = (
         select(
             Evaluation.id.label("evaluation_id"),
@@ -137,16 +137,11 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOf
             Verdict.speedup,
             Verdict.finished_at,
         )
+        .select_from(best)
+        .join(Evaluation, Evaluation.id == best.c.evaluation_id)
         .join(Verdict, Verdict.evaluation_id == Evaluation.id)
         .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
-        .where(
-            Evaluation.batch == batch,
-            Verdict.category == Category.PASSED,
-            Verdict.runtime_ms.is_not(None),
-            Verdict.reused_from.is_(None),
-        )
-        .order_by(Verdict.speedup.desc().nulls_last(), Verdict.runtime_ms, Evaluation.id)
-        .limit(limit)
+        .order_by(best.c.speedup.desc().nulls_last(), best.c.runtime_ms, best.c.evaluation_id)
     )
     with transaction(engine) as connection:
         return read(BestOfBatch, connection.execute(query))
@@ -154,17 +149,23 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOf
 
 def batch_faults(engine: Engine, batch: str) -> list[BatchFault]:
     """Return how evaluations of a batch failed, with an example of each way, the most frequent first."""
-    some: ColumnElement[Any] = func.array_agg(Verdict.evaluation_id)
     counted = (
-        select(func.count().label("number"), some[1].label("one"))
-        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Evaluation.batch == batch, Verdict.blame != Blame.NONE)
-        .group_by(Verdict.category)
+        select(Summary.category, func.count().label("number"))
+        .where(Summary.batch == batch, Summary.category.not_in(RIGHT))
+        .group_by(Summary.category)
         .subquery()
+    )
+    one = (
+        select(Summary.evaluation_id)
+        .where(Summary.batch == batch, Summary.category == counted.c.category)
+        .limit(1)
+        .lateral()
     )
     query = (
         select(Verdict.category, Verdict.blame, counted.c.number, Verdict.evaluation_id, Verdict.message)
-        .join(counted, counted.c.one == Verdict.evaluation_id)
+        .select_from(counted)
+        .join(one, true())
+        .join(Verdict, Verdict.evaluation_id == one.c.evaluation_id)
         .order_by(counted.c.number.desc(), Verdict.category)
     )
     with transaction(engine) as connection:
@@ -173,11 +174,6 @@ def batch_faults(engine: Engine, batch: str) -> list[BatchFault]:
 
 def ended_since(engine: Engine, batch: str, *, since: datetime) -> int:
     """Return how many evaluations of a batch got their verdicts since a moment."""
-    query = (
-        select(func.count())
-        .select_from(Verdict)
-        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Verdict.finished_at >= since, Evaluation.batch == batch)
-    )
+    query = select(func.count()).where(Summary.batch == batch, Summary.finished_at >= since)
     with transaction(engine) as connection:
         return connection.scalars(query).one()

@@ -7,15 +7,39 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Double, Engine, and_, cast, func, literal, or_, select, true, tuple_
-from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Engine,
+    Select,
+    and_,
+    cast,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.orm import aliased
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import UnknownEvaluation
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL, REAL_PROBLEM
-from kqueue.store.models import Attempt, Baseline, Environment, Evaluation, Kernel, Problem, Token, Verdict
+from kqueue.store.models import (
+    Attempt,
+    Baseline,
+    Environment,
+    Evaluation,
+    Kernel,
+    Problem,
+    Summary,
+    Token,
+    Verdict,
+)
 from kqueue.store.sql import read
 
 #: The last evaluations of a problem in which its kernels are counted.
@@ -116,6 +140,45 @@ class KnownBaseline:
     created_at: datetime
 
 
+class _Measured:
+    """Honest measurements, by a name of their own in a statement, with what each was measured in and on."""
+
+    def __init__(self, name: str) -> None:
+        self.summary = aliased(Summary, name=name)
+        self._evaluation, self._verdict = aliased(Evaluation), aliased(Verdict)
+        self._attempt, self._environment = aliased(Attempt), aliased(Environment)
+        self.precision: ColumnElement[Any] = self._evaluation.settings["precision"].astext
+        self.device = self._environment.device
+        #: The least is the one that counts: the fastest, and of equals the first.
+        self.order = tuple_(self.summary.runtime_ms, self.summary.finished_at, self.summary.evaluation_id)
+
+    def select(self, *columns: Any) -> Select[*tuple[Any, ...]]:
+        """Select of all of them."""
+        return (
+            select(*columns)
+            .select_from(self.summary)
+            .join(self._evaluation, self._evaluation.id == self.summary.evaluation_id)
+            .join(self._verdict, self._verdict.evaluation_id == self.summary.evaluation_id)
+            .join(self._attempt, self._attempt.id == self._verdict.attempt_id)
+            .outerjoin(self._environment, self._environment.hash == self._attempt.environment_hash)
+            .where(
+                # As the indexes have it, whose conditions no parameter would fit.
+                self.summary.category == literal_column(f"'{Category.PASSED}'"),
+                ~self.summary.reused,
+                self.summary.runtime_ms.is_not(None),
+            )
+        )
+
+    def is_alike(self, other: _Measured) -> ColumnElement[bool]:
+        """The condition that two are of the same kernel and problem, in the same precision on the same model."""
+        return and_(
+            self.summary.kernel_hash == other.summary.kernel_hash,
+            self.summary.problem_hash == other.summary.problem_hash,
+            self.precision.is_not_distinct_from(other.precision),
+            self.device.is_not_distinct_from(other.device),
+        )
+
+
 def used_problems(
     engine: Engine, *, named: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 25
 ) -> list[UsedProblem]:
@@ -198,40 +261,43 @@ def leaderboard(
         device: only of this device model.
         limit: at most so many.
     """
-    told: ColumnElement[Any] = Evaluation.settings["precision"].astext
-    timed = [
-        Evaluation.problem_hash == problem_hash,
-        Verdict.category == Category.PASSED,
-        Verdict.runtime_ms.is_not(None),
-        Verdict.reused_from.is_(None),
-        REAL,
-    ]
+    mine, other = _Measured("mine"), _Measured("other")
+    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
     if precision is not None:
-        timed.append(told == precision)
+        wanted.append(mine.precision == precision)
     if device is not None:
-        timed.append(Environment.device == device)
-    key = (Evaluation.kernel_hash, told, Environment.device)
-    every = (
-        select(
-            Evaluation.id,
-            Evaluation.kernel_hash,
-            told.label("precision"),
-            Environment.device,
-            Verdict.speedup,
-            Verdict.runtime_ms,
-            func.count().over(partition_by=key).label("measured"),
-        )
-        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
-        .join(Attempt, Attempt.id == Verdict.attempt_id)
-        .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
-        .where(*timed)
-        .ext(distinct_on(*key))
-        .order_by(*key, Verdict.runtime_ms, Verdict.finished_at)
-    )
+        wanted.append(mine.device == device)
     if backend is not None:
-        every = every.join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(Kernel.backend == backend)
-    one = every.subquery()
-    first = select(one).order_by(one.c.speedup.desc().nulls_last(), one.c.runtime_ms, one.c.id).limit(limit).subquery()
+        wanted.append(
+            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
+        )
+    # In the order of speedups, which an index has, until there are enough: each that no other one of its kernel beats.
+    first = (
+        mine.select(
+            mine.summary.evaluation_id.label("id"),
+            mine.summary.problem_hash,
+            mine.summary.kernel_hash,
+            mine.precision.label("precision"),
+            mine.device.label("device"),
+            mine.summary.speedup,
+            mine.summary.runtime_ms,
+        )
+        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
+        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
+        .limit(limit)
+        .subquery()
+    )
+    every = _Measured("every")
+    measured = (
+        every.select(func.count())
+        .where(
+            every.summary.problem_hash == first.c.problem_hash,
+            every.summary.kernel_hash == first.c.kernel_hash,
+            every.precision.is_not_distinct_from(first.c.precision),
+            every.device.is_not_distinct_from(first.c.device),
+        )
+        .scalar_subquery()
+    )
     runtime: Any = Verdict.runtime
     evidence: Any = Verdict.evidence
     query = (
@@ -247,7 +313,7 @@ def leaderboard(
             Verdict.baseline_ms,
             cast(evidence["compiled_baseline"]["median_ms"].astext, Double).label("compiled_ms"),
             first.c.speedup,
-            first.c.measured,
+            measured.label("measured"),
             Evaluation.id.label("evaluation_id"),
             Verdict.finished_at,
             func.coalesce(Token.name, Evaluation.producer).label("producer"),
@@ -267,30 +333,34 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
     """Return the evaluations that were faster than all before them, the latest first: the numbers of the curve."""
     every = (
         select(
-            Evaluation.id.label("evaluation_id"),
-            Evaluation.kernel_label,
-            Evaluation.kernel_hash,
-            Verdict.finished_at,
-            Verdict.speedup,
-            func.max(Verdict.speedup)
-            .over(order_by=(Verdict.finished_at, Verdict.evaluation_id), rows=(None, -1))
+            Summary.evaluation_id,
+            Summary.finished_at,
+            Summary.speedup,
+            func.max(Summary.speedup)
+            .over(order_by=(Summary.finished_at, Summary.evaluation_id), rows=(None, -1))
             .label("before"),
         )
-        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
         .where(
-            Evaluation.problem_hash == problem_hash,
-            Verdict.category == Category.PASSED,
-            Verdict.speedup.is_not(None),
-            Verdict.reused_from.is_(None),
-            REAL,
+            Summary.problem_hash == problem_hash,
+            Summary.category == Category.PASSED,
+            Summary.speedup.is_not(None),
+            Summary.reused.is_(False),
         )
         .subquery()
     )
-    query = (
-        select(every.c.evaluation_id, every.c.kernel_label, every.c.kernel_hash, every.c.finished_at, every.c.speedup)
+    best = (
+        select(every)
         .where(every.c.speedup > func.coalesce(every.c.before, 0))
         .order_by(every.c.finished_at.desc(), every.c.evaluation_id)
         .limit(limit)
+        .subquery()
+    )
+    query = (
+        select(
+            best.c.evaluation_id, Evaluation.kernel_label, Evaluation.kernel_hash, best.c.finished_at, best.c.speedup
+        )
+        .join(Evaluation, Evaluation.id == best.c.evaluation_id)
+        .order_by(best.c.finished_at.desc(), best.c.evaluation_id)
     )
     with transaction(engine) as connection:
         return read(Record, connection.execute(query))

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, false, func, or_, select
-from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    DateTime,
+    Engine,
+    Text,
+    false,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from kqueue.categories import Blame, Category
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, REAL
-from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid, read
 
 
@@ -85,14 +99,14 @@ def outcomes(
         problem_hash: only of this problem, by its whole hash.
         batch: only of this batch.
     """
-    query = select(Verdict.category, func.count().label("number")).group_by(Verdict.category)
-    query = query.join(Evaluation, Evaluation.id == Verdict.evaluation_id).where(REAL)
+    query = select(Summary.category, func.count().label("number")).group_by(Summary.category)
     if since is not None:
-        query = query.where(Verdict.finished_at >= since)
+        recent = select(Verdict.evaluation_id).where(Verdict.finished_at >= since)
+        query = query.where(Summary.evaluation_id.in_(recent))
     if problem_hash is not None:
-        query = query.where(Evaluation.problem_hash == problem_hash)
+        query = query.where(Summary.problem_hash == problem_hash)
     if batch is not None:
-        query = query.where(Evaluation.batch == batch)
+        query = query.where(Summary.batch == batch)
     with transaction(engine) as connection:
         counted = {row.category: row.number for row in connection.execute(query)}
     return {category: counted[category.value] for category in Category if category.value in counted}
@@ -198,19 +212,15 @@ def batch_state(engine: Engine, batch: str) -> BatchState | None:
 def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:
     """Return how far batches and single evaluations are, taken together; None where there is none of them."""
     with transaction(engine) as connection:
-        rows = connection.execute(
-            select(
-                Evaluation.state,
-                Verdict.category,
-                func.count().label("number"),
-                func.min(Evaluation.submitted_at).label("first"),
-                func.max(Verdict.finished_at).label("last"),
-            )
-            .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
-            .where(among(batches, ids))
-            .group_by(Evaluation.state, Verdict.category)
-        ).all()
-    if not rows:
+        # One statement: what ends meanwhile is counted once.
+        rows = connection.execute(_states(batches, ids)).all()
+        # Of each batch one step through an index, however many evaluations it has.
+        given = func.unnest(literal(list(batches), ARRAY(Text))).table_valued("batch").render_derived()
+        first = select(func.min(Evaluation.submitted_at)).where(Evaluation.batch == given.c.batch).scalar_subquery()
+        moments: list[datetime | None] = list(connection.scalars(select(first).select_from(given)))
+    begun = [moment for moment in moments if moment is not None]
+    begun += [row.first for row in rows if row.first is not None]
+    if not rows or not begun:
         return None
     states = dict.fromkeys(EvaluationState, 0)
     counted: dict[str, int] = {}
@@ -218,7 +228,7 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
     for row in rows:
         states[EvaluationState(row.state)] += row.number
         if row.category is not None:
-            counted[row.category] = row.number
+            counted[row.category] = counted.get(row.category, 0) + row.number
             blame = Category(row.category).blame
             blames[blame] = blames.get(blame, 0) + row.number
     total = sum(states.values())
@@ -229,6 +239,34 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
         done=states[EvaluationState.DONE],
         categories={category: counted[category.value] for category in Category if category.value in counted},
         blames=blames,
-        submitted_at=min(row.first for row in rows),
+        submitted_at=min(begun),
         finished_at=max(row.last for row in rows) if states[EvaluationState.DONE] == total else None,
     )
+
+
+def _states(batches: Collection[str], ids: Collection[UUID]) -> CompoundSelect[*tuple[Any, ...]]:
+    """Select states with categories, numbers, and the first submission and last end of what is named by its id."""
+    number, never = func.count().label("number"), null().cast(DateTime(timezone=True))
+    waiting = (
+        select(Evaluation.state, null().cast(Text).label("category"), number, never.label("first"), never.label("last"))
+        .where(OPEN, Evaluation.batch == any_text(batches))
+        .group_by(Evaluation.state)
+    )
+    ended = (
+        select(literal(EvaluationState.DONE.value), Summary.category, number, never, func.max(Summary.finished_at))
+        .where(Summary.batch == any_text(batches))
+        .group_by(Summary.category)
+    )
+    others = (
+        select(
+            Evaluation.state,
+            Verdict.category,
+            number,
+            func.min(Evaluation.submitted_at),
+            func.max(Verdict.finished_at),
+        )
+        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .where(Evaluation.id == any_uuid(ids), (Evaluation.batch == any_text(batches)).is_not(True))
+        .group_by(Evaluation.state, Verdict.category)
+    )
+    return union_all(waiting, ended, others)

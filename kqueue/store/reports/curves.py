@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Engine, case, func, select
+from sqlalchemy import Double, Engine, case, func, null, select, union_all
 
-from kqueue.categories import Blame
+from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL
-from kqueue.store.models import Evaluation, Verdict
-from kqueue.store.sql import read
+from kqueue.store.evaluations import OPEN
+from kqueue.store.models import Evaluation, Summary
+
+#: The categories of right kernels.
+RIGHT: Final = [category for category in Category if category.blame is Blame.NONE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +60,26 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
         limit: only the latest ones, at most so many.
     """
     latest = (
-        select(Verdict.evaluation_id, Verdict.finished_at.label("at"), Verdict.speedup, Verdict.blame)
-        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .where(Evaluation.problem_hash == problem_hash, REAL)
-        .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
+        select(Summary.evaluation_id, Summary.finished_at.label("at"), Summary.speedup, Summary.category)
+        .where(Summary.problem_hash == problem_hash)
+        .order_by(Summary.finished_at.desc(), Summary.evaluation_id.desc())
         .limit(limit)
     )
     with transaction(engine) as connection:
-        return read(Point, connection.execute(latest))[::-1]
+        rows = connection.execute(latest).all()
+    return [Point(row.evaluation_id, row.at, row.speedup, Category(row.category).blame) for row in reversed(rows)]
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
     """Return the speedups of the best right kernels of a batch, by problem, and the number of its problems."""
-    right = case((Verdict.blame == Blame.NONE.value, func.coalesce(Verdict.speedup, 0.0)))
-    query = (
-        select(func.max(right).label("best"))
-        .select_from(Evaluation)
-        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
-        .where(Evaluation.batch == batch, REAL)
-        .group_by(Evaluation.problem_hash)
+    right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
+    ended = (
+        select(Summary.problem_hash, func.max(right).label("best"))
+        .where(Summary.batch == batch)
+        .group_by(Summary.problem_hash)
     )
+    waiting = select(Evaluation.problem_hash, null().cast(Double)).where(OPEN, Evaluation.batch == batch).distinct()
+    every = union_all(ended, waiting).subquery()
     with transaction(engine) as connection:
-        best = list(connection.scalars(query))
+        best = list(connection.scalars(select(func.max(every.c.best)).group_by(every.c.problem_hash)))
     return FastP(sorted(one for one in best if one is not None), len(best))

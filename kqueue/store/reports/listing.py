@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
@@ -11,7 +12,7 @@ from sqlalchemy import ColumnElement, Engine, Select, column, func, literal, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
+from kqueue.contract import HASH, Backend
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, REAL
@@ -268,4 +269,6 @@ def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
 
 def _is_named(name: str, label: _Text, digest: _Text) -> ColumnElement[bool]:
     """The condition that a problem has this label, or a hash that begins with it."""
+    if re.fullmatch(HASH, name):
+        return digest == name  # an index has it, and no label looks like that
     return or_(label == name, digest.startswith(name, autoescape=True))

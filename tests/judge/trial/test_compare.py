@@ -589,6 +589,53 @@ def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch
     assert [place.index for place in ended.outcome.facts.first] == [(3, 1), (9, 8)]
 
 
+@pytest.mark.parametrize("chunk", [7, 64, 1 << 24])
+@pytest.mark.parametrize("shape", [(), (5,), (1000,), (3, 1), (40, 3), (2, 17, 33), (1, 100), (100, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_wrong_values_are_mapped(
+    shape: tuple[int, ...], chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map is what counting each value by its place gives, whatever the parts that are compared at a time."""
+    monkeypatch.setattr(compare, "_CHUNK", chunk)
+    torch.manual_seed(20)
+    ref = torch.full(shape, 3, dtype=dtype)
+    wrong = torch.rand(shape) < torch.linspace(0, 1, ref.numel()).reshape(shape) ** 3
+    wrong.view(-1)[-1] = True
+    ended = fault(torch.where(wrong, ref + 1, ref), ref)
+    assert ended is not None
+    found = ended.outcome.facts.map
+    parts = 2 if ref.is_complex() else 1
+    columns = parts * (shape[-1] if shape else 1)
+    assert (found.rows, found.columns) == (parts * ref.numel() // columns, columns)
+    down, across = min(16, found.rows), min(16, columns)
+    # The imaginary parts are right.
+    flat = wrong.reshape(-1, 1) & (torch.arange(parts) == 0)
+    values: dict[tuple[int, int], list[bool]] = {}
+    for place, is_wrong in enumerate(flat.reshape(-1).tolist()):
+        row, column = divmod(place, columns)
+        i = next(i for i in range(down) if row < (i + 1) * found.rows // down)
+        j = next(j for j in range(across) if column < (j + 1) * columns // across)
+        values.setdefault((i, j), []).append(is_wrong)
+    digits = {
+        cell: "0" if not any(all_of) else "9" if all(all_of) else str(1 + 8 * sum(all_of) // len(all_of))
+        for cell, all_of in values.items()
+    }
+    assert found.shares == tuple("".join(digits[i, j] for j in range(across)) for i in range(down))
+
+
+def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without room for the map takes no finding away."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compare, "_overlaps", full)
+    ended = fault(torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
+    assert ended is not None
+    assert ended.outcome.category is Category.WRONG_VALUES
+    assert ended.outcome.facts.map is None
+
+
 def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:
     """An fp32 output of a bf16 model is as precise as bf16."""
     torch.manual_seed(19)

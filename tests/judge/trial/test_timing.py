@@ -168,6 +168,7 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
         verified(body)
     assert raised.value.outcome.category is Category.NONDETERMINISTIC
     assert raised.value.outcome.facts.first
+    assert raised.value.outcome.facts.map is None
 
 
 def test_a_measurement_says_how_it_was_taken() -> None:

@@ -12,9 +12,11 @@ every output tensor:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -78,6 +80,8 @@ _ENOUGH: Final = 64
 _SHOWN: Final = 5
 #: Values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
+#: Rows and columns of the map of wrong values, at most.
+_CELLS: Final = 16
 #: Values to sample for the error that is usual among values of one size.
 _SAMPLE: Final = 1 << 21
 
@@ -149,7 +153,7 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
-            with the kind of inputs, the same figures and the first wrong places.
+            with the kind of inputs, the same figures, the first wrong places, and a map of all.
     """
     [found] = check_each([(outputs, case)], settings)
     if isinstance(found, EvaluationEnded):
@@ -192,7 +196,12 @@ def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
         return _wrong(
-            fault.category, f"output {fault.output}{where}: {fault.message}", kind=case.kind, **figures, **fault.facts()
+            fault.category,
+            f"output {fault.output}{where}: {fault.message}",
+            kind=case.kind,
+            map=fault.map(),
+            **figures,
+            **fault.facts(),
         )
     return figures
 
@@ -242,6 +251,8 @@ class _Fault:
     first: list[dict[str, Any]]
     wrong: int
     of: int
+    #: Maps the wrong values, which takes a pass over the output: only of the fault that is told.
+    map: Callable[[], dict[str, Any] | None]
 
     def facts(self) -> dict[str, Any]:
         return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
@@ -257,6 +268,8 @@ class _Output:
     exact: torch.Tensor | None
     noise: float | None
     shape: tuple[int, ...]
+    #: All dimensions but the last, taken as one.
+    rows: int
     tolerance: Tolerance
     loose: Tolerance
     #: None if values must be equal, or the evaluation sets its own tolerance.
@@ -276,6 +289,7 @@ class _Output:
             flat(case.exact[number]) if case.exact is not None and floating else None,
             case.noise[number] if case.noise and floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
+            math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
             _grade(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
@@ -508,7 +522,50 @@ class _Output:
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
                 break
-        return _Fault(category, message, self.number, first, count, self.ref.numel())
+        return _Fault(category, message, self.number, first, count, self.ref.numel(), partial(self._map, where))
+
+    def _map(self, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict[str, Any] | None:
+        """Return the fields of a :class:`kqueue.evidence.WrongMap`; None where the device has no room to make it."""
+        rows, columns = self.rows, self.ref.numel() // self.rows
+        down, across = _cells(rows), _cells(columns)
+        # Whole rows at a time, or parts of one that is long.
+        height, width = max(1, _CHUNK // columns), min(columns, _CHUNK)
+        try:
+            counts = torch.zeros(len(down), len(across), dtype=torch.int64, device=self.ref.device)
+            for top, left in itertools.product(range(0, rows, height), range(0, columns, width)):
+                tall, wide = min(height, rows - top), min(width, columns - left)
+                part = slice(top * columns + left, top * columns + left + tall * wide)
+                mask = where(self.out[part], self.ref[part]).view(tall, wide)
+                for i, y in _overlaps(down, top, tall):
+                    line = mask[y].sum(0)
+                    for j, x in _overlaps(across, left, wide):
+                        counts[i, j] += line[x].sum()
+            wrong: list[list[int]] = counts.tolist()
+        except RuntimeError:  # memory that others took meanwhile: what is wrong is wrong without a picture of it
+            return None
+        shares = [
+            "".join(_digit(wrong[i][j], len(y) * len(x)) for j, x in enumerate(across)) for i, y in enumerate(down)
+        ]
+        return {"rows": rows, "columns": columns, "shares": shares}
+
+
+def _cells(size: int) -> list[range]:
+    """Divide so many places into cells that are as equal as can be."""
+    number = min(_CELLS, size)
+    return [range(cell * size // number, (cell + 1) * size // number) for cell in range(number)]
+
+
+def _overlaps(cells: Sequence[range], begin: int, size: int) -> Iterator[tuple[int, slice]]:
+    """Yield the cells that ``size`` places from ``begin`` on lie in, each with which of these places do."""
+    for number, cell in enumerate(cells):
+        first, last = max(cell.start, begin), min(cell.stop, begin + size)
+        if first < last:
+            yield number, slice(first - begin, last - begin)
+
+
+def _digit(wrong: int, of: int) -> str:
+    """Return how a share is told in a :class:`kqueue.evidence.WrongMap`."""
+    return "0" if not wrong else "9" if wrong == of else str(1 + 8 * wrong // of)
 
 
 def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -416,6 +416,7 @@ class Stopwatch:
             self._reference.confirm(case)
             facts = ended.outcome.facts.model_dump()
             if proof.pieces is not None:
+                facts["map"] = None
                 facts["first"] = [
                     wrong
                     | {"index": _index(wrong["index"], proof.pieces[facts["output"]], case.outputs[facts["output"]])}
