@@ -16,7 +16,7 @@ from sqlalchemy import Engine, delete, func, insert, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import Evidence, Facts, WrongPlace
+from kqueue.evidence import Evidence, Facts, WrongMap, WrongPlace
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import gpus, workers
 from kqueue.store.models import Probe, ProbePause
@@ -64,7 +64,8 @@ def _check(answer: httpx.Response) -> None:
 
 def _wrong(message: str = "output 0: 3 of 4 values differ", log: str = "") -> Outcome:
     place = WrongPlace(index=(0, 2), expected=1.0, got=float("nan"))
-    facts = Facts(output=0, kind="given", wrong=3, of=4, first=(place,))
+    places = WrongMap(rows=1, columns=4, shares=("0999",))
+    facts = Facts(output=0, kind="given", wrong=3, of=4, first=(place,), map=places)
     return Outcome(
         category=Category.WRONG_VALUES,
         message=message,
@@ -219,6 +220,8 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
     cpu = "CPU time: 3.2 s, of which judge 0.25 s, candidate 3.0 s."
     for shown in ("[0, 2]", "NaN", "3 of 4 values", "hello", "recorded by judge", "test device", "ModelNew", cpu):
         assert shown in answer.text, shown
+    assert "3 of 4 cells have wrong values: within rows 0 and columns 1 to 3." in answer.text
+    assert [answer.text.count(f'class="share-{digit}"') for digit in (0, 9)] == [1, 3]
     assert browser.get(f"/evaluations/{str(identity)[:8]}").headers["location"] == f"/evaluations/{identity}"
     log = browser.get(f"/evaluations/{identity}/files/log.txt")
     assert log.text == "hello\n"
