@@ -155,8 +155,12 @@ def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
 
 
 def stop_silent(engine: Engine, *, older_than_s: float) -> int:
-    """Mark workers as stopped that were silent for more than ``older_than_s`` seconds; return how many."""
-    silent = update(Worker).where(_SILENT).values(stopped_at=func.now())
+    """Mark workers as stopped that were silent for more than ``older_than_s`` seconds; return how many.
+
+    One that is being written to is passed over: it is heard of, and to wait for it could be to wait for each other.
+    """
+    found = select(Worker.id).where(_SILENT).with_for_update(skip_locked=True)
+    silent = update(Worker).where(Worker.id.in_(found)).values(stopped_at=func.now())
     with transaction(engine) as connection:
         return connection.execute(silent, {"silent_for": timedelta(seconds=older_than_s)}).rowcount
 

@@ -35,6 +35,14 @@ class TestWorkers:
         workers.heartbeat(engine, [worker_id], lease_s=30)
         assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
 
+    def test_one_that_is_being_heard_of_is_passed_over(self, engine: Engine, worker_id: UUID) -> None:
+        """Nobody waits for it, and nobody stops it."""
+        change(engine, "UPDATE workers SET heartbeat_at = now() - interval '100 s'")
+        with engine.begin() as heartbeat:
+            heartbeat.execute(text("UPDATE workers SET heartbeat_at = now()"))
+            assert workers.stop_silent(engine, older_than_s=90) == 0
+        assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
+
     def test_a_heartbeat_renews_the_lease(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """What its worker executes is not lost while the worker beats."""
         claim(submit())
