@@ -80,7 +80,8 @@ def _streams_and_threads() -> Iterator[Program]:
     yield program("timing/thread_after_return", "threads", WRONG)
     yield program("timing/jit_fork", "torch.jit.fork", WRONG, problem="chain")
     yield _matmul("host_callback", "host callbacks", WRONG)
-    yield program("timing/go_forged", "work before GO", WHEN_TIMED)
+    # On busy cores its thread comes too late for the calls that are looked at, and then gains nothing in most others.
+    yield program("timing/go_forged", "work before GO", HONEST | WHEN_TIMED, honest="controls/torch_gelu")
     yield _matmul("host_polling", "work before GO", HONEST | WRONG)
     yield program(
         "timing/gpu_polling",
