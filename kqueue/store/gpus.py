@@ -377,7 +377,8 @@ def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None
         paused = update(ProbePause).where(ProbePause.device == uuid, ProbePause.resumed_at.is_(None))
         connection.execute(paused.values(resumed_at=func.now()))
     else:
-        # At once, so that a claim before its supervisor has looked is refused. The supervisor lifts it.
+        # At once, so that no retry is kept for its workers and all who look are told. Claims ask the GPU's own row.
+        # The supervisor lifts it.
         [gpu] = _find(connection, uuids=[uuid], host=None)
         connection.execute(
             update(Worker).where(Worker.device == uuid, Worker.stopped_at.is_(None)).values(paused=gpu.paused)
