@@ -58,14 +58,20 @@ Judgement = Callable[[str], Outcome]
 
 
 def judge(engine: Engine, worker: UUID, judgement: Judgement) -> int:
-    """Claim all queued evaluations and record the outcomes by ``judgement``. Return their number."""
+    """Claim all queued evaluations and record the outcomes by ``judgement``. Return how many were judged.
+
+    One that its producer cancels meanwhile is passed over, as a worker does.
+    """
     with engine.connect() as connection:
         queued = connection.execute(text("SELECT id FROM evaluations WHERE state = 'queued'")).scalars().all()
+    judged = 0
     for identity in queued:
         claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claim is not None
+        if claim is None:
+            continue
+        judged += 1
         facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
         evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
         outcome = judgement(claim.request.kernel_label or "")
         evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
-    return len(queued)
+    return judged
