@@ -154,7 +154,7 @@ def throughput(client: Client, kernels: Kernels, slots: int, count: int) -> tupl
     backend = "triton" if kernels.lane == "gpu" else "torch"
     names = kernels.right(backend)
     # References are kept by slots: each slot has met most problems then.
-    judge(client, [kernels.new(name) for name in islice(names, max(count, 7 * slots))])
+    judge(client, [kernels.new(name) for name in islice(names, 2 * len(SMALL) * slots)])
     verdicts, found = judge(client, [kernels.new(name) for name in islice(names, count)])
     wrong = sum(not verdict.passed for verdict in verdicts)
     found["alone_s"] = stages(verdicts).get("alone_measure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -36,20 +37,25 @@ class _Place:
         self._thread.join(60)
 
 
-def test_who_share_it_get_it_together_and_nobody_passes_one_who_waits(tmp_path: Path) -> None:
-    """Two wait while one has it alone, and get it at once; who comes after one that wants it alone comes after it."""
+def test_the_device_is_had_alone_by_all_who_wait_for_that_and_then_shared_by_all_others(tmp_path: Path) -> None:
+    """Whoever shares it waits while anybody wants it alone, and gets it with all others then."""
     lock = tmp_path / "device.lock"
     alone = _Place(lock, fcntl.LOCK_EX)
     assert alone.has.wait(60)
     sharing = [_Place(lock, fcntl.LOCK_SH) for _ in range(2)]
     assert all(place.waits.wait(60) for place in sharing)
-    assert not any(place.has.is_set() for place in sharing)
+    second = _Place(lock, fcntl.LOCK_EX)
+    assert second.waits.wait(60)
+    until(lambda: _want_it_alone(lock) == 2, what="its place in the queue")
     alone.ends()
+    assert second.has.wait(60)
+    assert not any(place.has.is_set() for place in sharing)
+    second.ends()
     assert all(place.has.wait(60) for place in sharing)
 
     last = _Place(lock, fcntl.LOCK_EX)
     assert last.waits.wait(60)
-    until(lambda: _is_wanted_alone(lock), what="its place in the queue")
+    until(lambda: _want_it_alone(lock) == 1, what="its place in the queue")
     late = _Place(lock, fcntl.LOCK_SH)
     assert late.waits.wait(60)
     sharing[0].ends()
@@ -62,11 +68,9 @@ def test_who_share_it_get_it_together_and_nobody_passes_one_who_waits(tmp_path: 
     late.ends()
 
 
-def _is_wanted_alone(lock: Path) -> bool:
-    """Whether one that wants the device alone is the next: it keeps all others out of the queue."""
-    with lock.with_suffix(".queue").open() as queue:
-        try:
-            fcntl.flock(queue, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+def _want_it_alone(lock: Path) -> int:
+    """How many have the device alone or wait for that: they share the lock of its queue."""
+    found = lock.with_suffix(".queue").stat()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    lines = map(str.split, Path("/proc/locks").read_text().splitlines())
+    return sum(place in words and words[1] == "FLOCK" and words[3] == "READ" for words in lines)

@@ -620,3 +620,31 @@ def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
     first = first_of(made)
     assert made.form.mutates_inputs
     made.confirm(first)
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 2048, 1 << 20])
+def test_an_arena_changes_nothing_but_where_things_lie(arena_bytes: int) -> None:
+    """The same inputs and answers, also where some find no room in it; what is let go of makes room again."""
+    forward, inputs = "return self.layer(x.t()), x[:4], x", "return [torch.randn(16, 8).t()]"
+    source = SOURCE.format(forward=forward, inputs=inputs)
+    plain = reference(source)
+    made = reference(source, bounds=replace(BOUNDS["cpu"], arena_bytes=arena_bytes))
+    cases = cases_of(made)
+    assert made.arena_bytes <= arena_bytes
+    assert bool(made.arena_bytes) == bool(arena_bytes)
+    first_of(plain)
+    for _ in range(40):
+        mine = [case for case in cases if case.kind == GIVEN]
+        beside = [plain.again(case.drawn, case.seed) for case in mine]
+        made.answer(*mine)
+        plain.answer(*beside)
+        for one, other in zip(mine, beside, strict=True):
+            for a, b in zip([*one.inputs, *one.outputs], [*other.inputs, *other.outputs], strict=True):
+                assert a.stride() == b.stride()
+                assert torch.equal(a, b)
+            assert one.outputs[2].data_ptr() != one.outputs[0].data_ptr()
+        plain.drop(beside)
+        made.drop(cases)
+        cases = [made.again(case.drawn, case.seed) for case in mine]
+    made.clear()
+    assert made.arena_bytes == 0

@@ -313,7 +313,9 @@ def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = 
         return "digest"
 
     report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
-    reference = SimpleNamespace(case=case, process=SimpleNamespace(ended=report if ended else None), digest=digest)
+    reference = SimpleNamespace(
+        arena_bytes=0, case=case, process=SimpleNamespace(ended=report if ended else None), digest=digest
+    )
     return warm.memo_of(cast("Reference", reference), outcome, used)
 
 
@@ -325,7 +327,7 @@ def outcome_of(category: Category) -> Outcome:
 def test_the_policy_in_one_place() -> None:
     """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
-    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest")
+    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0)
     assert memo_of(wrong, used=63) is not None
     assert memo_of(wrong, used=64) is None
     assert memo_of(passed, nbytes=(64 << 20) + 1) is None

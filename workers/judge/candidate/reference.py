@@ -20,8 +20,10 @@ import torch
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
+from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
+from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_TENSORS,
@@ -42,6 +44,8 @@ from workers.judge.host import linux
 
 #: What torch may keep of a GPU's memory for later, in bytes: others need some too.
 _CACHED_BYTES: Final = 1 << 30
+#: What torch may keep of it while the process waits for another evaluation, in bytes: to take memory anew costs time.
+_RESTING_BYTES: Final = 64 << 20
 #: Inputs up to this size, in bytes all together, are held as copies: the problem may use its own again.
 _COPIED_BYTES: Final = 64 << 20
 
@@ -77,6 +81,7 @@ class ReferenceHarness(Harness):
         self._sets: dict[int, _Set] = {}
         self._form: Any = None
         self._variants: Variants | None = None
+        self._arena: Arena | None = None
         #: Whether a forward has changed its inputs: it gets copies from then on.
         self._mutates = False
         self._has_answered = False
@@ -88,6 +93,7 @@ class ReferenceHarness(Harness):
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
+            Order.ARENA: self._take_arena,
             Order.RUN: self._answer,
             Order.REST: self._rest,
         }
@@ -150,7 +156,7 @@ class ReferenceHarness(Harness):
                 leaves += self._sets[slot].inputs
         self._tell(self._form, "get_inputs()")
         self.settle()
-        places = tuple(self.locate(leaf)[0] if self.can_place(leaf) else Place() for leaf in leaves)
+        places = tuple(self._held_at(leaf)[0] if self.can_place(leaf) else Place() for leaf in leaves)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
         return Reply(Answer.DONE, command.sequence, tensors=specs, places=places)
 
@@ -160,6 +166,10 @@ class ReferenceHarness(Harness):
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
         for tensor in tensors:
+            kept = self._arena.keep(tensor.contiguous()) if few and self._arena is not None else None
+            if kept is not None:
+                owned.append(kept)
+                continue
             where = tensor.untyped_storage().data_ptr()
             if few or where in seen or tensor.storage_offset() or not tensor.is_contiguous():
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
@@ -211,6 +221,8 @@ class ReferenceHarness(Harness):
             self._variants = None
         self._drop(tuple(self._sets) if order.all else order.slots)
         self.settle()
+        if order.all:
+            self._close_arena()
         if order.all and self.on_gpu:
             self.exports.forget()
             torch.cuda.empty_cache()
@@ -218,7 +230,34 @@ class ReferenceHarness(Harness):
 
     def _drop(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
-            self._sets.pop(slot, None)
+            if (held := self._sets.pop(slot, None)) is not None:
+                self._forget([*held.inputs, *held.answers])
+
+    def _take_arena(self, command: Command) -> Reply:
+        [descriptor] = command.descriptors
+        self._close_arena()
+        self._arena = Arena(OpenedBuffer(command.payload, descriptor))
+        return self.done(command)
+
+    def _close_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _held_at(self, leaf: torch.Tensor) -> tuple[Place, torch.Tensor]:
+        """Return where what the judge is to see of a tensor lies, and that: in the arena, where it finds room."""
+        if self._arena is not None and is_apart(leaf.shape, leaf.stride()):
+            place = self._arena.place(leaf)
+            if place is None and (kept := self._arena.keep(leaf)) is not None:
+                leaf, place = kept, self._arena.place(kept)
+            if place is not None:
+                return place, leaf
+        return self.locate(leaf)
+
+    def _forget(self, tensors: list[torch.Tensor]) -> None:
+        if self._arena is not None:
+            for tensor in tensors:
+                self._arena.let_go(tensor)
 
     def _answer(self, command: Command) -> Reply:
         """One call on inputs that are held; tells whether it drew random numbers, and changes inputs."""
@@ -227,6 +266,7 @@ class ReferenceHarness(Harness):
             return self._run(command)
         held = self._sets[ask.slot]
         if ask.afresh:
+            self._forget(held.answers)
             held.answers.clear()
         if command.wide:
             output, drew = self._call(command, held, self._widened(held.inputs, ask))
@@ -285,8 +325,9 @@ class ReferenceHarness(Harness):
                 places.append(Place())
                 continue
             number = own.input_of(leaf)
-            place, there = self.locate(leaf.detach().resolve_conj().resolve_neg())
-            held.answers.append(there)
+            place, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
+            if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
+                held.answers.append(there)  # else it is an input, and lives as long
             places.append(replace(place, index=0 if number is None else number + 1))
         self.settle()
         return Reply(
@@ -331,10 +372,13 @@ class ReferenceHarness(Harness):
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
+        self.settle()
+        self._close_arena()
         linux.give_freed_memory_back()
         if self.on_gpu:
             self.exports.forget()
-            torch.cuda.empty_cache()
+            if torch.cuda.memory_reserved() > _RESTING_BYTES:
+                torch.cuda.empty_cache()
         return self.done(command)
 
     def _random_state(self) -> torch.Tensor:

@@ -126,6 +126,8 @@ class Order(IntEnum):
     device."""
     FINISH = 23
     """Let that program go on, and wait for its end; what the tool says goes to the memory beside the order."""
+    ARENA = 24
+    """In a reference: keep what it holds in this memory of the judge's, where there is room."""
     REST = 20
     """In a reference: give memory back that is not in use; it may serve another evaluation later."""
 
@@ -185,6 +187,8 @@ class Where(IntEnum):
     """It is a view of a shared input."""
     EXPORTED = 3
     """It lies in a run of allocations that the process has announced (:class:`Export`): on a GPU."""
+    ARENA = 4
+    """It lies in the arena that the judge shares with a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class Place:
         index: the shared input's number, for ``INPUT``; of a reference's other outputs 1 plus the number of the input
             whose memory it is, else 0.
         run: the number of the run of allocations, for ``EXPORTED``.
-        offset: bytes from the run's (or the input tensor's) beginning; the address, for ``OWN``.
+        offset: bytes from the run's (or the input tensor's, or the arena's) beginning; the address, for ``OWN``.
         stride: in elements.
     """
 

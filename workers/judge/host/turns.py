@@ -14,26 +14,34 @@ from pathlib import Path
 def turn(
     lock: Path, how: int, waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> Generator[None]:
-    """Hold a device's lock. Who waits for it lets nobody pass; those who share it wait, and get it, together.
+    """Hold a device's lock. Those who want it alone get it one after the other, then those who share it, together.
+
+    So the device changes between the two kinds of use as seldom as it can. Nobody waits for ever: an evaluation has the
+    device alone only after it has shared it, so those who share it wait for each other place at most once.
 
     Args:
-        lock: the lock's file; whoever waits locks the file ``.queue`` beside it.
+        lock: the lock's file. Whoever has the device alone, or waits for that, locks the file ``.queue`` beside it.
         how: ``fcntl.LOCK_EX`` to have the device alone, ``fcntl.LOCK_SH`` to share it.
         waiting: makes a context that is entered while the device is waited for.
     """
-    with opened(lock) as held:
-        with opened(lock.with_suffix(".queue")) as queue:
-            try:
-                fcntl.flock(queue, how | fcntl.LOCK_NB)
-                fcntl.flock(held, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with waiting():
-                    fcntl.flock(queue, how)
-                    fcntl.flock(held, how)
+    alone = how == fcntl.LOCK_EX
+    # Who wants it alone is not kept from that by others who do; who wants to share it waits until nobody does.
+    passing = fcntl.LOCK_SH if alone else fcntl.LOCK_EX
+    with opened(lock) as held, opened(lock.with_suffix(".queue")) as queue:
+        try:
+            fcntl.flock(queue, passing | fcntl.LOCK_NB)
+            fcntl.flock(held, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with waiting():
+                fcntl.flock(queue, passing)
+                fcntl.flock(held, how)
+        if not alone:
+            fcntl.flock(queue, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            fcntl.flock(held, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor too
+            for descriptor in (held, queue):  # a process that was forked meanwhile has the descriptors too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

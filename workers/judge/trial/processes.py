@@ -108,6 +108,7 @@ class Processes:
         if memo is not None:
             try:
                 reference.allow(allowed_bytes)
+                reference.share_arena(memo.arena_bytes)
                 reference.construct()
                 case = reference.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
@@ -121,6 +122,7 @@ class Processes:
                 told["replaced"] = ended.outcome.message
             reference.process.stop()
             reference.process.imports.close()
+            reference.free_arena()
             reference = self._fork_reference()
         reference.load()
         reference.allow(allowed_bytes)

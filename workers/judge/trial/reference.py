@@ -27,10 +27,12 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Precision, Settings
 from workers.judge.channel import sheet
+from workers.judge.channel.arena import taken_by
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.buffers import PlaceError
+from workers.judge.channel.buffers import PlaceError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
+from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_STRUCTURE_BYTES,
@@ -44,6 +46,7 @@ from workers.judge.channel.protocol import (
     Release,
     Reply,
     TensorSpec,
+    Where,
     widened,
 )
 from workers.judge.channel.randomness import ANY_SIZE, KINDS
@@ -57,7 +60,7 @@ from workers.judge.trial.exchange import Exchange, Form, Output, await_opening, 
 
 #: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
 #: processors, which small problems would feel.
-_MOST_SETS: Final = 8
+_MOST_SETS: Final = 16
 _AHEAD_BYTES: Final = 64 << 20
 #: What the inputs and answers of all cases may take together, in bytes, to be held at the same time.
 _ROOMY_BYTES: Final = 256 << 20
@@ -74,6 +77,10 @@ _BOUND_TO_ITS_INPUTS: Final = re.compile(
     r"BCELoss|binary_cross_entropy(?!_with_logits)|multinomial|bernoulli|poisson|\.(long|int|short|byte)\("
     r"|torch\.(u?int\d*|long|short)\b"
 )
+#: How many sets of inputs an arena holds, and how many of outputs: those that are drawn ahead, the cases, and the calls
+#: that are verified; an answer in float64 takes as much as two, and so does that to moved inputs.
+_ARENA_INPUTS: Final = 72
+_ARENA_OUTPUTS: Final = 96
 #: What of a first call goes into loading a GPU's kernels, at most, in seconds.
 _COLD_S: Final = 0.5
 #: The share of the GPU's memory that the process may take, for the reference in float64.
@@ -99,17 +106,19 @@ class Bounds:
         exact_s: how long it may take, all calls together, in seconds.
         host_bytes: the memory that one call of it may take on a CPU; on a GPU a share of its allowance counts.
         varied_bytes: the largest inputs of which all variants are made; larger ones have those for any size.
+        arena_bytes: the largest arena; 0 for none.
     """
 
     quick_s: float
     exact_s: float
     host_bytes: int
     varied_bytes: int
+    arena_bytes: int
 
 
 BOUNDS: Final = {
-    "cuda": Bounds(quick_s=0.003, exact_s=0.2, host_bytes=0, varied_bytes=256 << 20),
-    "cpu": Bounds(quick_s=0.05, exact_s=1.0, host_bytes=512 << 20, varied_bytes=8 << 20),
+    "cuda": Bounds(quick_s=0.003, exact_s=0.2, host_bytes=0, varied_bytes=256 << 20, arena_bytes=128 << 20),
+    "cpu": Bounds(quick_s=0.05, exact_s=1.0, host_bytes=512 << 20, varied_bytes=8 << 20, arena_bytes=0),
 }
 
 
@@ -209,6 +218,7 @@ class Reference:
         descriptor = memory("kqueue-sheet", sheet.SIZE)
         self._page = mmap.mmap(descriptor, sheet.SIZE, prot=mmap.PROT_READ)
         self._sheet: int | None = descriptor
+        self._arena: SharedTensor | None = None
 
     def begin(self) -> None:
         """Have the process open the device, and do not wait for it."""
@@ -321,6 +331,7 @@ class Reference:
         if not self._is_roomy:
             kinds = ANY_SIZE if self.varies_any_size else ()
             return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
+        self.share_arena(self._wanted_arena())
         given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
         for begin in range(0, len(given), self._ahead):
             self._draw(given[begin : begin + self._ahead])
@@ -329,6 +340,41 @@ class Reference:
         if self.varies_any_size:
             return given + self._vary(first, ANY_SIZE)
         return given + self._vary(first, KINDS) if self._varies and self._has_wide else given
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena; 0 where there is none."""
+        return 0 if self._arena is None else self._arena.spec.nbytes
+
+    def _wanted_arena(self) -> int:
+        """Return how large an arena holds all that is small of an evaluation."""
+        inputs, outputs = (sum(taken_by(_nbytes(spec)) for spec in specs) for specs in (self._specs, self.output_specs))
+        return min(_ARENA_INPUTS * inputs + _ARENA_OUTPUTS * outputs, self._bounds.arena_bytes)
+
+    def share_arena(self, nbytes: int) -> None:
+        """Give the process memory in which it holds what is small; what finds no room there it holds in its own.
+
+        Args:
+            nbytes: the memory's size; 0 for none.
+        """
+        if not nbytes or self._arena is not None:
+            return
+        with contextlib.suppress(CudaCallError, EvaluationEnded):
+            arena = SharedTensor(torch.empty(1, dtype=torch.uint8, device=self.device).expand(nbytes))
+            assert arena.descriptor is not None
+            self._arena = arena
+            try:
+                fds = (arena.descriptor,)
+                self._order(Order.ARENA, what="the arena", payload=arena.spec, fds=fds, optional=True)
+            finally:
+                arena.close()
+
+    def free_arena(self) -> None:
+        """Give the arena back on this side. Nothing may look at a case any more."""
+        if self._arena is not None:
+            self.exchange.settle()
+            self._arena.free()
+            self._arena = None
 
     @property
     def _varies(self) -> bool:
@@ -436,6 +482,7 @@ class Reference:
         self.exchange.settle()
         self._order(Order.RELEASE, what="get_inputs()", payload=Release(all=True))
         self.process.imports.close()
+        self.free_arena()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -564,11 +611,16 @@ class Reference:
             for spec, place in zip(specs, places, strict=True):
                 empty = 0 in spec.shape
                 blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if empty else None
-                views.append(own_memory(self.process, spec, place) if blank is None else blank)
+                views.append(self._where_it_lies(spec, place) if blank is None else blank)
         except PlaceError as error:
             raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
         with self._blaming(what):
             return self.exchange.read(views)
+
+    def _where_it_lies(self, spec: TensorSpec, place: Place) -> Output:
+        if place.where is Where.ARENA and self._arena is not None:
+            return view_within(self._arena.flat, place, spec)
+        return own_memory(self.process, spec, place)
 
     def answer(self, *cases: Case) -> list[Case]:
         """Run the reference on cases and, where it may, in float64; those that are not drawn are drawn first.

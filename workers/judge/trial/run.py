@@ -686,6 +686,8 @@ class _Evaluation:
                 evidence["cleanup"] = why
             for process in reports:
                 process.imports.close()  # else its memory would outlive it, and belong to nobody
+            if processes.reference is not None:
+                processes.reference.free_arena()
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
         if self._settings.examine and examine.is_worthwhile(outcome):

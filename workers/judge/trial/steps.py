@@ -112,7 +112,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _device(self, how: int) -> Generator[None]:
-        """Hold the device's lock, in the order of coming: who waits lets nobody pass."""
+        """Hold the device's lock; see :func:`turn`."""
         self._blackbox.enter(Phase.PREPARE)
         with contextlib.ExitStack() as held:
             with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):

@@ -31,6 +31,7 @@ class Memo(BaseModel):
         drawn, seed: the seeds of an input that it has answered, for drawing it and for the forward.
         on_device: whether that input was made on the device.
         digest: of the answer.
+        arena_bytes: size of the arena that it had; 0 for none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +41,7 @@ class Memo(BaseModel):
     seed: int
     on_device: bool
     digest: str
+    arena_bytes: int
 
 
 def key(request: Request, device: str) -> str:
@@ -70,4 +72,11 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         return None
     if uses >= _MOST_USES or case is None or not case.outputs or case.nbytes > _MOST_BYTES:
         return None
-    return Memo(uses=uses, drawn=case.drawn, seed=case.seed, on_device=case.on_device, digest=reference.digest(case))
+    return Memo(
+        uses=uses,
+        drawn=case.drawn,
+        seed=case.seed,
+        on_device=case.on_device,
+        digest=reference.digest(case),
+        arena_bytes=reference.arena_bytes,
+    )
