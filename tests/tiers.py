@@ -2,15 +2,16 @@
 
 ========  ============================================================================================
 quick     needs nothing but this machine's CPU: no Postgres, no Valkey, no fleet. ``make quick`` runs it.
-full      all but what is marked ``chaos`` or ``compose``. ``make test`` runs it.
-long      what is marked ``chaos`` (``make chaos``) or ``compose`` (``make compose-test``).
+full      all but what is marked ``chaos``, ``compose`` or ``benchmark``. ``make test`` runs it.
+long      what is marked ``chaos`` (``make chaos``), ``compose`` (``make compose-test``) or ``benchmark``
+          (``make bench-smoke``).
 ========  ============================================================================================
 
 A test is quick unless one of these holds:
 
 - one of its fixtures, or one of their fixtures, is marked with :func:`tests.services.starts_services`;
 - it or its module is marked ``services``, because it starts programs by itself;
-- it is marked ``slow`` (with a reason), ``gpu``, ``chaos`` or ``compose``.
+- it is marked ``slow`` (with a reason), ``gpu``, ``chaos``, ``compose`` or ``benchmark``.
 
 No quick test can start a service in the tests' process: see :func:`_guard`. This holds in every tier.
 """
@@ -34,7 +35,7 @@ _SERVICES: Final = frozenset(
 #: Commands of `kqueue` that start some.
 _COMMANDS: Final = frozenset({"serve", "up"})
 #: Markers of tests that are not quick.
-_NOT_QUICK: Final = ("services", "slow", "gpu", "chaos", "compose")
+_NOT_QUICK: Final = ("services", "slow", "gpu", "chaos", "compose", "benchmark")
 
 #: What the quick test that runs now has tried to start; None while another test runs.
 _started: list[str] | None = None

@@ -1,0 +1,93 @@
+"""The benchmarks that a host without a GPU can run, each as small as it can be: what they say is not looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: A program of minutes may take a few more on a busy host.
+LIMIT_S = 600
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(LIMIT_S + 60)]
+
+
+def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> str:
+    """Run a benchmark as a user does; return what it prints."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode in statuses, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def read(path: Path) -> Any:
+    """Return the figures that one has written."""
+    return json.loads(path.read_text())
+
+
+def test_speed(tmp_path: Path) -> None:
+    """Throughput, latency and a fresh process beside them, as figures and pictures."""
+    few = ("--lane", "cpu", "--slots", "1", "--evaluations", "4", "--idle", "1", "--plain", "1")
+    run("speed", *few, "--out", tmp_path)
+    found = read(tmp_path / "speed.json")
+    assert found["unexpected"] == 0
+    assert found["slots"]["1"]["evaluations"] == 4
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"speed.svg", "stages.svg"}
+
+
+def test_builds(tmp_path: Path) -> None:
+    """What compiling costs, at first and again, beside plain torch."""
+    run("builds", "--backend", "cpp", "--count", "1", "--plain", "1", "--slots", "1", "--out", tmp_path / "found.json")
+    found = read(tmp_path / "found.json")
+    assert found["batch_seen"]["not_passed"] == found["cold_verdicts"]["not_passed"] == []
+
+
+def test_real(tmp_path: Path) -> None:
+    """Problems against themselves, among kernels of the gallery; one that was judged is not judged again."""
+    folder = ROOT / "examples" / "problems"
+    arguments = (folder, "--only", r"(gelu|softmax)\.py", "--lane", "cpu", "--slots", "1", "--out", tmp_path)
+    for _ in range(2):  # its status also says whether the host is quiet enough
+        assert "2 of 2 passed at their first attempt" in run("real", *arguments, statuses=(0, 1))
+    assert len((tmp_path / "real.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "real.svg").exists()
+
+
+def test_queueing(tmp_path: Path) -> None:
+    """Submissions, turns and reports, with nothing queued and with some."""
+    few = ("--submissions", "4", "--queued", "0,50", "--judged", "50", "--no-fleet")
+    run("queueing", *few, "--out", tmp_path / "found.json")
+    assert read(tmp_path / "found.json")
+
+
+def test_hosts(tmp_path: Path) -> None:
+    """Two simulated hosts of one fleet."""
+    few = ("--hosts", "2", "--slots", "1", "--rate", "2", "--busy", "2", "--seconds", "3")
+    run("hosts", *few, "--out", tmp_path / "found.json")
+    assert read(tmp_path / "found.json")
+
+
+def test_http_cost(tmp_path: Path) -> None:
+    """What HTTP adds, and how quick it stays while requests wait."""
+    few = ("--waiters", "4", "--pairs", "3", "--connections", "2", "--seconds", "1")
+    run("http_cost", *few, "--out", tmp_path / "found.json")
+    assert read(tmp_path / "found.json")
+
+
+def test_pages(tmp_path: Path) -> None:
+    """How quick the page answers."""
+    run("pages", "--evaluations", "1000", "--problems", "8", "--times", "2", "--out", tmp_path / "found.json")
+    assert read(tmp_path / "found.json")
+
+
+def test_respawn() -> None:
+    """What the end of a task costs, of this pool and of Celery's own."""
+    assert run("respawn", "--tasks", "10")
+
+
+def test_autopsy() -> None:
+    """A wrong kernel of the gallery is made small."""
+    assert "bad/nan" in run("autopsy", "--only", "bad/nan", "--budget", "20")
