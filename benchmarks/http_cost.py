@@ -167,8 +167,10 @@ def health(url: str, client: Client, slots: int, lane: str, waiters: int, second
         idle = pool.apply(asked, (url, "/health", seconds, 1, PAUSE_S))
         posting = pool.apply_async(posted, (url, waiters))
         coming: list[float] = []
-        while httpx.get(f"{url}/health", headers=bearer()).json()["queued"] < waiters and not posting.ready():
+        queued = 0
+        while queued < waiters and not posting.ready():
             coming += pool.apply(asked, (url, "/health", 0.2, 1, PAUSE_S))
+            queued = httpx.get(f"{url}/health", headers=bearer()).json()["queued"]
         waiting = pool.apply(asked, (url, "/health", seconds, 1, PAUSE_S))
         if posting.ready():
             raise SystemExit("the requests did not wait")
