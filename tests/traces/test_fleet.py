@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -135,14 +137,21 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
 
 
 def test_traces_of_the_last_moment_are_sent(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
-    """A fleet that ends tells of what it has just judged; its process is started again when it dies."""
+    """A fleet that ends tells of what it has just judged, also by a process that has only begun to start.
+
+    Its process is started again when it dies.
+    """
     fleet = start(variables=taking.variables())
     [first] = services.until(lambda: sender(fleet), what="the process")
     os.kill(first, 9)
-    services.until(lambda: sender(fleet) not in ([], [first]), what="another one")
+    [second] = services.until(lambda: [pid for pid in sender(fleet) if pid != first], what="another one")
+    os.kill(second, signal.SIGSTOP)
     running = services.submit("sleep 1")
     services.started(running)
+    goes_on = threading.Timer(3, os.kill, (second, signal.SIGCONT))
+    goes_on.start()
     assert fleet.stop(15) == 0
+    goes_on.join()
     assert services.verdict(running).passed
     assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
 
