@@ -1,6 +1,6 @@
 """Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--evaluations N]`.
 
-For each number of slots it starts a fleet of its own and judges, after as many that do not count,
+For each number of slots it starts a fleet of its own and judges, after two of each problem a slot as a warm-up,
 
 1. right kernels of seven problems in one batch, all different: evaluations a second, the host's CPU time and the
    device's exclusive time for each, and where an evaluation's time goes;

@@ -47,7 +47,7 @@ def test_builds(tmp_path: Path) -> None:
 
 
 def test_real(tmp_path: Path) -> None:
-    """Problems against themselves, among kernels of the gallery; one that was judged is not judged again."""
+    """Problems against themselves; one that was judged is not judged again."""
     folder = ROOT / "examples" / "problems"
     arguments = (folder, "--only", r"(gelu|softmax)\.py", "--lane", "cpu", "--slots", "1", "--out", tmp_path)
     for _ in range(2):  # its status also says whether the host is quiet enough

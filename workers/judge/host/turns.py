@@ -16,8 +16,9 @@ def turn(
 ) -> Generator[None]:
     """Hold a device's lock. Those who want it alone get it one after the other, then those who share it, together.
 
-    So the device changes between the two kinds of use as seldom as it can. Nobody waits for ever: an evaluation has the
-    device alone only after it has shared it, so those who share it wait for each other place at most once.
+    So the device changes between the two kinds of use as seldom as it can. Nobody waits for ever: an evaluation shares
+    the device before it has it alone, and has it alone a few times at most. Who waits to share it waits for the rest
+    of these, once for each other place.
 
     Args:
         lock: the lock's file. Whoever has the device alone, or waits for that, locks the file ``.queue`` beside it.
