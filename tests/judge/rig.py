@@ -47,7 +47,7 @@ class Rig:
             scratch=root / "place",
             lock=lock or root / "device.lock",
             uid=self._uid.uid if self._uid else None,
-            keeps_references=keeps,
+            keeps_processes=keeps,
             build_store=str(builds),
             build_store_bytes=1 << 30,
         )

@@ -21,6 +21,7 @@ from tests.integrity.hostile_problems import HERE, HONEST, SECRET, SUCCEEDED, Ho
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.host import linux, uids
+from workers.judge.sandbox.seal import Role
 
 pytestmark = pytest.mark.slow("judges each program of a corpus")
 
@@ -65,7 +66,7 @@ def _greet(listener: socket.socket) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps references."""
+    """A place that keeps references and candidates."""
     with Rig(keeps=True) as rig:
         yield rig
 
@@ -82,12 +83,20 @@ def assert_nothing_left(rig: Rig) -> None:
     until(lambda: not sealed_processes(rig) and not list(rig.place.scratch.iterdir()), what="the end of all processes")
 
 
-def end_kept(rig: Rig) -> None:
-    """End the references that are kept, as the fork server does when their time is over."""
-    for pid in linux.children(rig.forkserver.pid):
+def of_role(rig: Rig, role: Role) -> list[int]:
+    """The sealed processes of a role."""
+    found: list[int] = []
+    for pid in sealed_processes(rig):
         with contextlib.suppress(OSError):  # it has ended
-            if Path(f"/proc/{pid}/comm").read_text() == "kq-reference\n":
-                os.kill(pid, signal.SIGKILL)
+            if Path(f"/proc/{pid}/comm").read_text() == f"kq-{role}\n":
+                found.append(pid)
+    return found
+
+
+def end_kept(rig: Rig) -> None:
+    """End the processes that are kept, as the fork server does when their time is over."""
+    for pid in of_role(rig, Role.REFERENCE) + of_role(rig, Role.CANDIDATE):
+        os.kill(pid, signal.SIGKILL)
 
 
 def assert_contained(outside: Outside, outcome: Outcome) -> None:
@@ -128,16 +137,16 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
 def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside: Outside) -> None:
     """Others are timed meanwhile; one that rests stays."""
     assert keeping.judge(ALL["kept/busy_thread"].request(outside)).category is Category.PASSED
-    [busy] = sealed_processes(keeping)
+    [busy] = of_role(keeping, Role.REFERENCE)
     assert keeping.judge(request(HONEST)).category is Category.PASSED
-    resting = [pid for pid in sealed_processes(keeping) if pid != busy]
+    resting = [pid for pid in of_role(keeping, Role.REFERENCE) if pid != busy]
     assert len(resting) == 1
     deadline = time.monotonic() + 45  # before the resting one's own time is over
     worked = 0.0
-    while busy in sealed_processes(keeping) and time.monotonic() < deadline:
+    while busy in of_role(keeping, Role.REFERENCE) and time.monotonic() < deadline:
         worked = linux.cpu_seconds(busy)
         time.sleep(0.05)
-    assert sealed_processes(keeping) == resting, f"it has worked for {worked} s"
+    assert of_role(keeping, Role.REFERENCE) == resting, f"it has worked for {worked} s"
     end_kept(keeping)
 
 

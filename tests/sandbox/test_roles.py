@@ -25,9 +25,10 @@ import torch
 from kqueue.contract import Phase
 from tests.judge.rig import Rig
 from tests.memory import held
+from tests.waiting import until
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
-from workers.judge.channel.protocol import Examine, Job, Order
+from workers.judge.channel.protocol import Examine, Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import linux, uids
 from workers.judge.keeper.process import SealedProcess
@@ -159,10 +160,18 @@ class Cast:
         before = set(linux.children(self.rig.forkserver.pid))
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
         process.enter(Phase.PREPARE, 60.0)
-        process.order(Order.OPEN, payload=_job("pass", role))
-        # Beside it there may be a process that removes a directory.
-        new = set(linux.children(self.rig.forkserver.pid)) - before
-        [pid] = [pid for pid in new if directory_of(pid) == profile.scratch]
+        if role != "examined":
+            process.order(Order.OPEN, payload=Opening("cpu"))
+        found: list[int] = []
+
+        def is_there() -> bool:
+            # Beside it there may be a process that removes a directory.
+            new = set(linux.children(self.rig.forkserver.pid)) - before
+            found[:] = [pid for pid in new if directory_of(pid) == profile.scratch]
+            return bool(found)
+
+        until(is_there, what="a sealed process")
+        [pid] = found
         return process, pid, profile.scratch
 
     def load(self, process: SealedProcess, role: str, source: str) -> None:
@@ -173,9 +182,8 @@ class Cast:
         if role == "examined":
             self._examine(process, whole)
             return
-        process.order(Order.OPEN, payload=_job(whole, role))
         process.enter(Phase.LOAD, 60.0)
-        process.order(Order.BUILD if role == "builder" else Order.LOAD, payload="" if role == "builder" else None)
+        process.order(Order.BUILD if role == "builder" else Order.LOAD, payload=_job(whole, role))
 
     @property
     def shelf(self) -> Path:
@@ -188,10 +196,9 @@ class Cast:
         (self.shelf / "tool").write_text(_TOOL)
         (self.shelf / "tool").chmod(0o755)
         problem = f"# MARK-OF-THE-PROBLE{'M'}\n{_MODEL.format(entry='Model')}"
-        process.order(Order.OPEN, payload=_job(kernel, "examined"))
         process.enter(Phase.EXAMINE, 60.0)
         page = memory("report", reports.SIZE)
-        asked = Examine("memcheck", str(self.shelf / "tool"), problem, 50.0)
+        asked = Examine("memcheck", str(self.shelf / "tool"), "cpu", _job(kernel, "examined"), problem, 50.0)
         process.order(Order.EXAMINE, payload=asked)
         process.order(Order.FINISH, fds=(page,))
         os.close(page)
@@ -207,7 +214,7 @@ def directory_of(pid: int) -> str | None:
 
 def _job(source: str, role: str) -> Job:
     entry = "Model" if role == "reference" else "ModelNew"
-    return Job(source=source, entry=entry, device="cpu", dtype=torch.float32, seed=1)
+    return Job(source=source, entry=entry, dtype=torch.float32, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ class Place:
         uid: the candidates' uid where the judge runs as root, else None. A reference's and a builder's follow from it
             (:mod:`workers.judge.host.uids`).
         gpu_shared: what is done about strangers at work on the GPU.
-        keeps_references: True to keep the reference of an evaluation for the next one of the same problem.
+        keeps_processes: True to keep processes between evaluations: references of problems, and a candidate that is
+            made ahead.
         build_store: where builds are kept, a path or a URL (:mod:`workers.judge.host.artifacts`); empty for nowhere.
         build_store_bytes: the most that they may take there together.
         alone: True while nothing else uses the device, as earlier tries of the evaluation took their workers with them.
@@ -41,7 +42,7 @@ class Place:
     lock: Path
     uid: int | None
     gpu_shared: Sharing = "wait"
-    keeps_references: bool = True
+    keeps_processes: bool = True
     build_store: str = ""
     build_store_bytes: int = 0
     alone: bool = False

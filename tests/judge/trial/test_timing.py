@@ -12,7 +12,7 @@ from kqueue.categories import Category
 from kqueue.contract import Measurement, Phase, Timing
 from tests.judge.loopback import Loopback, reference
 from workers.judge.candidate.harness import Harness
-from workers.judge.channel.protocol import Job, Order
+from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.place import Place
@@ -132,8 +132,8 @@ def verified(body: str) -> tuple[timing.Stopwatch, int]:
     process = Loopback(Harness)
     kernel = LARGE.partition("def get_inputs")[0].replace("Model(", "ModelNew(")
     kernel = kernel.replace("return x.repeat(17 << 14), x + 1", body)
-    process.order(Order.OPEN, payload=Job(kernel, "ModelNew", "cpu", torch.float32, 0))
-    process.order(Order.LOAD)
+    process.order(Order.OPEN, payload=Opening("cpu"))
+    process.order(Order.LOAD, payload=Job(kernel, "ModelNew", torch.float32, 0))
     process.order(Order.CONSTRUCT, payload=[])
     exchange = Exchange(process, made.form, "cpu")
     exchange.bind_inputs(first.inputs)

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ import torch
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
-from workers.judge.channel.protocol import Command, Job, Order
+from workers.judge.channel.protocol import Command, Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
 
 #: The names of the files that :mod:`workers.judge.candidate.examiner` writes for it.
@@ -35,16 +36,16 @@ _LOOK_S: Final = 0.005
 _WARMUP: Final = 2
 
 
-def job_from(text: str) -> Job:
-    """Return the job that :func:`job_to` has written."""
-    fields = json.loads(text)
-    return Job(**fields | {"dtype": getattr(torch, fields["dtype"])})
+def task_from(text: str) -> tuple[str, Job]:
+    """Return the device and the job that :func:`task_to` has written."""
+    device, fields = json.loads(text)
+    return device, Job(**fields | {"dtype": getattr(torch, fields["dtype"])})
 
 
-def job_to(job: Job) -> str:
-    """Return a job as JSON."""
-    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
-    return json.dumps(fields | {"dtype": str(job.dtype).removeprefix("torch.")})
+def task_to(asked: Examine) -> str:
+    """Return as JSON what the program must know of an order."""
+    fields = asdict(asked.job) | {"dtype": str(asked.job.dtype).removeprefix("torch.")}
+    return json.dumps([asked.device, fields])
 
 
 def main(*, profile: bool) -> None:
@@ -60,7 +61,7 @@ def main(*, profile: bool) -> None:
     while not Path(GO).exists():
         time.sleep(_LOOK_S)
     kernel = _Kernel(flags.attach(flags.create()))
-    kernel.begin(job_from(Path(JOB).read_text(encoding="utf-8")))
+    kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
     problem = _import(Path(PROBLEM))
     initial, inputs = kernel.arguments_of(problem)
     kernel.construct(initial)
@@ -75,12 +76,11 @@ def main(*, profile: bool) -> None:
 class _Kernel(Harness):
     """A candidate's harness that obeys nobody."""
 
-    def begin(self, job: Job) -> None:
-        """Open the device."""
-        self._job = job
-        self._path.write_text(job.source, encoding="utf-8")
+    def begin(self, device: str, job: Job) -> None:
+        """Open the device, and get ready for the job."""
+        self.device = device
+        self.take_job(job)
         if self.on_gpu:
-            self.set_tf32()
             torch.cuda.init()
 
     def arguments_of(self, problem: Any) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
@@ -89,7 +89,7 @@ class _Kernel(Harness):
         initial = problem.get_init_inputs() if callable(getattr(problem, "get_init_inputs", None)) else []
         set_seed(self._job.seed)
         try:
-            with torch.device(self._job.device):
+            with torch.device(self.device):
                 drawn = problem.get_inputs()
         except Exception:  # noqa: BLE001 -- one that makes its inputs on a CPU, by a generator there
             drawn = problem.get_inputs()
@@ -99,7 +99,7 @@ class _Kernel(Harness):
 
     def construct(self, initial: Any) -> None:
         """Import the kernel's source and construct its model."""
-        self._load(Command(Order.LOAD, 0, 0, None, ()))
+        self._load(Command(Order.LOAD, 0, 0, self._job, ()))
         self._construct(Command(Order.CONSTRUCT, 0, 0, initial, ()))
 
     @contextlib.contextmanager

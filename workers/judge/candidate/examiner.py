@@ -45,7 +45,6 @@ class Examiner(Harness):
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
         self.orders = {
-            Order.OPEN: self._take_job,
             Order.EXAMINE: self._start,
             Order.FINISH: self._finish,
         }
@@ -55,15 +54,11 @@ class Examiner(Harness):
         """False: only the program below the tool opens the device."""
         return False
 
-    def _take_job(self, command: Command) -> Reply:
-        self._job = command.payload
-        return self.done(command)
-
     def _start(self, command: Command) -> Reply:
         self._asked: Examine = command.payload
         until = time.monotonic() + self._asked.seconds
         Path(examined.PROBLEM).write_text(self._asked.problem, encoding="utf-8")
-        Path(examined.JOB).write_text(examined.job_to(self._job), encoding="utf-8")
+        Path(examined.JOB).write_text(examined.task_to(self._asked), encoding="utf-8")
         self._tool = _start(self._asked)
         while not Path(examined.READY).exists() and self._tool.poll() is None and time.monotonic() < until:
             time.sleep(_LOOK_S)

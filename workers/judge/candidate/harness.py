@@ -37,6 +37,7 @@ from workers.judge.channel.protocol import (
     BufferSpec,
     Command,
     Job,
+    Opening,
     Order,
     Place,
     Reply,
@@ -167,6 +168,7 @@ class Harness:
 
     Attributes:
         holds_sets: True if memory that was announced must stay so, until the judge lets go of it.
+        device: ``cpu`` or ``cuda``.
     """
 
     holds_sets = False
@@ -175,6 +177,7 @@ class Harness:
         """Hold a page of flags; the source goes to the working directory, or to ``directory``."""
         self._flags = page
         self._path = (directory or Path.cwd()) / f"{MODULE}.py"
+        self.device = "cpu"
         self._job: Job
         self._class: Any
         self.own = Instance()
@@ -221,25 +224,21 @@ class Harness:
     @property
     def on_gpu(self) -> bool:
         """True if the model runs on a GPU."""
-        return self._job.device == "cuda"
+        return self.device == "cuda"
 
     def instance(self, command: Command) -> Instance:  # noqa: ARG002
         """Return the model that a command means."""
         return self.own
 
     def _open(self, command: Command) -> Reply:
-        self._job = command.payload
-        # A file, because Triton and tracebacks read sources from files.
-        self._path.write_text(self._job.source, encoding="utf-8")
-        if self._job.device_asserts:
-            _have_triton_assert()
+        opening: Opening = command.payload
+        self.device = opening.device
         if self.on_gpu:
-            if self._job.launch_blocking:
+            if opening.launch_blocking:
                 os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-            if self._job.queues:
-                queues = str(self._job.queues)
+            if opening.queues:
+                queues = str(opening.queues)
                 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "CUDA_DEVICE_MAX_COPY_CONNECTIONS": queues}
-            self.set_tf32()
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
@@ -247,6 +246,16 @@ class Harness:
         else:
             self.exports.announce_memory()
         return self.done(command)
+
+    def take_job(self, job: Job) -> None:
+        """Get ready for a job; none of its source runs yet."""
+        self._job = job
+        # A file, because Triton and tracebacks read sources from files.
+        self._path.write_text(job.source, encoding="utf-8")
+        if job.device_asserts:
+            _have_triton_assert()
+        if self.on_gpu:
+            self.set_tf32()
 
     def set_tf32(self) -> None:
         """Let torch use TF32 for products and convolutions of fp32 values, or not."""
@@ -259,6 +268,7 @@ class Harness:
         return self.done(command)
 
     def _load(self, command: Command) -> Reply:
+        self.take_job(command.payload)
         with self._compiler_watched():
             self.take_module(self._import_source())
         return self.done(command)
@@ -278,7 +288,8 @@ class Harness:
 
     def _build(self, command: Command) -> Reply:
         """Import the source for the libraries that it has compiled; nothing else of it is used."""
-        keeper = libraries.Keeper(self._path.parent, command.payload, lambda: self._say_compiling(False))
+        self.take_job(command.payload)
+        keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._say_compiling(False))
         with keeper.installed(), self._compiler_watched(keeper.build):
             self._import_source()
         return self.done(command)
@@ -306,7 +317,7 @@ class Harness:
     def place(self, value: Any) -> Any:
         """Return an argument with its tensors on the device, those of the declared dtype in the precision asked for."""
         if isinstance(value, torch.Tensor):
-            return value.detach().to(device=self._job.device, dtype=self.dtype_of(value))
+            return value.detach().to(device=self.device, dtype=self.dtype_of(value))
         if type(value) in (list, tuple):
             return type(value)(self.place(item) for item in value)
         if type(value) is dict:
@@ -325,8 +336,8 @@ class Harness:
         """Return the model on the device, its weights as :meth:`place` makes arguments."""
         weights = [*model.parameters(), *model.buffers()]
         if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
-            return model.to(device=self._job.device, dtype=self._job.dtype)
-        model = model.to(device=self._job.device)
+            return model.to(device=self.device, dtype=self._job.dtype)
+        model = model.to(device=self.device)
         for weight in (*model.parameters(), *model.buffers()):
             weight.data = weight.data.to(self.dtype_of(weight))
         return model
@@ -350,7 +361,7 @@ class Harness:
         own.structure = binding.structure
         # What forward allocates next may lie where this has been: what it does not write then shows.
         for spec in binding.buffers:
-            torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self._job.device)
+            torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self.device)
         return self.done(command)
 
     def _opened(self, command: Command) -> list[OpenedBuffer]:
@@ -489,7 +500,7 @@ class Harness:
 
     def can_place(self, leaf: torch.Tensor) -> bool:
         """Return whether a tensor can be handed over at all: its device and its form."""
-        known = leaf.device.type == self._job.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
+        known = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return known and TensorSpec.of(leaf).dtype is not None
 
     def locate(self, leaf: torch.Tensor) -> tuple[Place, torch.Tensor]:

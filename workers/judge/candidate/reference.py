@@ -200,7 +200,7 @@ class ReferenceHarness(Harness):
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-        with torch.device(self._job.device) if on_device else contextlib.nullcontext():
+        with torch.device(self.device) if on_device else contextlib.nullcontext():
             values = self._get_inputs()
         try:
             arrangement, tensors = take_apart(values)

@@ -74,10 +74,9 @@ class Order(IntEnum):
     """The orders of the judge."""
 
     OPEN = 9
-    """Get ready: the device, and the source in a file. Carries the job (:class:`Job`); none of it runs yet. On a CPU
-    the process announces its memory, before the reply."""
+    """Open the device. Carries an :class:`Opening`. On a CPU the process announces its memory, before the reply."""
     LOAD = 1
-    """Import the source."""
+    """Take the job (:class:`Job`) and import its source."""
     CONSTRUCT = 2
     """Construct the model and move it to the device."""
     BIND_INPUTS = 3
@@ -104,8 +103,7 @@ class Order(IntEnum):
     PROFILE = 12
     """Make one call under a profiler; the names of the kernels that ran go to the memory beside the order."""
     BUILD = 13
-    """In a builder: import the source, and keep the libraries that it has compiled. Carries the architectures of
-    GPUs to compile for; empty where there is none."""
+    """In a builder: take the job, import its source, and keep the libraries that it has compiled."""
     INITIAL = 15
     """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
     TAKEN = 17
@@ -448,36 +446,47 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """How a sealed process opens its device, before it knows any source.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        queues: how many hardware queues to open the device with; 0 for as many as the driver makes.
+        launch_blocking: let each launch wait for its kernel's end.
+    """
+
+    device: str
+    queues: int = 0
+    launch_blocking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What a sealed process must know to load a source and construct its model.
 
     Attributes:
         source: the module's source.
         entry: the class to construct: ``ModelNew``, or ``Model`` in a reference.
-        device: ``cpu`` or ``cuda``.
         dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
-        queues: how many hardware queues to open the device with; 0 for as many as the driver makes.
-        launch_blocking: let each launch wait for its kernel's end.
         device_asserts: have Triton check its kernels' assertions.
         keeps_float64: leave what is float64 as it is.
         tf32: let products and convolutions of fp32 values use TF32.
         compiled: run the model under ``torch.compile``.
-        built: where libraries lie that were compiled before; empty where none were.
+        built: where libraries lie that were compiled before; empty for none.
+        architectures: of GPUs, for a builder to compile for; empty where there is none.
     """
 
     source: str
     entry: str
-    device: str
     dtype: torch.dtype
     seed: int
     keeps_float64: bool = False
     tf32: bool = False
     compiled: bool = False
     built: str = ""
-    queues: int = 0
-    launch_blocking: bool = False
     device_asserts: bool = False
+    architectures: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,12 +569,16 @@ class Examine:
     Attributes:
         tool: of compute-sanitizer, or ``ncu``.
         program: where it is.
+        device: ``cpu`` or ``cuda``.
+        job: the kernel's.
         problem: the problem's source.
         seconds: how long the run may take.
     """
 
     tool: str
     program: str
+    device: str
+    job: Job
     problem: str
     seconds: float
 

@@ -57,13 +57,13 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep a reference for a later evaluation. Beside it: the judge's ends of its channel and control socket, the page
+    """Keep a process for a later evaluation. Beside it: the judge's ends of its channel and control socket, the page
     of flags.
 
     Attributes:
         scratch: its private directory, which tells it from others.
-        key: the problem and the settings that it serves.
-        memo: what the next judge must know (:mod:`workers.judge.trial.warm`).
+        key: what it serves (:mod:`workers.judge.trial.warm`).
+        memo: what its next judge must know.
         wanted: a file that changes when the memory that it holds is wanted, which ends it.
         seconds: how long it is kept where nobody takes it.
         cpu_s: the CPU time that it had used when it was handed over, in seconds; the fork server sets it.
@@ -79,12 +79,12 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Hand over the reference that is kept under a key, and end the one that is kept under another.
+    """Hand over the process that is kept under a key.
 
     Beside it: a socket for the answer, :class:`Keep` with its descriptors, or nothing but its end.
 
     Attributes:
-        key: the problem and the settings that it serves.
+        key: what it serves.
         about: as for :class:`Spawn`.
     """
 

@@ -3,7 +3,8 @@
 The slot's worker process forks it (:mod:`workers.start`) before it has read any secret and after it has imported torch
 and Triton. It never touches CUDA. It forks a sealed process whenever the judge asks, watches it, and is the one place
 where one is ended: at a phase's deadline; beyond its memory, output or files; when the judge says so; when the judge is
-gone. It then sweeps whatever the process left behind, and reports. It also keeps a reference for the next judge.
+gone. It then sweeps whatever the process left behind, and reports. It also keeps references, and a candidate that knows
+nothing yet, for later evaluations.
 
 The words that it takes and gives are in :mod:`workers.judge.keeper.control`.
 """
@@ -68,7 +69,7 @@ _WATCH: Final = 0.04
 _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
 #: The time between looks at a reference that is kept, in seconds.
 _IDLE: Final = 0.5
-#: The most that a reference may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
+#: The most that a process may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
 #: meanwhile. Libraries' threads spin for a moment before they sleep.
 _RESTLESS: Final = (4.0, 0.1)
 #: What a sealed process says of itself once it is sealed.
@@ -223,10 +224,10 @@ class _Sealed:
 
 @dataclass(slots=True)
 class _Kept:
-    """A reference that waits for its next judge.
+    """A process that waits for its next evaluation.
 
     Attributes:
-        word: what its last judge said.
+        word: what was said of it when it was left.
         descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
         since: when it was left, by the monotonic clock.
         wanted: when its memory had last been wanted by then, in nanoseconds of the file's clock.
@@ -260,7 +261,7 @@ class ForkServer:
         self._launchers = Launchers(triton_files)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Sealed] = {}
-        #: References that wait for their next judge, the longest waiting first.
+        #: Processes that wait for their next evaluation, the longest waiting first.
         self._kept: list[_Kept] = []
         self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
@@ -319,12 +320,12 @@ class ForkServer:
                 self._end_kept(kept)
 
     def _is_over(self, kept: _Kept, now: float, orphans: list[int]) -> bool:
-        """Return whether a reference has been kept for long enough, is in the way, or works all the same."""
+        """Return whether a process has been kept for long enough, is in the way, or works all the same."""
         due = now > kept.since + kept.word.seconds or kept.last_wanted() != kept.wanted
         return due or self._is_restless(kept, orphans)
 
     def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:
-        """Return whether a reference that is kept has worked all the same."""
+        """Return whether a process that is kept has worked all the same."""
         process, (most, share) = self._process_of(kept), _RESTLESS
         if process is None:
             return True
@@ -354,18 +355,20 @@ class ForkServer:
         return next((c for c in running if not _has_ended(c.pid)), None)
 
     def _keep(self, kept: _Kept) -> None:
-        """Keep a reference; end the one that waits longest where there are too many."""
+        """Keep a process; end the reference that waits longest where there are too many."""
         self._kept.append(kept)
         process = self._process_of(kept)
         if process is None:
             self._end_kept(kept)
             return
         kept.worked = process.cpu_seconds(self._orphans())
-        if len(self._kept) > _MOST_KEPT:
-            self._end_kept(self._kept[0])
+        roles = ((each, self._process_of(each)) for each in self._kept)
+        references = [each for each, process in roles if process and process.profile.role is Role.REFERENCE]
+        if len(references) > _MOST_KEPT:
+            self._end_kept(references[0])
 
     def _hand_over(self, word: Take, answer: socket.socket) -> None:
-        """Give the reference that is kept under a key to a judge, or nothing."""
+        """Give the process that is kept under a key to a judge, or nothing."""
         for kept in [kept for kept in self._kept if kept.word.key == word.key]:
             if (process := self._process_of(kept)) is not None:
                 process.about = word.about

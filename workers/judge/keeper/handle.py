@@ -60,7 +60,7 @@ _SET: Final = {
 }
 _START_S: Final = 120.0
 _STOP_S: Final = 5.0
-#: How long the fork server may take to end the reference that it keeps, in seconds.
+#: How long the fork server may take to hand over what it keeps, in seconds.
 _TAKE_S: Final = 30.0
 
 
@@ -149,7 +149,7 @@ class ForkServer:
         self._ask(Spawn(profile, self.about), [channel, control_end, page])
 
     def keep(self, word: Keep, descriptors: Sequence[int]) -> None:
-        """Have a reference kept for a later judge; close the descriptors afterwards.
+        """Have a process kept for a later evaluation; close the descriptors afterwards.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -157,9 +157,7 @@ class ForkServer:
         self._ask(word, descriptors)
 
     def take(self, key: str) -> tuple[Keep, list[int]] | None:
-        """Return the reference that is kept under a key, and its descriptors; None where there is none.
-
-        One that is kept under another key has ended when this returns.
+        """Return the process that is kept under a key, and its descriptors; None where there is none.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -173,7 +171,7 @@ class ForkServer:
                 data, descriptors = receive_with_fds(ours, 65536)
             except TimeoutError:
                 self.kill()
-                raise ForkServerError("the fork server did not say whether it keeps a reference") from None
+                raise ForkServerError("the fork server did not say whether it keeps a process") from None
         return (control.unpack(data, Keep), descriptors) if data else None
 
     def _ask(self, word: control.Request, descriptors: Sequence[int]) -> None:

@@ -124,16 +124,18 @@ class SealedProcess:
         forkserver: ForkServer,
         scratch: str,
         descriptors: list[int],
+        phase: Phase,
         *,
         compile_s: float,
         cpu_before_s: float = 0.0,
     ) -> Self:
-        """Go on with a process that another judge has left (:meth:`keep`).
+        """Go on with a process that was left (:meth:`leave`).
 
         Args:
             forkserver: the slot's.
             scratch: the process's directory.
             descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
+            phase: the phase that it is in.
             compile_s: as for a new one.
             cpu_before_s: the CPU time that it had used by then, in seconds, which does not count.
         """
@@ -142,26 +144,24 @@ class SealedProcess:
         sockets = socket.socket(fileno=channel), socket.socket(fileno=control_end)
         process._hold(forkserver, scratch, *sockets, page, compile_s)
         process.memory = ProcessMemory(*memory) if memory else None
-        process._phase = Phase.REFERENCE  # foreign code has run in it
+        process._phase = phase
         process._cpu_before_s = cpu_before_s
         for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
             process.flags[flag] = 0  # numbers of calls begin anew
         return process
 
-    def keep(self, key: str, memo: dict[str, Any], wanted: Path, *, seconds: float = 60.0) -> None:
-        """Leave the process to a later judge. Nothing may be under way.
+    def leave(self, key: str, memo: dict[str, Any], wanted: Path, *, seconds: float = 60.0) -> None:
+        """Leave the process to a later evaluation.
 
         Args:
             key: what it serves.
-            memo: what that judge must know.
+            memo: what its judge must know.
             wanted: a file that changes when the memory that the process holds is wanted, which ends it.
             seconds: how long it is kept where nobody takes it.
 
         Raises:
-            EvaluationEnded: it has died.
             ForkServerError: the fork server is gone.
         """
-        self._count_cpu()
         self.imports.close()
         descriptors = [self._channel.fileno(), self._control.fileno(), self._page]
         if self.memory is not None:
@@ -374,8 +374,8 @@ class SealedProcess:
         self.cpu_s = report.cpu_s - self._cpu_before_s
         self.close()
 
-    def _count_cpu(self) -> None:
-        """Ask what it has used of CPUs.
+    def count_cpu(self) -> None:
+        """Ask what it has used of CPUs. Nothing may be under way.
 
         Raises:
             EvaluationEnded: it has died.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Generator
 from itertools import islice
@@ -50,6 +51,12 @@ def put(shelf: Path, key: str, name: str, content: bytes) -> None:
     with (place / name).open("xb") as stream:
         os.fchmod(stream.fileno(), 0o644)
         stream.write(content)
+
+
+def clear(shelf: Path) -> None:
+    """Remove what is there, as far as it can be. The directory stays: a candidate may have it in its reach."""
+    for place in shelf.iterdir():
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def files(shelf: Path) -> list[Path]:

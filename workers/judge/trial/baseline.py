@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kqueue.contract import Phase, Request
 from kqueue.evidence import Measurement
-from workers.judge.channel.protocol import Order
+from workers.judge.channel.protocol import Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.place import Place
 from workers.judge.ports import Records
@@ -190,7 +190,7 @@ class Baseline:
         return measurement
 
 
-def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: Steps) -> None:
+def begin_compiled(exchange: Exchange, job: Job, reference: Reference, case: Case, steps: Steps) -> None:
     """Make a process ready that runs the reference under ``torch.compile``.
 
     Raises:
@@ -201,7 +201,7 @@ def begin_compiled(exchange: Exchange, reference: Reference, case: Case, steps: 
     blamed = partial(blaming, _WHAT, process, reference.allowed_bytes)
     with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blamed():
         process.enter(Phase.LOAD, deadlines.load_s)
-        process.order(Order.LOAD)
+        process.order(Order.LOAD, payload=job)
         process.enter(Phase.CONSTRUCT, deadlines.construct_s)
         process.order(Order.CONSTRUCT, payload=reference.init_inputs)
         exchange.bind_inputs(case.inputs)

@@ -12,9 +12,8 @@ source (:class:`Reuse`). So is a compiler's final word against it.
 from __future__ import annotations
 
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase
 from workers.judge.candidate.libraries import is_lasting
-from workers.judge.channel.protocol import Job, Order
+from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host.artifacts import Entry, Header, Library, Refusal
 from workers.judge.keeper.control import End, Report
@@ -74,8 +73,8 @@ class Build:
         self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
         # The builder learns nothing else about the evaluation.
-        bare = Job(source, "", device="cpu", dtype=torch.float32, seed=0)
-        self._opening = self.process.send(Order.OPEN, payload=bare)
+        self._job = Job(source, "", dtype=torch.float32, seed=0, architectures=self._architectures)
+        self._opening = self.process.send(Order.OPEN, payload=Opening("cpu"))
 
     @property
     def log(self) -> str:
@@ -106,7 +105,7 @@ class Build:
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
         skipped, ended_by_itself = "", True
         try:
-            self.process.order(Order.BUILD, payload=self._architectures)
+            self.process.order(Order.BUILD, payload=self._job)
         except EvaluationEnded as ended:
             if ended.outcome.category in self._final:
                 raise
@@ -228,14 +227,11 @@ class Reuse:
 
 def begin(
     forkserver: ForkServer, profile: Profile, deadlines: Deadlines, source: str, *, on_gpu: bool
-) -> Callable[[], Build | Reuse]:
-    """Look for an earlier build of a source, before its candidate is forked.
+) -> Build | Reuse:
+    """Return an earlier build of a source, or have a builder forked.
 
     Args:
         forkserver, profile, deadlines, source, on_gpu: as for :class:`Build`.
-
-    Returns:
-        a function that forks a builder, once the candidate is forked, or that returns the earlier build.
     """
     store = forkserver.builds
     if store is not None:
@@ -243,12 +239,10 @@ def begin(
         entry = store.get(store.key(source, _architectures() if on_gpu else ""))
         if entry is not None:
             try:
-                reuse = Reuse(entry, Path(profile.built))
+                return Reuse(entry, Path(profile.built))
             except (OSError, ValueError):
-                shutil.rmtree(profile.built, ignore_errors=True)  # a builder's libraries come there instead
-            else:
-                return lambda: reuse
-    return lambda: Build(forkserver, profile, deadlines, source, on_gpu=on_gpu)
+                shelf.clear(Path(profile.built))  # a builder's libraries come there instead
+    return Build(forkserver, profile, deadlines, source, on_gpu=on_gpu)
 
 
 def _architectures() -> str:

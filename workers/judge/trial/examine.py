@@ -47,16 +47,20 @@ _TEXT: Final = 500
 class Examiner:
     """The examination that an evaluation asks for."""
 
-    def __init__(self, request: Request, job: Job, fork: Callable[[], SealedProcess], steps: Steps) -> None:
+    def __init__(
+        self, request: Request, device: str, job: Job, fork: Callable[[], SealedProcess], steps: Steps
+    ) -> None:
         """Run nothing yet.
 
         Args:
             request: what is judged.
+            device: ``cpu`` or ``cuda``.
             job: the kernel's, as its candidate had it.
             fork: makes the sealed process for one run.
             steps: the evaluation's.
         """
         self._request = request
+        self._device = device
         self._job = job
         self._fork = fork
         self._steps = steps
@@ -101,7 +105,7 @@ class Examiner:
             return {"error": f"{program} is not installed on this host: it comes with the CUDA toolkit"}, 0.0
         if self._left_s <= 0:
             return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
-        order = Examine(tool, found, self._request.problem, self._left_s)
+        order = Examine(tool, found, self._device, self._job, self._request.problem, self._left_s)
         spent = -sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         try:
             told = self._ask(order, hold)
@@ -124,7 +128,6 @@ class Examiner:
         try:
             with self._steps.timed(_STARTING), self._steps.backstop(Phase.EXAMINE):
                 process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
-                process.order(Order.OPEN, payload=self._job)
                 process.order(Order.EXAMINE, payload=order)
             with hold("examine"), self._steps.backstop(Phase.EXAMINE):
                 process.order(Order.FINISH, fds=(page,))

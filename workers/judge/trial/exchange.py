@@ -198,15 +198,24 @@ class Exchange:
 class Candidate(Exchange):
     """A candidate, from its opening to its last checked call."""
 
-    def __init__(self, process: SealedProcess, form: Form, settings: Settings, device: str) -> None:
+    def __init__(
+        self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
+    ) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            process: the process, which knows nothing of the kernel.
+            opening: the number of the order to open the device.
+            job: the kernel's.
+            form: of the problem's calls; it may become known later.
+            settings: the evaluation's.
+            device: ``cpu`` or ``cuda``.
+        """
         super().__init__(process, form, device)
+        self._opening = opening
+        self._job = job
         self._settings = settings
         self._deadlines: Deadlines = settings.deadlines
-        self._opening = 0
-
-    def begin(self, job: Job) -> None:
-        """Have the process get ready, and do not wait for it. None of the kernel's code runs yet."""
-        self._opening = self.process.send(Order.OPEN, payload=job)
 
     def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, rehearse: bool) -> None:
         """Import the source, construct the model, share inputs of the case's form, filled.
@@ -223,7 +232,7 @@ class Candidate(Exchange):
         await_opening(self.process, self._opening)
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
         self.process.order(Order.ALLOW, payload=plan.candidate)
-        self.process.order(Order.LOAD)
+        self.process.order(Order.LOAD, payload=self._job)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)
         self.bind_inputs(case.inputs)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import contextlib
+import json
+from dataclasses import asdict, replace
 from typing import Any, Final
 from uuid import uuid4
 
 from kqueue.categories import Blame
-from kqueue.contract import Outcome, Request
-from workers.judge.channel.protocol import Job, Order
+from kqueue.contract import Outcome, Phase, Request
+from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import booking
 from workers.judge.host import linux
@@ -59,13 +60,16 @@ class Processes:
         self._forkserver = forkserver
         self._cpu = cpu
         self._device = "cuda" if place.on_gpu else "cpu"
-        #: What the reference is kept under. Without uids, what one leaves behind would be taken for a later kernel's.
-        self._key = warm.key(request, self._device) if place.keeps_references and place.uid is not None else None
+        #: Without uids, what a process leaves behind would be taken for a later kernel's.
+        self._keeps = place.keeps_processes and place.uid is not None
+        #: What the reference is kept under.
+        self._key = warm.key(request, self._device)
         self._memo: warm.Memo | None = None
         #: How many evaluations the reference has served, this one included.
         self._uses = 1
-        #: Where libraries lie that a builder has compiled.
-        self._built: str | None = None
+        self._has_next = False
+        #: Where libraries lie that a builder has compiled; empty where there is none.
+        self._built = ""
         #: All but the reference's.
         self._others: list[SealedProcess] = []
 
@@ -75,12 +79,13 @@ class Processes:
         Beside one that is kept the candidate is forked at once. Another one opens the device first, as the driver opens
         it for one process after the other.
         """
-        if self._key is not None and (kept := self._forkserver.take(self._key)) is not None:
+        if self._keeps and (kept := self._forkserver.take(self._key)) is not None:
             word, descriptors = kept
             process = SealedProcess.taken(
                 self._forkserver,
                 word.scratch,
                 descriptors,
+                Phase.REFERENCE,
                 compile_s=min(self._deadlines.compile_s, _KEPT_S),
                 cpu_before_s=word.cpu_s,
             )
@@ -130,45 +135,91 @@ class Processes:
         return reference
 
     def begin_candidate(self) -> Candidate:
-        """Fork the candidate, if it was not yet, and the process that compiles what its source does when imported."""
+        """Have a candidate, if there was none yet, and the process that compiles what its source does when imported.
+
+        The candidate is the one that was made ahead, if it is as this evaluation needs it, or a new one.
+        """
         if self.candidate is not None:
             return self.candidate
-        kernel = self._request.kernel
-        builds = self._request.backend in build.BACKENDS
-        built = self._built = self._new_scratch() if builds else None
         assert self.reference is not None
-        begin_build = self._look_for_build(built) if built is not None else None
-        process = self._fork(self._profile(Role.CANDIDATE, built=built))
-        self.candidate = Candidate(process, self.reference.form, self._settings, self._device)
-        self.candidate.begin(self._job(kernel, static.ENTRY, built=built or ""))
-        if begin_build is not None:
-            self.builder = begin_build()
-            if isinstance(self.builder, Build):
-                self._others.append(self.builder.process)
-                self._cpu.count(Role.BUILDER, self.builder.process)
+        process, opening, built = self._take_candidate() or self._fork_candidate()
+        self._others.append(process)
+        self._cpu.count(Role.CANDIDATE, process)
+        if self._request.backend in build.BACKENDS:
+            self._built = built
+            self._begin_build()
+        job = self._job(self._request.kernel, static.ENTRY, built=self._built)
+        self.candidate = Candidate(process, opening, job, self.reference.form, self._settings, self._device)
         return self.candidate
 
-    def _look_for_build(self, built: str) -> Callable[[], Build | Reuse]:
-        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, built)
-        kernel, on_gpu = self._request.kernel, self._place.on_gpu
-        return build.begin(self._forkserver, profile, self._deadlines, kernel, on_gpu=on_gpu)
+    def begin_next(self) -> None:
+        """Have a candidate made ready for the slot's next evaluation, in case that needs one like this one's.
 
-    def begin_compiled(self) -> Exchange:
-        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
+        It knows nothing yet. This evaluation's is ended first, if it still runs.
+        """
+        if not self._keeps or self._has_next or self.candidate is None or self._settings.examine:
+            return
+        self._has_next = True
+        with contextlib.suppress(ForkServerError):  # which this evaluation's own processes tell, if it needs them
+            process, opening, built = self._fork_candidate()
+            memo = {"opening": opening, "built": built}
+            process.leave(self._candidate_key, memo, booking.wanted_file(self._place.ledger))
+
+    def _take_candidate(self) -> tuple[SealedProcess, int, str] | None:
+        """Return the candidate that was made ahead, as :meth:`_fork_candidate` does; None where there is none like it.
+
+        The CPU's time that it has used so far counts as this evaluation's.
+        """
+        if not self._keeps or (kept := self._forkserver.take(self._candidate_key)) is None:
+            return None
+        word, descriptors = kept
+        compile_s = self._deadlines.compile_s
+        taken = SealedProcess.taken(self._forkserver, word.scratch, descriptors, Phase.PREPARE, compile_s=compile_s)
+        return taken, word.memo["opening"], word.memo["built"]
+
+    def _fork_candidate(self) -> tuple[SealedProcess, int, str]:
+        """Have a candidate forked. Return it, the number of the order to open the device, and where libraries lie."""
+        built = self._new_scratch()
+        process = SealedProcess(self._forkserver, self._profile(Role.CANDIDATE, built=built), self._deadlines.compile_s)
+        return process, process.send(Order.OPEN, payload=self._opening(self._request.kernel)), built
+
+    @property
+    def _candidate_key(self) -> str:
+        """What a candidate is kept under: all that it depends on."""
+        profile = replace(self._profile(Role.CANDIDATE), scratch="")
+        return json.dumps([asdict(profile), asdict(self._opening(self._request.kernel))])
+
+    def _begin_build(self) -> None:
+        profile = self._profile(Role.BUILDER, BUILDER_OFFSET, self._built)
+        kernel, on_gpu = self._request.kernel, self._place.on_gpu
+        self.builder = build.begin(self._forkserver, profile, self._deadlines, kernel, on_gpu=on_gpu)
+        if isinstance(self.builder, Build):
+            self._others.append(self.builder.process)
+            self._cpu.count(Role.BUILDER, self.builder.process)
+
+    def begin_compiled(self) -> tuple[Exchange, Job]:
+        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device.
+
+        Returns:
+            what is shared with it, and its job.
+        """
         assert self.reference is not None
         process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
         exchange = Exchange(process, self.reference.form, self._device)
-        opening = process.send(Order.OPEN, payload=self._job(self._request.problem, "Model", compiled=True))
-        await_opening(process, opening)
+        problem = self._request.problem
+        await_opening(process, process.send(Order.OPEN, payload=self._opening(problem)))
         process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
-        return exchange
+        return exchange, self._job(problem, "Model", compiled=True)
 
     def examiner(self, steps: Steps) -> Examiner:
         """Return what examines the kernel, in processes of its own, when all others have ended."""
-        kernel, built = self._request.kernel, self._built
-        profile = self._profile(Role.EXAMINED, built=built)
-        job = self._job(kernel, static.ENTRY, built=built or "")
-        return Examiner(self._request, job, lambda: self._fork(replace(profile, scratch=self._new_scratch())), steps)
+        profile = self._profile(Role.EXAMINED, built=self._built or None)
+        job = self._job(self._request.kernel, static.ENTRY, built=self._built)
+
+        def fork() -> SealedProcess:
+            return self._fork(replace(profile, scratch=self._new_scratch()))
+
+        return Examiner(self._request, self._device, job, fork, steps)
 
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""
@@ -223,7 +274,7 @@ class Processes:
 
     def _keep(self, outcome: Outcome) -> bool:
         """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
-        if self._key is None or self.reference is None:
+        if not self._keeps or self.reference is None:
             return False
         memo = warm.memo_of(self.reference, outcome, self._uses)
         if memo is None:
@@ -260,19 +311,20 @@ class Processes:
     def _new_scratch(self) -> str:
         return str(self._place.scratch / uuid4().hex)
 
+    def _opening(self, source: str) -> Opening:
+        # At least as many queues as the reference has: what a library runs side by side there it may run so here.
+        queues = static.queues(source, self._request.problem)
+        return Opening(self._device, queues, self._settings.debug.launch_blocking)
+
     def _job(self, source: str, entry: str, *, compiled: bool = False, built: str = "") -> Job:
         return Job(
             source=source,
             entry=entry,
-            device=self._device,
             dtype=DTYPES[self._settings.precision],
             keeps_float64=self._settings.keeps_float64,
             tf32=self._settings.tf32,
             seed=self._settings.seed,
             compiled=compiled,
             built=built,
-            # At least as many as the reference has: what a library runs side by side there it may run so here.
-            queues=static.queues(source, self._request.problem),
-            launch_blocking=self._settings.debug.launch_blocking,
             device_asserts=self._settings.debug.device_asserts,
         )

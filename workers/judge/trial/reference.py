@@ -41,6 +41,7 @@ from workers.judge.channel.protocol import (
     Ask,
     Draw,
     Job,
+    Opening,
     Order,
     Place,
     Release,
@@ -222,17 +223,8 @@ class Reference:
 
     def begin(self) -> None:
         """Have the process open the device, and do not wait for it."""
-        job = Job(
-            source=self._source,
-            entry="Model",
-            device=self.device,
-            dtype=self.dtype,
-            keeps_float64=self.settings.keeps_float64,
-            tf32=self.settings.tf32,
-            seed=self.settings.seed,
-            queues=static.queues(self._source),
-        )
-        self._opening = self.process.send(Order.OPEN, payload=job)
+        opening = Opening(self.device, static.queues(self._source))
+        self._opening = self.process.send(Order.OPEN, payload=opening)
 
     def await_opening(self) -> None:
         """Wait until the process has opened the device, if it has only begun to.
@@ -252,7 +244,15 @@ class Reference:
             ForkServerError: the process could not be made ready.
         """
         self.await_opening()
-        self._order(Order.LOAD, what="importing the problem")
+        job = Job(
+            source=self._source,
+            entry="Model",
+            dtype=self.dtype,
+            keeps_float64=self.settings.keeps_float64,
+            tf32=self.settings.tf32,
+            seed=self.settings.seed,
+        )
+        self._order(Order.LOAD, what="importing the problem", payload=job)
 
     def construct(self) -> None:
         """Have the model constructed on the device, under the seed that the candidate will have too.
@@ -973,7 +973,7 @@ class Reference:
         """Leave the process to a later evaluation of the same problem and settings.
 
         Args:
-            key, memo, wanted: as for :meth:`SealedProcess.keep`.
+            key, memo, wanted: as for :meth:`SealedProcess.leave`.
 
         Raises:
             EvaluationEnded: it did not come to rest.
@@ -982,7 +982,8 @@ class Reference:
         self.process.enter(Phase.CLEANUP, _REST_S)
         self.process.allow_compilers(0.0)
         self.process.order(Order.REST)
-        self.process.keep(key, memo, wanted)
+        self.process.count_cpu()
+        self.process.leave(key, memo, wanted)
 
 
 @dataclass(frozen=True, slots=True)

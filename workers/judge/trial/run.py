@@ -273,8 +273,10 @@ class _Evaluation:
         if baseline is None or baseline.known is not None:
             with self._steps.backstop(Phase.CHECK):
                 self._look_at_provenance(candidate, first)
-        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile.
+        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile. And the driver
+        # opens the device for one process after the other: the next candidate gets in line.
         candidate.process.begin_stop()
+        self._processes.begin_next()
         if stopwatch is None:
             self._stop(candidate)
         else:
@@ -346,8 +348,8 @@ class _Evaluation:
 
     def _begin_compiled(self) -> Exchange:
         """Make a process ready that runs the reference under ``torch.compile``."""
-        exchange = self._processes.begin_compiled()
-        baselines.begin_compiled(exchange, self._reference, self._reference.fresh(), self._steps)
+        exchange, job = self._processes.begin_compiled()
+        baselines.begin_compiled(exchange, job, self._reference, self._reference.fresh(), self._steps)
         return exchange
 
     def _build(self, candidate: Candidate) -> None:
@@ -692,6 +694,8 @@ class _Evaluation:
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
         if self._settings.examine and examine.is_worthwhile(outcome):
             self._examine()
+        if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
+            self._processes.begin_next()
         if self._booking is not None:
             self._booking.release()
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
