@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -13,10 +15,11 @@ from kqueue.config import load
 from kqueue.contract import Outcome, Request
 from workers.judge.api import Judges
 from workers.judge.deaths import JudgeDied
-from workers.judge.host import uids
+from workers.judge.host import linux, uids
 from workers.judge.keeper import handle
 from workers.judge.place import Place
 from workers.judge.ports import InMemoryRecords
+from workers.judge.sandbox.seal import Role
 
 
 class Rig:
@@ -84,6 +87,24 @@ class Rig:
             if not self._stands:
                 self._judges.leave()
                 self._judges = None
+
+    def sealed(self, *roles: Role) -> list[int]:
+        """The living sealed processes of these roles."""
+        found: list[int] = []
+        uid = self.place.uid
+        # Linux's list of children can miss one while others end.
+        by_uid = [pid for each in uids.all_of(uid) for pid in linux.living_of_uid(each)] if uid is not None else None
+        for pid in linux.children(self.forkserver.pid) if by_uid is None else by_uid:
+            with contextlib.suppress(OSError):  # it has ended
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                if not linux.is_zombie(pid) and name in {f"kq-{role}" for role in roles}:
+                    found.append(pid)
+        return found
+
+    def end_kept(self) -> None:
+        """End what is kept, as the fork server does when its time is over."""
+        for pid in self.sealed(Role.REFERENCE, Role.CANDIDATE):
+            os.kill(pid, signal.SIGKILL)
 
 
 def gallery(rig: Rig, lane: str, names: list[str]) -> int:

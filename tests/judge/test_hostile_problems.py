@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 import socket
 import tempfile
 import threading
@@ -83,22 +80,6 @@ def assert_nothing_left(rig: Rig) -> None:
     until(lambda: not sealed_processes(rig) and not list(rig.place.scratch.iterdir()), what="the end of all processes")
 
 
-def of_role(rig: Rig, role: Role) -> list[int]:
-    """The sealed processes of a role."""
-    found: list[int] = []
-    for pid in sealed_processes(rig):
-        with contextlib.suppress(OSError):  # it has ended
-            if Path(f"/proc/{pid}/comm").read_text() == f"kq-{role}\n":
-                found.append(pid)
-    return found
-
-
-def end_kept(rig: Rig) -> None:
-    """End the processes that are kept, as the fork server does when their time is over."""
-    for pid in of_role(rig, Role.REFERENCE) + of_role(rig, Role.CANDIDATE):
-        os.kill(pid, signal.SIGKILL)
-
-
 def assert_contained(outside: Outside, outcome: Outcome) -> None:
     """The outcome is nobody else's failure and holds no secret; nothing that a problem wrote was carried out."""
     told = outcome.model_dump_json()
@@ -130,24 +111,20 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
     if problem.name.startswith("kept/") or problem in LAST:
         honest = keeping.judge(request(HONEST))
         assert honest.category is Category.PASSED, honest
-    end_kept(keeping)
+    keeping.end_kept()
     assert_nothing_left(keeping)
 
 
 def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside: Outside) -> None:
     """Others are timed meanwhile; one that rests stays."""
     assert keeping.judge(ALL["kept/busy_thread"].request(outside)).category is Category.PASSED
-    [busy] = of_role(keeping, Role.REFERENCE)
+    [busy] = keeping.sealed(Role.REFERENCE)
     assert keeping.judge(request(HONEST)).category is Category.PASSED
-    resting = [pid for pid in of_role(keeping, Role.REFERENCE) if pid != busy]
+    resting = [pid for pid in keeping.sealed(Role.REFERENCE) if pid != busy]
     assert len(resting) == 1
-    deadline = time.monotonic() + 45  # before the resting one's own time is over
-    worked = 0.0
-    while busy in of_role(keeping, Role.REFERENCE) and time.monotonic() < deadline:
-        worked = linux.cpu_seconds(busy)
-        time.sleep(0.05)
-    assert of_role(keeping, Role.REFERENCE) == resting, f"it has worked for {worked} s"
-    end_kept(keeping)
+    # Before the resting one's own time is over. One that is dying may look alive once more.
+    until(lambda: keeping.sealed(Role.REFERENCE) == resting, 45, what="the end of the one that works")
+    keeping.end_kept()
 
 
 def test_the_corpus_is_whole() -> None:

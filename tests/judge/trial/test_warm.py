@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Outcome, Precision, Request, Settings, Timing
+from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.gpu import booking
@@ -94,33 +94,22 @@ def uses(outcome: Outcome) -> int:
 
 def sealed(rig: Rig) -> list[int]:
     """The fork server's references."""
-    found: list[int] = []
-    for pid in linux.children(rig.forkserver.pid):
-        with contextlib.suppress(OSError):
-            if not linux.is_zombie(pid) and Path(f"/proc/{pid}/comm").read_text() == "kq-reference\n":
-                found.append(pid)
-    return found
-
-
-def end_kept(rig: Rig) -> None:
-    """End what is kept, as the fork server does when its time is over."""
-    for pid in sealed(rig):
-        os.kill(pid, signal.SIGKILL)
-    assert gone(rig)
+    return rig.sealed(Role.REFERENCE)
 
 
 @pytest.fixture
 def empty(keeping: Rig) -> Rig:
     """The place, with nothing kept."""
-    end_kept(keeping)
+    keeping.end_kept()
+    assert gone(keeping)
     return keeping
 
 
 def gone(rig: Rig, seconds: float = 60) -> bool:
-    """True if in time no reference is left, nor a directory of one."""
+    """True if in time no reference and no candidate is left, nor a directory of one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not sealed(rig) and not list(rig.place.scratch.iterdir()):
+        if not rig.sealed(Role.REFERENCE, Role.CANDIDATE) and not list(rig.place.scratch.iterdir()):
             return True
         time.sleep(0.02)
     return False
@@ -200,17 +189,17 @@ def test_other_settings_have_another_reference(empty: Rig, changed: Settings) ->
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
     for number in range(8):
-        reference(empty, str(number)).keep(str(number), {}, NEVER_WANTED, seconds=600)
+        reference(empty, str(number)).leave(str(number), {}, NEVER_WANTED, seconds=600)
     until(lambda: len(sealed(empty)) == 8, what="eight references")
     if empty.place.uid is not None:
         until(lambda: len({linux.owner(pid) for pid in sealed(empty)}) == 8, what="eight uids")
-    reference(empty, "8").keep("8", {}, NEVER_WANTED, seconds=600)
+    reference(empty, "8").leave("8", {}, NEVER_WANTED, seconds=600)
     assert empty.forkserver.take("0") is None
     for number in range(1, 9):
         found = empty.forkserver.take(str(number))
         assert found is not None
         word, descriptors = found
-        again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, compile_s=60.0)
+        again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
         assert again.stop().reason is End.STOPPED
     assert gone(empty)
 
@@ -341,7 +330,7 @@ def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
     """After the time for which it was left, by the fork server's clock."""
     process = reference(empty)
     until(lambda: sealed(empty), what="the reference")
-    process.keep("mine", {}, NEVER_WANTED, seconds=0.5)
+    process.leave("mine", {}, NEVER_WANTED, seconds=0.5)
     assert gone(empty)
     assert empty.forkserver.take("mine") is None
 
@@ -351,22 +340,22 @@ def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
     ledger, left = Ledger(empty.place.ledger, 1), booking.wanted_file(empty.place.ledger)
     with ledger.book(1, label="large", wait_s=0):
         ledger.want_room()
-    reference(empty, "before").keep("before", {}, left, seconds=600)
-    reference(empty, "elsewhere").keep("elsewhere", {}, NEVER_WANTED, seconds=600)
+    reference(empty, "before").leave("before", {}, left, seconds=600)
+    reference(empty, "elsewhere").leave("elsewhere", {}, NEVER_WANTED, seconds=600)
     until(lambda: len(sealed(empty)) == 2, what="both")
     ledger.want_room()
     until(lambda: len(sealed(empty)) == 1, what="the end of the first")
     assert empty.forkserver.take("before") is None
     found = empty.forkserver.take("elsewhere")
     assert found is not None
-    SealedProcess.taken(empty.forkserver, found[0].scratch, found[1], compile_s=60.0).stop()
+    SealedProcess.taken(empty.forkserver, found[0].scratch, found[1], Phase.REFERENCE, compile_s=60.0).stop()
     assert gone(empty)
 
 
 def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     """By its key alone, and a second asking finds none."""
     keeping = empty
-    reference(keeping).keep("mine", {"a": 1}, NEVER_WANTED)
+    reference(keeping).leave("mine", {"a": 1}, NEVER_WANTED)
     assert keeping.forkserver.take("other") is None
     found = keeping.forkserver.take("mine")
     assert found is not None
@@ -375,6 +364,6 @@ def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
         str(keeping.place.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0
     )
     assert keeping.forkserver.take("mine") is None
-    again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, compile_s=60.0)
+    again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
     assert again.stop().reason is End.STOPPED
     assert gone(keeping)
