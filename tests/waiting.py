@@ -18,6 +18,15 @@ def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") ->
     return seen
 
 
+def waits(pid: int) -> bool:
+    """True if a process is a candidate that was made ahead, and has no kernel yet."""
+    try:
+        named = Path(f"/proc/{pid}/comm").read_text() == "kq-candidate\n"
+        return named and not Path(f"/proc/{pid}/cwd/kernel.py").exists()
+    except OSError:
+        return False
+
+
 def alive(pid: int) -> bool:
     """True if a process runs. Zombies do not count."""
     try:

@@ -13,6 +13,7 @@ from uuid import UUID
 from kqueue.local.process import running
 from tests.chaos.family import below, name, words
 from tests.fleet.told import HERE, Fleet, Services
+from tests.waiting import waits
 from workers.judge.host import linux
 
 #: Generous: the machine that runs the tests may have other things to do.
@@ -71,9 +72,9 @@ def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
                 servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == stand_in]
                 seats = [pid for pid in _running(child) if name(pid) == "kq-seat"]
                 found += set(_running(child)) - {*clerks[:2], *servers[:1], *seats[:1]}
-                # Judges stay, and references are kept for later evaluations for a while.
+                # Judges stay, and references and a candidate are kept for later evaluations for a while.
                 others = [pid for one in _running(child) for pid in below(one) if running(pid)]
-                found += [pid for pid in others if name(pid) not in ("kq-reference", "kq-judge")]
+                found += [pid for pid in others if name(pid) not in ("kq-reference", "kq-judge") and not waits(pid)]
     return found
 
 

@@ -34,8 +34,8 @@ _OF_A_JUDGE: Final = 15
 #: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
-#: Descriptors of a fork server for a reference that it keeps, and the sockets among them. (A mapping holds one too.)
-_OF_A_REFERENCE: Final = (6, 3)
+#: Descriptors of a fork server for a process that it keeps, and the sockets among them. (A mapping holds one too.)
+_OF_A_KEPT: Final = (6, 3)
 #: What it may hold one of for each sealed process, as the host and the lane have it: its file system, its memory.
 _ONE_OF_EACH: Final = ("/", r"/proc/\d+/mem")
 
@@ -201,11 +201,11 @@ def _count(targets: list[str]) -> tuple[int, int]:
 
 
 def _without_sealed(forkserver: int, targets: list[str]) -> tuple[int, int]:
-    """As :func:`_count`, less those for sealed processes: they come and go; a bounded number of references stays."""
+    """As :func:`_count`, less those for sealed processes: they come and go; a bounded number is kept."""
     held, sockets = _count(targets)
     sealed = [child for child in linux.children(forkserver) if running(child)]
-    references = sum(name(child) == "kq-reference" for child in sealed)
-    held, sockets = held - _OF_A_REFERENCE[0] * references, sockets - _OF_A_REFERENCE[1] * references
+    kept = sum(name(child) in ("kq-reference", "kq-candidate") for child in sealed)
+    held, sockets = held - _OF_A_KEPT[0] * kept, sockets - _OF_A_KEPT[1] * kept
     for kind in _ONE_OF_EACH:
         held -= min(sum(re.fullmatch(kind, target) is not None for target in targets), len(sealed))
     return held, sockets

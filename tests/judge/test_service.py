@@ -18,6 +18,7 @@ import pytest
 from kqueue import Config, InvalidRequest, JudgeUnavailable, LocalJudge
 from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
+from tests.waiting import waits
 from workers.judge.host import holders, linux
 
 pytestmark = pytest.mark.slow("starts judges of its own")
@@ -81,10 +82,10 @@ def until(look: Callable[[], object], seconds: float = 60) -> None:
 
 
 def runs(name: str) -> bool:
-    """True if a process with this name is below this one."""
+    """True if a process with this name is below this one, and is not a candidate that waits for its kernel."""
     for pid in below(os.getpid()):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name and not waits(pid):
                 return True
         except OSError:
             continue
