@@ -13,6 +13,7 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Limits, Outcome, Request, Settings, Timing
 from tests.judge import extension
+from tests.judge.extension import PROBLEM
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.gpu.booking import Ledger
@@ -24,14 +25,6 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root keeps nothing"),
 ]
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4, 8)]
-"""
 #: Tells which process it runs in, and which files it found there.
 KERNEL = """
 import os

@@ -160,7 +160,8 @@ class Processes:
         if not self._keeps or self._has_next or self.candidate is None or self._settings.examine:
             return
         self._has_next = True
-        with contextlib.suppress(ForkServerError):  # which this evaluation's own processes tell, if it needs them
+        # What becomes of it is nothing to this evaluation, which learns of a dead fork server by its own processes.
+        with contextlib.suppress(ForkServerError, EvaluationEnded):
             process, opening, built = self._fork_candidate()
             memo = {"opening": opening, "built": built}
             process.leave(self._candidate_key, memo, booking.wanted_file(self._place.ledger))
