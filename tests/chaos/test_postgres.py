@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from kqueue import Client
+from kqueue import Client, Request
 from kqueue.errors import DatabaseUnavailable
 from kqueue.local import postgres as embedded
 from kqueue.local.postgres import Postgres
@@ -271,9 +271,7 @@ def _submit_much(services: Services) -> list[Any]:
     accepted: list[Any] = []
     problem_of_a_megabyte = os.urandom(400_000).hex()
     for number in range(500):
-        request = evaluations.Request(
-            problem=f"{number}{problem_of_a_megabyte}", kernel="ok", backend="torch", lane="cpu"
-        )
+        request = Request(problem=f"{number}{problem_of_a_megabyte}", kernel="ok", backend="torch", lane="cpu")
         try:
             [submitted] = evaluations.submit(services.engine, [request])
         except DatabaseUnavailable:
