@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from workers.judge.channel.bits import checksum
+from workers.judge.channel.bits import checksum, extremes
 from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
@@ -94,12 +94,11 @@ class Variants:
         with first:
             tensors = draw(seed)
         self._finite = [_is_finite(tensor) for tensor in tensors]
-        whole = [i for i, tensor in enumerate(tensors) if _is_whole(tensor)]
-        sums = [checksum(tensor) for tensor in tensors]
+        sums = {i: checksum(tensor) for i, tensor in enumerate(tensors) if _is_whole(tensor)}
         del tensors
         with second:
             tensors = draw(other)
-        whole = [i for i in whole if i < len(tensors) and checksum(tensors[i]) != sums[i]]
+        whole = [i for i in sums if i < len(tensors) and checksum(tensors[i]) != sums[i]]
         del tensors
         #: How many numbers each draw has; the draws that may be changed, by their number within one call.
         self._sizes = first.sizes
@@ -264,7 +263,10 @@ def _sparse(
     hold its share of them by chance, but not where there are so few at most that it holds none or too many.
     """
     rest = 0.0 if own.low <= 0 <= own.high else own.low
-    tensor.sub_(rest).mul_(_NEAR).add_(rest)
+    if rest:
+        tensor.sub_(rest).mul_(_NEAR).add_(rest)
+    else:
+        tensor.mul_(_NEAR)  # one pass over what may be gigabytes
     places = _places(tensor, min(most, max(1, tensor.numel() // _APART)), generator)
     far = torch.empty(places.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
     end = own.high if own.high - rest >= rest - own.low else own.low
@@ -282,12 +284,12 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 
     A part of the values says nothing of the others then.
     """
-    flat, middle = tensor.view(-1), (own.low + own.high) / 2
+    flat = tensor.view(-1)
     cuts = torch.randint(flat.numel() + 1, (_BLOCKS - 1,), device=tensor.device, generator=generator).sort().values
     begin = 0
     for number, end in enumerate([*cuts.tolist(), flat.numel()]):
         target = own.low if number % 2 else own.high
-        _pull(flat[begin:end], middle, target)
+        _pull(flat[begin:end], target)
         begin = end
     return tensor.clamp_(own.low, own.high)
 
@@ -329,12 +331,12 @@ def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
     """Bring values close to the end of their range that is farther from their mean, in place."""
     middle = float(values.mean(dtype=torch.float32))
     end = own.high if own.high - middle >= middle - own.low else own.low
-    _pull(values, middle, end).clamp_(own.low, own.high)
+    _pull(values, end).clamp_(own.low, own.high)
 
 
-def _pull(values: torch.Tensor, middle: float, target: float) -> torch.Tensor:
-    """Bring values that lie around ``middle`` close to ``target``, in place."""
-    return values.sub_(middle).mul_(_PULLED).add_(middle + (1 - _PULLED) * (target - middle))
+def _pull(values: torch.Tensor, target: float) -> torch.Tensor:
+    """Bring values close to ``target``, in place."""
+    return values.mul_(_PULLED).add_((1 - _PULLED) * target)
 
 
 _MAKERS: Final[dict[str, _Maker]] = dict(
@@ -373,7 +375,9 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    return all(bool(piece.isfinite().all()) for piece in _pieces(tensor))
+    if not tensor.numel():
+        return True
+    return bool(torch.stack(extremes(tensor)).isfinite().all())
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The bits of tensors, looked at in pieces: no mask or copy of a tensor's size is made."""
+"""The bits of tensors, and the range of values, looked at in pieces: no mask or copy of a tensor's size is made."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Final
 
 import torch
 
-#: Words to look at at a time.
+#: Words to look at at a time: on a CPU, and on a GPU, where each look is waited for.
 _CHUNK: Final = 1 << 22
+_GPU_CHUNK: Final = 1 << 25
+#: Values to look at at a time for their range.
+_PIECE: Final = 1 << 26
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one spec hold the same bits, NaN included."""
-    pairs = zip(_words(a), _words(b), strict=True)
+    chunk = _GPU_CHUNK if a.is_cuda else _CHUNK
+    pairs = zip(_words(a, chunk), _words(b, chunk), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)
 
 
@@ -26,20 +30,33 @@ def count_changed(a: torch.Tensor, b: torch.Tensor) -> int:
 
 def checksum(tensor: torch.Tensor) -> int:
     """Return a sum of a tensor's bits, for telling two draws apart. Whoever wants to can make two that agree."""
-    total = 0
-    for number, words in enumerate(_words(tensor)):
-        places = 2 * torch.arange(words.numel(), device=words.device) + 1
-        total = (total * 31 + number + int((words.to(torch.int64) * places).sum())) % 2**64
-    return total
+    sums = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    odd = 2 * torch.arange(min(_CHUNK, tensor.nbytes), device=tensor.device) + 1
+    for number, words in enumerate(_words(tensor, _CHUNK)):
+        sums = sums * 31 + number + (words * odd[: words.numel()]).sum()  # it overflows, in the same way everywhere
+    return int(sums) % 2**64
 
 
-def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def extremes(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest value, NaN both where there is one, without waiting for the device.
+
+    Args:
+        tensor: of floating or complex numbers, one at least; the parts of complex ones count one by one.
+    """
+    flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+    # Values of one byte have no such operation.
+    pieces = (piece.float() if piece.itemsize == 1 else piece for piece in flat.split(_PIECE))
+    low, high = torch.stack([torch.stack(piece.aminmax()) for piece in pieces]).unbind(1)
+    return low.amin(), high.amax()
+
+
+def _words(tensor: torch.Tensor, chunk: int) -> Iterator[torch.Tensor]:
     """Give a tensor's bits in pieces: numbers of 64 bits, and bytes at its end."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:
         flat = flat.clone()
     whole = flat.numel() // 8 * 8
     words = flat[:whole].view(torch.int64)
-    for begin in range(0, words.numel(), _CHUNK):
-        yield words[begin : begin + _CHUNK]
+    for begin in range(0, words.numel(), chunk):
+        yield words[begin : begin + chunk]
     yield flat[whole:]

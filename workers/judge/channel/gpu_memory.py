@@ -86,12 +86,20 @@ class _Access(ctypes.Structure):
 @cache
 def cudart() -> Any:
     """Return the CUDA runtime that torch has loaded; another copy would keep error states of its own."""
+    runtime = loaded_library("cudart")
+    if runtime is None:
+        raise RuntimeError("torch has not loaded libcudart; is this a CUDA build of torch?")
+    return runtime
+
+
+def loaded_library(name: str) -> Any:
+    """Return a library that this process has loaded, by its name without ``lib``; None if it has not."""
     with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()
-            if "/libcudart.so" in path:
+            if f"/lib{name}.so" in path:
                 return ctypes.CDLL(path)
-    raise RuntimeError("torch has not loaded libcudart; is this a CUDA build of torch?")
+    return None
 
 
 @cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
 from kqueue.contract import Precision, Settings
-from workers.judge.channel.bits import checksum
+from workers.judge.channel.bits import checksum, extremes
+from workers.judge.gpu import onepass
 from workers.judge.trial import compare
-from workers.judge.trial.cases import CLOSE, DTYPES, Case, distance, pieces, size
+from workers.judge.trial.cases import CLOSE, DTYPES, Case, distance, size
 
 #: How far the reference may lie from itself in float64, as a share of its size: for that to tell anything, and for
 #: a variant to count.
@@ -50,16 +51,17 @@ class Look:
         """Return the numbers on the device, by name, without waiting for it."""
         found: dict[str, torch.Tensor] = {}
         for number, own in enumerate(self.outputs):
-            if own.is_floating_point():
-                found[f"nan {number}"] = _any(torch.isnan(piece).any() for piece in pieces(own))
             if self.first is not None:
                 found[f"since {number}"] = distance(own, self.first[number])
                 found[f"first {number}"] = size(self.first[number])
             if not (own.is_floating_point() or own.is_complex()):
                 continue
-            if self.varied and own.numel():
-                most = torch.finfo(own.dtype).max / 64
-                found[f"wild {number}"] = _any((piece.abs() >= most).any() for piece in pieces(own))
+            if own.numel():
+                low, high = extremes(own)
+                if own.is_floating_point():
+                    found[f"nan {number}"] = low.isnan()
+                if self.varied:
+                    found[f"wild {number}"] = torch.maximum(-low, high) >= torch.finfo(own.dtype).max / 64
             if self.exact is not None:
                 found[f"apart {number}"] = distance(own, self.exact[number])
                 found[f"size {number}"] = size(self.exact[number])
@@ -130,15 +132,12 @@ def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, precision: Precision) 
     return ((nudged - exact).abs() <= _STEADY[precision] * (sizes + sizes.square().mean().sqrt())).all()
 
 
-def _any(each: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(each)).any()
-
-
 def rehearse(settings: Settings) -> None:
     """Look at a small answer as at a reference's.
 
     That loads the judge's own kernels, which takes milliseconds each, when they are used for the first time.
     """
+    onepass.load(DTYPES[settings.precision])
     answer = torch.ones(_FEW, dtype=DTYPES[settings.precision], device="cuda")
     exact = [answer.double()]
     case = Case(seed=0, outputs=[answer], exact=exact)

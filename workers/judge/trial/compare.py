@@ -25,6 +25,7 @@ from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
 from workers.judge.channel.protocol import Reply, TensorSpec
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import onepass
 from workers.judge.trial.cases import CLOSE, DTYPES, GIVEN, Case
 
 
@@ -80,6 +81,8 @@ _ENOUGH: Final = 64
 _SHOWN: Final = 5
 #: Values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
+#: Values on a GPU from which one pass of the judge's own kernel is faster than torch's operations.
+_LARGE: Final = 1 << 20
 #: Rows and columns of the map of wrong values, at most.
 _CELLS: Final = 16
 #: Values to sample for the error that is usual among values of one size.
@@ -161,6 +164,26 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     return found
 
 
+def differences(
+    outputs: Sequence[torch.Tensor], refs: Sequence[torch.Tensor], case: Case, settings: Settings, *, times: float = 1.0
+) -> list[Figures]:
+    """Return the figures of outputs beside others, where no verdict is asked for; of empty ones too.
+
+    Args:
+        outputs, refs: the outputs, and what they are compared with.
+        case: gives the problem's tolerance.
+        settings: the evaluation's.
+        times: by how many times the tolerance a value may differ.
+    """
+    pair = replace(case, slot=None, inputs=[], outputs=list(refs), exact=None, noise=[])
+    judged = [_Output.of(i, output, pair, settings) for i, output in enumerate(outputs)]
+    for output in judged:
+        allowed = output.tolerance
+        output.tolerance = output.loose = Tolerance(atol=times * allowed.atol, rtol=times * allowed.rtol)
+    _measure_all([output for output in judged if output.ref.numel()])
+    return [output.figures for output in judged]
+
+
 def check_each(
     answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
 ) -> list[dict[str, Any] | EvaluationEnded]:
@@ -177,12 +200,18 @@ def check_each(
         [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
         for outputs, case in answers
     ]
-    if every := [output for judged in calls for output in judged]:
-        for output, numbers in zip(every, torch.stack([each.measure() for each in every]).tolist(), strict=True):
-            if not all(map(math.isfinite, numbers)):
-                numbers = output.measure(all_finite=False).tolist()
-            output.figures = _Figures(*numbers)
+    _measure_all([output for judged in calls for output in judged])
     return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+
+
+def _measure_all(outputs: Sequence[_Output]) -> None:
+    """Find the figures of outputs that hold values, and wait for the device once, unless some are not finite."""
+    if not outputs:
+        return
+    for output, numbers in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
+        if not all(map(math.isfinite, numbers)):
+            numbers = output.measure(all_finite=False).tolist()
+        output.figures = Figures(*numbers)
 
 
 def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[str, Any] | EvaluationEnded:
@@ -207,7 +236,7 @@ def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class Figures:
     """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
 
     #: Numbers of values: not finite where the reference is; beyond the tolerance; beyond KernelBench's tolerance.
@@ -275,7 +304,7 @@ class _Output:
     #: None if values must be equal, or the evaluation sets its own tolerance.
     grade: _Grade | None
     epsilon: float
-    figures: _Figures
+    figures: Figures
 
     @classmethod
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
@@ -294,19 +323,23 @@ class _Output:
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
             _grade(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
             torch.finfo(_basis(ref.dtype, settings)).eps if floating else 0.0,
-            _Figures(*[0.0] * 12),
+            Figures(*[0.0] * 12),
         )
 
     def measure(self, *, all_finite: bool = True) -> torch.Tensor:
-        """Return the fields of :class:`_Figures` as a tensor on the device, without waiting for it.
+        """Return the fields of :class:`Figures` as a tensor on the device, without waiting for it.
 
         Args:
             all_finite: True to take all values for finite, in a third of the passes over them; where they are not, some
                 figure is not finite either.
         """
+        must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
+        if self.ref.is_cuda and self.ref.numel() >= _LARGE and not must_equal:
+            bounds, loose = ((t.atol, t.rtol) for t in (self.tolerance, self.loose))
+            if (numbers := onepass.measure(self.out, self.ref, self.exact, bounds, loose)) is not None:
+                return numbers
         added: torch.Tensor | None = None
         largest: torch.Tensor | None = None
-        must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
         measure = self._measure_finite if all_finite and not must_equal else self._measure_chunk
         for out, ref, exact in self._chunks():
             sums, maxima = measure(out, ref, exact)

@@ -21,7 +21,7 @@ from workers.judge.channel.bits import checksum, count_changed
 from workers.judge.channel.randomness import AROUND, NUDGED, POKED, REGIONS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
-from workers.judge.trial.cases import Case, distance, size
+from workers.judge.trial.cases import Case
 from workers.judge.trial.reference import Reference
 
 #: By how many times the tolerance some value must move for a region to count.
@@ -58,8 +58,8 @@ def learn(reference: Reference, case: Case) -> Case | None:
     if wants_noise:
         with _unless_it_has_ended(reference), _varied(reference, case, NUDGED) as (_, moved):
             if moved is not None:
-                pairs = zip(moved, unmoved, strict=True)
-                reference.noise += [float(distance(a, b)) / (float(size(b)) or 1.0) for a, b in pairs]
+                found = compare.differences(moved, unmoved, case, reference.settings)
+                reference.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in found]
     for kind in REGIONS if wants_region else ():
         with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
             if moved is None:
@@ -223,13 +223,8 @@ def _total(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], case: Case, settings: Settings) -> bool:
     """Return whether some value is so far from where it was that no right kernel could answer as before."""
-    for a, b in zip(moved, unmoved, strict=True):
-        allowed = compare.tolerance_for(b.dtype, settings, case.tolerance)
-        if any(
-            bool(((x - y).abs() > _MOVED * (allowed.atol + allowed.rtol * y.abs())).any()) for x, y in _pieces(a, b)
-        ):
-            return True
-    return False
+    found = compare.differences(moved, unmoved, case, settings, times=_MOVED)
+    return any(figures.wrong for figures in found)
 
 
 def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

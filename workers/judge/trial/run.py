@@ -257,26 +257,22 @@ class _Evaluation:
             self._evidence |= self._check(candidate, cases, later)
             if baseline is not None:
                 self._see_memory()
-                if not reference.is_roomy:
-                    reference.clear()  # what its answers took, timed calls do not need
                 stopwatch = self._stopwatch(candidate, self._proofs())
                 series = self._time(stopwatch, baseline.basis)
                 self._see_memory()
                 self._check_again(candidate, last)
                 self._evidence["floor"] = self._floor()
-                if baseline.known is None:
-                    # Not beside a kernel that could disturb it.
-                    self._look_at_provenance(candidate, first)
-                    self._stop(candidate)
-                    baseline.take(series.basis)
-                    self._see_memory()
-        if baseline is None or baseline.known is not None:
-            with self._steps.backstop(Phase.CHECK):
-                self._look_at_provenance(candidate, first)
+        with self._steps.backstop(Phase.CHECK):
+            self._look_at_provenance(candidate, first)
         # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile. And the driver
         # opens the device for one process after the other: the next candidate gets in line.
         candidate.process.begin_stop()
         self._processes.begin_next()
+        if baseline is not None and series is not None and baseline.known is None:
+            self._stop(candidate)  # it could disturb what is timed now
+            with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
+                baseline.take(series.basis)
+                self._see_memory()
         if stopwatch is None:
             self._stop(candidate)
         else:
@@ -479,11 +475,13 @@ class _Evaluation:
         with self._steps.untimed("reference"), self._steps.backstop(Phase.REFERENCE):
             if (region := influence.learn(reference, first)) is not None:
                 cases.append(region)
+            if self._place.on_gpu and not reference.is_roomy:
+                torch.cuda.empty_cache()  # it copied an answer: what is to stay must not lie where that lay
             answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
             # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
             compare.check_values(first.outputs, first, self._settings)
             if self._place.on_gpu and self._settings.timing.enabled:
-                reference.stock(timing.usual_calls(self._settings.timing, _NULL_SHARE))
+                reference.stock(timing.usual_calls(self._settings.timing))
         if not reference.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
         return [case for case in answered if case not in last], 0, last[0] if last else None

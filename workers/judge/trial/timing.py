@@ -49,7 +49,7 @@ from workers.judge.trial.reference import Reference
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "9"
+METHOD: Final = "10"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random.
@@ -64,6 +64,8 @@ _FEWEST_IN_TURN: Final = 5
 _LONG_NS: Final = 30e6
 #: What they may take longer, in nanoseconds and as a share: an empty kernel takes about 2 us, a turn 280.
 _IN_TURN_SLACK: Final = (10e3, 0.02)
+#: How well the null must be known, as a share of how well the calls must be, for no more of them to be made.
+_NULL_PART: Final = 0.25
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
 _RESOLUTION_NS: Final = 500.0
 #: Calls between two looks at the device's clocks.
@@ -140,10 +142,10 @@ class _Proof:
     ns: int | None
 
 
-def usual_calls(timing: Timing, null_share: float) -> int:
-    """Return how many input sets a series takes whose precision ends it; one of ``null_share`` nulls for each call."""
+def usual_calls(timing: Timing) -> int:
+    """Return how many input sets a series takes whose precision ends it."""
     calls = min(timing.calls, _ENOUGH + _MORE)
-    return timing.warmup + math.ceil(calls * (1 + null_share + _IN_TURN_SHARE)) + _FEWEST
+    return timing.warmup + math.ceil(calls * (1 + _IN_TURN_SHARE)) + _FEWEST
 
 
 class Stopwatch:
@@ -186,6 +188,8 @@ class Stopwatch:
         #: Calls that could have been kept, of all series: a kernel must not be right in the last one only.
         self._counted = 0
         self._draw_s = 0.0
+        #: The inputs of the last call.
+        self._case: Case | None = None
         #: Whether the timed process draws the inputs too: its time to be timed stands still meanwhile.
         self._draws_itself = exchange.process is reference.process
         self._left_s = seconds
@@ -300,8 +304,11 @@ class Stopwatch:
         looks = call is Order.AHEAD
         self._discount(self._counted)
         while True:
-            if self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST):
-                sample = clock.time(null, self._fresh(), self._into)
+            if not _knows_null(series, timing.precision) and (
+                self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST)
+            ):
+                # Nothing is computed, so values that were used before will do.
+                sample = clock.time(null, self._case or self._fresh(), self._into)
                 misses += sample is None
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
@@ -356,6 +363,7 @@ class Stopwatch:
         if (passed := begun - self._since) < self._left_s:  # else the process would have been ended: it was a pause
             self._left_s -= passed
         case = self._reference.fresh()
+        self._case = case
         self._since = time.monotonic()
         self._draw_s = self._since - begun
         if self._draws_itself:
@@ -528,6 +536,14 @@ def _half_width(calls: list[int]) -> float:
     ordered, count = sorted(calls), len(calls)
     low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
     return (ordered[count - 1 - low] - ordered[low]) / 2
+
+
+def _knows_null(series: Series, wanted: float) -> bool:
+    """Whether the null is known so well that more of them would tell nothing of the calls' own time."""
+    if series.basis != "gpu_clock" or len(series.nulls) < _FEWEST or len(series.calls) < _FEWEST:
+        return False
+    net = statistics.median(series.calls) - statistics.median(series.nulls)
+    return _half_width(series.nulls) <= _NULL_PART * wanted * net
 
 
 def _is_precise(series: Series, wanted: float) -> bool:
