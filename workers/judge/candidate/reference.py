@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
@@ -92,6 +93,7 @@ class ReferenceHarness(Harness):
             Order.TAKEN: self._taken,
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
+            Order.LOAD_KERNELS: self._load_kernels,
             Order.WIDEN: self._widen,
             Order.ARENA: self._take_arena,
             Order.RUN: self._answer,
@@ -352,6 +354,11 @@ class ReferenceHarness(Harness):
                 where = storage.data_ptr()
                 sizes[where] = max(sizes.get(where, 0), min(leaf.nbytes, storage.nbytes()))
         return sum(sizes.values())
+
+    def _load_kernels(self, command: Command) -> Reply:
+        variants.load_kernels(self._job.dtype, self.device)
+        self.settle()
+        return self.done(command)
 
     def _widen(self, command: Command) -> Reply:
         """Copy the model and make all its numbers float64, those that are plain attributes too."""

@@ -269,6 +269,11 @@ class Reference:
         self.init_inputs = self._read("get_init_inputs()", (list, dict))
         self._order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 
+    def load_kernels(self) -> None:
+        """Have loaded what variants of large inputs are made with: it need not wait for its turn on the device."""
+        if self.device == "cuda" and self.is_large:
+            self._order(Order.LOAD_KERNELS, what="loading kernels")
+
     def widen(self) -> None:
         """Have a copy of the model made in float64, if it can be had."""
         with contextlib.suppress(EvaluationEnded):

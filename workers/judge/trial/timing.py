@@ -52,18 +52,21 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 METHOD: Final = "10"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
-#: The fewest calls after which precision may end it, and up to how many are added at random.
-_ENOUGH: Final = 15
-_MORE: Final = 8
+#: The fewest calls after which precision may end it, and up to how many are added at random; and where calls take long
+#: on a GPU (in nanoseconds, the judge's own work included), which vary by less.
+_ENOUGH: Final = (15, 8)
+_ENOUGH_LONG: Final = (8, 5)
+_LONG_CALL_NS: Final = 5e6
 #: The share of the time phase's deadline after which no further call is begun.
 _BUDGET: Final = 0.6
-#: Calls behind an empty kernel for each that is not; how many of them there are at least, where a turn on the GPU's
-#: processors would show in a call; and in which it would not, in nanoseconds.
+#: What calls behind an empty kernel may take longer, in nanoseconds and as a share: the kernel takes about 2 us, a turn
+#: on the GPU's processors 280.
+_IN_TURN_SLACK: Final = (10e3, 0.02)
+#: Such calls for each that is not one; how many of them there are at least; and how long calls are in which no turn
+#: could be seen, in nanoseconds.
 _IN_TURN_SHARE: Final = 0.25
 _FEWEST_IN_TURN: Final = 5
-_LONG_NS: Final = 30e6
-#: What they may take longer, in nanoseconds and as a share: an empty kernel takes about 2 us, a turn 280.
-_IN_TURN_SLACK: Final = (10e3, 0.02)
+_LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
 #: How well the null must be known, as a share of how well the calls must be, for no more of them to be made.
 _NULL_PART: Final = 0.25
 #: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
@@ -144,7 +147,7 @@ class _Proof:
 
 def usual_calls(timing: Timing) -> int:
     """Return how many input sets a series takes whose precision ends it."""
-    calls = min(timing.calls, _ENOUGH + _MORE)
+    calls = min(timing.calls, sum(_ENOUGH))
     return timing.warmup + math.ceil(calls * (1 + _IN_TURN_SHARE)) + _FEWEST
 
 
@@ -299,7 +302,7 @@ class Stopwatch:
         """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
         null = Order.AHEAD_NULL if isinstance(clock, GpuClock) else Order.TIME_NULL
         series = Series(clock.basis)
-        enough = min(timing.calls, _ENOUGH + self._random.randrange(_MORE))
+        more = self._random.random()
         warming, misses, missed, since = timing.warmup, 0, 0, 0
         looks = call is Order.AHEAD
         self._discount(self._counted)
@@ -333,7 +336,7 @@ class Stopwatch:
             since += 1
             late = time.monotonic() > enough_at
             done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
-            if not done and len(series.calls) >= enough and len(series.nulls) >= _FEWEST:
+            if not done and len(series.calls) >= _enough(series, more) and len(series.nulls) >= _FEWEST:
                 done = _is_precise(series, timing.precision)
             if since >= _LOOK_EVERY or done:
                 if self._watch.throttled():
@@ -536,6 +539,13 @@ def _half_width(calls: list[int]) -> float:
     ordered, count = sorted(calls), len(calls)
     low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
     return (ordered[count - 1 - low] - ordered[low]) / 2
+
+
+def _enough(series: Series, more: float) -> int:
+    """Return how many calls precision may end; ``more`` is a random number below 1, and one for a series."""
+    is_long = series.basis == "gpu_clock" and statistics.median(series.calls) > _LONG_CALL_NS
+    fewest, most_more = _ENOUGH_LONG if is_long else _ENOUGH
+    return fewest + int(more * most_more)
 
 
 def _knows_null(series: Series, wanted: float) -> bool:
