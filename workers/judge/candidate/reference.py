@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
 from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
@@ -46,7 +45,7 @@ from workers.judge.host import linux
 #: What torch may keep of a GPU's memory for later, in bytes: others need some too.
 _CACHED_BYTES: Final = 1 << 30
 #: What torch may keep of it while the process waits for another evaluation, in bytes: to take memory anew costs time.
-_RESTING_BYTES: Final = 64 << 20
+_RESTING_BYTES: Final = 128 << 20
 #: Inputs up to this size, in bytes all together, are held as copies: the problem may use its own again.
 _COPIED_BYTES: Final = 64 << 20
 
@@ -93,7 +92,6 @@ class ReferenceHarness(Harness):
             Order.TAKEN: self._taken,
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
-            Order.LOAD_KERNELS: self._load_kernels,
             Order.WIDEN: self._widen,
             Order.ARENA: self._take_arena,
             Order.RUN: self._answer,
@@ -354,11 +352,6 @@ class ReferenceHarness(Harness):
                 where = storage.data_ptr()
                 sizes[where] = max(sizes.get(where, 0), min(leaf.nbytes, storage.nbytes()))
         return sum(sizes.values())
-
-    def _load_kernels(self, command: Command) -> Reply:
-        variants.load_kernels(self._job.dtype, self.device)
-        self.settle()
-        return self.done(command)
 
     def _widen(self, command: Command) -> Reply:
         """Copy the model and make all its numbers float64, those that are plain attributes too."""

@@ -162,18 +162,6 @@ class Variants:
         return made if mode.changed else None
 
 
-def load_kernels(dtype: torch.dtype, device: str) -> None:
-    """Make variants of a few numbers as of large inputs: that loads what it takes, milliseconds for each kernel."""
-
-    def draw(seed: int) -> list[torch.Tensor]:
-        torch.manual_seed(seed)
-        return [torch.rand(_APART * 2 * _FEW, device=device, dtype=dtype)]
-
-    variants = Variants(draw, 0, 1, dtype)
-    for kind in (NUDGED, *ANY_SIZE, *REGIONS):
-        variants.make(kind)
-
-
 class _Draws(TorchFunctionMode):
     """Sees each draw of continuous random numbers meanwhile, and may change it.
 

@@ -132,8 +132,8 @@ _Run = tuple[tuple[int, int], ...]
 class Exports:
     """The GPU allocations that this process has told the judge of.
 
-    Torch's memory is of many allocations of 20 MiB, and the driver must be asked of each where it is: 5 ms for 6 GiB.
-    So what was found is used again while torch has neither taken memory of the device nor given any back.
+    Torch's memory is of many allocations, and the driver must be asked of each where it is: 5 ms for 300 of them. So
+    what was found is used again while torch has neither taken memory of the device nor given any back.
     """
 
     def __init__(self) -> None:

@@ -117,8 +117,6 @@ class Order(IntEnum):
     variant that cannot be made is a mismatch."""
     RELEASE = 21
     """In a reference: let go of input sets and of the answers to them (:class:`Release`)."""
-    LOAD_KERNELS = 28
-    """In a reference: load the kernels that make variants on the GPU, while others may time there."""
     WIDEN = 19
     """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
     EXAMINE = 22

@@ -49,8 +49,9 @@ _PASSED: Final = (
 _SET: Final = {
     # Lets torch ask NVML instead of CUDA whether there is a GPU: a parent that touched CUDA cannot fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Memory that torch maps itself can be shared by descriptor (workers.judge.channel.gpu_memory).
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    # Memory that torch maps itself can be shared by descriptor (workers.judge.channel.gpu_memory). It does so in pieces
+    # of 20 MiB if it is not told otherwise, of which some gigabytes are hundreds, each mapped, sent and mapped again.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:64",
     # A pool of compiler processes would outlive the forward that started it.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     # A uid of its own is in no list of users, and torch's compiler asks for the user's name.

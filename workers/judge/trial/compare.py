@@ -266,7 +266,7 @@ class Figures:
     @property
     def spread(self) -> float:
         """The norm of the reference's values minus their mean."""
-        around = self.size2 - self.total**2 / max(self.finite, 1.0)
+        around = self.size2 - self.total * self.total / max(self.finite, 1.0)  # a power would raise where it overflows
         return around**0.5 if around > 1e-13 * self.size2 else 0.0
 
 

@@ -269,11 +269,6 @@ class Reference:
         self.init_inputs = self._read("get_init_inputs()", (list, dict))
         self._order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 
-    def load_kernels(self) -> None:
-        """Have loaded what variants of large inputs are made with: it need not wait for its turn on the device."""
-        if self.device == "cuda" and self.is_large:
-            self._order(Order.LOAD_KERNELS, what="loading kernels")
-
     def widen(self) -> None:
         """Have a copy of the model made in float64, if it can be had."""
         with contextlib.suppress(EvaluationEnded):
@@ -306,8 +301,12 @@ class Reference:
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
         """
-        if self._may_draw_on_device() and self.is_large:
-            return self.another()
+        if self.device == "cuda":
+            first = self._new(on_device=True)
+            if self._try_on_device(first):
+                if self.is_large:
+                    return first
+                self.drop([first])
         first = self._new()
         self._draw([first])
         return first
@@ -548,17 +547,21 @@ class Reference:
 
     def _may_draw_on_device(self) -> bool:
         """Return whether ``get_inputs()`` makes the same kind of inputs with the GPU as torch's default device."""
-        if self._on_device is None:
-            self._on_device = self.device == "cuda"
-            try:
-                if self._on_device:
-                    case = self._new(on_device=True)
-                    self._draw([case])
-                    self.drop([case])
-            except EvaluationEnded:
-                self._on_device = False
-                if self.process.ended is not None:
-                    raise
+        if self._on_device is None and self.device == "cuda":
+            case = self._new(on_device=True)
+            if self._try_on_device(case):
+                self.drop([case])
+        return self._on_device is True
+
+    def _try_on_device(self, case: Case) -> bool:
+        """Draw a case with the GPU as torch's default device; return whether it can be done."""
+        try:
+            self._draw([case])
+            self._on_device = True
+        except EvaluationEnded:
+            self._on_device = False
+            if self.process.ended is not None:
+                raise
         return self._on_device
 
     def _draw(self, cases: Sequence[Case], *, free: Sequence[Case] = (), beside: bool = False) -> bool:

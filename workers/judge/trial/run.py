@@ -262,8 +262,11 @@ class _Evaluation:
                 self._see_memory()
                 self._check_again(candidate, last)
                 self._evidence["floor"] = self._floor()
-        with self._steps.backstop(Phase.CHECK):
-            self._look_at_provenance(candidate, first)
+            if reference.is_large:  # it would disturb whoever times next
+                self._look_at_provenance(candidate, first)
+        if not reference.is_large:
+            with self._steps.backstop(Phase.CHECK):
+                self._look_at_provenance(candidate, first)
         # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile. And the driver
         # opens the device for one process after the other: the next candidate gets in line.
         candidate.process.begin_stop()
@@ -374,7 +377,6 @@ class _Evaluation:
             reference = self._processes.make_reference_ready(told, self._plan.reference)
             weights = reference.taken().weights
             first = reference.first_case()
-            reference.load_kernels()
         self._evidence["inputs"] = [
             {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
         ]
