@@ -32,13 +32,20 @@ def rig(judge_environment: None) -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def gpu_rig(judge_environment: None) -> Iterator[Rig]:
-    """A place on the first GPU."""
-    from tests.judge.rig import Rig
+def gpu() -> str:
+    """The UUID of the first GPU."""
     from workers.judge.gpu.devices import devices
 
     gpus = devices()
     if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
         pytest.skip("there is no GPU here")
-    with Rig(gpus[0].uuid) as rig:
+    return gpus[0].uuid
+
+
+@pytest.fixture(scope="module")
+def gpu_rig(gpu: str, judge_environment: None) -> Iterator[Rig]:
+    """A place on the first GPU."""
+    from tests.judge.rig import Rig
+
+    with Rig(gpu) as rig:
         yield rig

@@ -22,7 +22,6 @@ from tests.judge.rig import Rig
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
-from workers.judge.gpu.devices import devices
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.host.turns import opened
 from workers.judge.trial.cpu import CpuTime
@@ -105,13 +104,10 @@ def triton(made: str = "empty_like(x)", *, masked: bool) -> str:
 
 
 @pytest.fixture
-def compiling_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def compiling_rig(gpu: str, judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """A place on the first GPU, where Triton compiles: elsewhere in these tests its interpreter runs."""
-    gpus = devices()
-    if not gpus and not os.environ.get("KQUEUE_REQUIRE_GPU"):
-        pytest.skip("there is no GPU here")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with Rig(gpus[0].uuid) as rig:
+    with Rig(gpu) as rig:
         yield rig
 
 
