@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
 import anyio
 
-from kqueue.autopsy.report import Ended, Report
+from kqueue.autopsy import coroutine
+from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.client import wire
 from kqueue.contract import Request, Result, Verdict
@@ -35,25 +37,15 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
         UnknownEvaluation: there is no such evaluation.
         KqueueError: what else the fleet answers.
     """
-    began = time.monotonic()
     request, failure = await judged_once(caller, evaluation_id, "autopsy", priority)
     autopsy = Autopsy(request, failure, width=_WIDTH)
-    rounds = autopsy.rounds()
-    ended = None
-    try:
-        requests = next(rounds)
-        while time.monotonic() - began < budget_s:
-            requests = rounds.send(await _judge(call, caller, autopsy, requests, began, budget_s))
-        ended = Ended.TIME
-    except StopIteration:
-        pass
-    return autopsy.report(time.monotonic() - began, ended)
+    return await coroutine.dissect(autopsy, partial(_judge, call, caller, autopsy, budget_s), budget_s)
 
 
 async def _judge(
-    call: Call, caller: Caller, autopsy: Autopsy, requests: Sequence[Request], began: float, budget_s: float
+    call: Call, caller: Caller, autopsy: Autopsy, budget_s: float, requests: Sequence[Request], until: float
 ) -> list[Result | None]:
-    left_s = max(1.0, began + budget_s - time.monotonic())
+    left_s = max(1.0, until - time.monotonic())
     keyed = [wire.with_key(request.model_copy(update={"queue_wait_s": left_s})) for request in requests]
     answer = await caller.ask(
         "POST", "/v1/evaluations/each", body={"entries": [wire.dump_request(request) for request in keyed]}
@@ -66,13 +58,13 @@ async def _judge(
         places[one.evaluation_id] = place
     results: dict[int, Result] = {}
     try:
-        while not autopsy.settled(results, len(keyed)) and time.monotonic() < began + budget_s:
+        while not autopsy.settled(results, len(keyed)) and time.monotonic() < until:
             pending = [str(identity) for identity, place in places.items() if place not in results]
-            hold_s = max(0.0, min(_TICK_S, began + budget_s - time.monotonic()))
+            hold_s = max(0.0, min(_TICK_S, until - time.monotonic()))
             told = await caller.ask("POST", "/v1/evaluations/wait", body={"evaluation_ids": pending, "timeout": hold_s})
             for verdict in map(Verdict.load, told["verdicts"]):
                 results[places[verdict.evaluation_id]] = verdict
-            spent = round(time.monotonic() - began, 3)
+            spent = round(budget_s - (until - time.monotonic()), 3)
             await call.report_progress(spent, budget_s, f"{autopsy.progress()}; {autopsy.evaluations} evaluations")
     finally:
         with anyio.move_on_after(_END_S, shield=True):

@@ -10,6 +10,7 @@ from kqueue.config import Config
 from kqueue.http import app
 from kqueue.web import (
     assets,
+    autopsy,
     batches,
     compare,
     evaluation,
@@ -27,6 +28,7 @@ _ROUTERS: Final = (
     now.router,
     evaluations.router,
     evaluation.router,
+    autopsy.router,
     problems.router,
     batches.router,
     runs.router,
@@ -47,4 +49,5 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
     """
     made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
     made.state.glances = now.Glances()
+    made.state.autopsies = autopsy.Autopsies()
     return made

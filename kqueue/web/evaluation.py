@@ -23,7 +23,8 @@ from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.reports import Detail, Waiting
-from kqueue.web import present
+from kqueue.store.tokens import Scope
+from kqueue.web import autopsy, present
 from kqueue.web.live import live
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Actor, Viewer, page, pages
@@ -94,7 +95,7 @@ class HeatMap:
 
 @router.get("/evaluations/{name}")
 async def evaluation(
-    request: Request, _: Viewer, name: str, against: Annotated[str | None, Query(max_length=100)] = None
+    request: Request, viewer: Viewer, name: str, against: Annotated[str | None, Query(max_length=100)] = None
 ) -> Response:
     """Show an evaluation, by its id or the first digits of that."""
     gateway: Gateway = request.app.state.gateway
@@ -102,7 +103,9 @@ async def evaluation(
     if str(found) != name:
         return RedirectResponse(f"/evaluations/{found}", 303)
     fields = await gateway.read(_read, found, against, within_s=gateway.config.live_s)
-    return page(request, "evaluation.html", **fields)
+    has_autopsy = autopsy.of(request, found) is not None
+    may_begin = viewer.may(Scope.PROBLEMS) and autopsy.refusal(fields["verdict"]) is None
+    return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, **fields)
 
 
 @router.get("/live/evaluations/{evaluation_id}")

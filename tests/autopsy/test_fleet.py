@@ -14,12 +14,15 @@ import pytest
 
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
+from kqueue.web.app import create_app
 from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute
 from tests.cli.command import Cli
 from tests.fleet.live import live_fleet
+from tests.http.standin import Served
 from tests.mcp.agents import over_stdio, told
 from tests.services import starts_services
 from tests.waiting import until
+from tests.web.visiting import OWN_FORM, visitor
 
 #: Fails on inputs of any size.
 OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
@@ -67,6 +70,21 @@ def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path)
         made = client.batch(f"autopsy-{identity}")
         assert made
         assert all(ticket.done() for ticket in made)
+
+
+def test_on_the_page(fleet: LocalFleet, tmp_path: Path) -> None:
+    """A button begins it, and the page ends with a program that shows the failure."""
+    address = f"/evaluations/{submitted(fleet, OFF)}/autopsy"
+    served = Served(fleet.config, make=create_app)
+    try:
+        with visitor(served, served.admin) as browser:
+            assert browser.post(address, headers=OWN_FORM).status_code == 303
+            until(lambda: "data-live" not in browser.get(address).text, 300, "the autopsy's end")
+            assert "elements: 12004 -&gt; 1\n" in browser.get(address).text
+            status, printed = execute(browser.get(f"{address}/repro.py").text, tmp_path)
+    finally:
+        served.close()
+    assert status == 1, printed
 
 
 def test_a_kernel_in_a_file_that_passes(cli: Cli) -> None:

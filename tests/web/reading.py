@@ -8,14 +8,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from kqueue.categories import Category
 from kqueue.contract import Outcome
+from kqueue.evidence import Evidence, InputTensor
 from kqueue.states import SearchState
 from kqueue.store import searches
 from kqueue.store.searches import Run
-from tests.http.standin import Served
-from tests.samples import measurement, passed, request_fields
+from tests.http.standin import Served, end
+from tests.samples import ended, measurement, passed, request_fields
 
 #: Markup, a template, a formula, and characters that move a reader's eye.
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[31m\u202egnp\u2066'
@@ -67,6 +69,20 @@ def drawn(browser: httpx.Client, page: str) -> int:
         assert answer.content.lstrip().startswith(b"<?xml")
         assert b"<script" not in answer.content
     return len(images)
+
+
+def found_wrong(message: str = "") -> Outcome:
+    """Return the outcome of a kernel that was wrong on the inputs of the problem `TAIL`."""
+    inputs = (InputTensor(shape=(4, 3001), dtype="float32"),)
+    return ended(Category.WRONG_VALUES, message=message or "wrong", evidence=Evidence(inputs=inputs))
+
+
+def end_all_wrong(engine: Engine, worker_id: UUID, message: str = "") -> None:
+    """End all evaluations that wait, as of kernels that are wrong in the same way."""
+    with engine.connect() as connection:
+        ids = connection.scalars(text("SELECT id FROM evaluations WHERE state = 'queued'")).all()
+    for identity in ids:
+        end(engine, worker_id, identity, found_wrong(message))
 
 
 def judged(served: Served, judge: Callable[..., None], outcome: Outcome | None = None, **fields: Any) -> UUID:

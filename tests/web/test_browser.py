@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,10 +11,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import Engine
 
 from kqueue.categories import Category
+from tests.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
-from tests.samples import ended, examined
+from tests.samples import ended, examined, request_fields
+from tests.waiting import until
+from tests.web.reading import end_all_wrong, found_wrong, judged, search, took
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -107,6 +112,88 @@ def test_axe_finds_nothing(
         assert _violations(tab) == [], address
 
 
+@pytest.fixture
+def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> list[str]:
+    """Pages of everything that lists, compares and searches, with something on each."""
+    good = judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
+    bad = judged(served, judge, ended(Category.WRONG_VALUES, log="hello\n"), batch="step/1")
+    one, other = search(engine, "alpha"), search(engine, "beta")
+    problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
+    lists = ["/problems", f"/problems/{problem}", "/batches", "/batches/step%2F1", "/runs", "/search?q=ModelNew"]
+    return [
+        *lists,
+        f"/runs/{one.id}",
+        f"/runs/{one.id}/{other.id}",
+        f"/compare/{good}/{bad}",
+        f"/evaluations/{bad}/autopsy",
+        f"/evaluations/{good}/autopsy",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_other_pages(
+    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str], scheme: str
+) -> None:
+    tab = visit(color_scheme=scheme)
+    _log_in(tab, token("problems"))
+    for address in addresses:
+        assert tab.goto(address).status == 200, address
+        assert _violations(tab) == [], address
+
+
+def test_every_link_and_button_is_reached_by_keyboard(
+    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str]
+) -> None:
+    """Each gets the focus once on a way through the page, and shows that it has it."""
+    tab = visit()
+    _log_in(tab, token("problems"))
+    for address in addresses:
+        tab.goto(address)
+        wanted = tab.evaluate(
+            "[...document.querySelectorAll("
+            "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
+            ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
+        )
+        reached: list[str] = []
+        while True:
+            tab.keyboard.press("Tab")
+            at, outline = tab.evaluate(
+                "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
+            )
+            if at is None or at in reached:
+                break
+            assert outline != "none", (address, at)
+            reached.append(at)
+        assert set(wanted) <= set(reached), address
+
+
+def test_an_autopsy_is_begun_by_keyboard_and_followed(
+    visit: Callable[..., Any],
+    served: Served,
+    token: Callable[[str], str],
+    judge: Callable[..., None],
+    engine: Engine,
+    worker_id: UUID,
+) -> None:
+    identity = judged(served, judge, found_wrong(), problem=TAIL)
+    tab = visit()
+    _log_in(tab, token("problems"))
+    tab.goto(f"/evaluations/{identity}")
+    tab.get_by_role("button", name="Autopsy").focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/autopsy")
+    tab.get_by_text("live", exact=True).wait_for()
+    tab.get_by_text("It takes a minute at most").wait_for()
+
+    def over() -> bool:
+        end_all_wrong(engine, worker_id)
+        return tab.locator("h2", has_text="What was found").count() == 1
+
+    until(over, what="the autopsy's end")
+    assert tab.locator("h2", has_text="repro.py").count() == 1
+    assert _violations(tab) == []
+
+
 def _violations(tab: Any) -> list[Any]:
     # The page's policy lets in no script but the server's: a debugger's is beside it.
     tab.evaluate(_AXE.read_text())
@@ -140,7 +227,11 @@ def test_news_come_without_a_reload(
 
 
 def test_no_page_scrolls_sideways_on_a_phone(
-    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None]
+    visit: Callable[..., Any],
+    served: Served,
+    token: Callable[[str], str],
+    judge: Callable[..., None],
+    addresses: list[str],
 ) -> None:
     with served.client() as api:
         body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
@@ -151,7 +242,7 @@ def test_no_page_scrolls_sideways_on_a_phone(
     judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
     tab = visit(viewport={"width": 375, "height": 700})
     _log_in(tab, token("submit"))
-    for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}"):
+    for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
         tab.goto(address)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
 
