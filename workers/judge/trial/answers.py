@@ -137,8 +137,8 @@ def rehearse(settings: Settings) -> None:
 
     That loads the judge's own kernels, which takes milliseconds each, when they are used for the first time.
     """
-    onepass.load(DTYPES[settings.precision])
     answer = torch.ones(_FEW, dtype=DTYPES[settings.precision], device="cuda")
+    onepass.load(answer.dtype)  # behind an operation of torch, by which this thread has a CUDA context
     exact = [answer.double()]
     case = Case(seed=0, outputs=[answer], exact=exact)
     checksum(answer)
