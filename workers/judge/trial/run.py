@@ -484,7 +484,7 @@ class _Evaluation:
             # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
             compare.check_values(first.outputs, first, self._settings)
             if self._place.on_gpu and self._settings.timing.enabled:
-                reference.stock(timing.usual_calls(self._settings.timing))
+                reference.stock(timing.usual_calls(self._settings.timing, _NULL_SHARE))
         if not reference.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
         return [case for case in answered if case not in last], 0, last[0] if last else None

@@ -145,10 +145,10 @@ class _Proof:
     ns: int | None
 
 
-def usual_calls(timing: Timing) -> int:
-    """Return how many input sets a series takes whose precision ends it."""
+def usual_calls(timing: Timing, null_share: float) -> int:
+    """Return how many input sets a series takes whose precision ends it; one of ``null_share`` nulls for each call."""
     calls = min(timing.calls, sum(_ENOUGH))
-    return timing.warmup + math.ceil(calls * (1 + _IN_TURN_SHARE)) + _FEWEST
+    return timing.warmup + math.ceil(calls * (1 + null_share + _IN_TURN_SHARE)) + _FEWEST
 
 
 class Stopwatch:
@@ -310,8 +310,7 @@ class Stopwatch:
             if not _knows_null(series, timing.precision) and (
                 self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST)
             ):
-                # Nothing is computed, so values that were used before will do.
-                sample = clock.time(null, self._case or self._fresh(), self._into)
+                sample = clock.time(null, self._for_null(clock), self._into)
                 misses += sample is None
                 if sample is not None and warming == 0:
                     series.nulls.append(sample[0])
@@ -375,6 +374,14 @@ class Stopwatch:
         if slow or self._draws_itself:
             self._exchange.process.start_clock()
         return case
+
+    def _for_null(self, clock: GpuClock | CpuClock) -> Case:
+        """Inputs for a null: fresh ones, which are no nearer to anybody's cache than a call's.
+
+        Where they are too large to be drawn ahead they are the last call's, as nothing is computed from them.
+        """
+        is_large = isinstance(clock, GpuClock) and not self._reference.is_roomy
+        return self._case if is_large and self._case is not None else self._fresh()
 
     def _make_room(self) -> list[torch.Tensor]:
         """Return memory for the outputs of calls, which no call has to wait for."""
