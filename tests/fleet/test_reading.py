@@ -60,8 +60,9 @@ def test_a_spare_child_takes_the_next_task(services: Any, fleet: Any, tmp_path: 
 
 def test_messages_in_vain_use_no_child_up(services: Any, fleet: Any, tmp_path: Path) -> None:
     """Messages of evaluations that are done, and of none at all, cost no fork."""
-    done = services.submit(f"read {tmp_path / 'pids'} well", send=False)
     _read(services, tmp_path / "pids")
+    # One behind the other: the sweeper sends what has waited without a message for a while.
+    done = services.submit(f"read {tmp_path / 'pids'} well", send=False)
     evaluations.cancel(services.engine, done)
     for _ in range(5):
         services.send(done)
