@@ -195,6 +195,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how many times each is judged")
     parser.add_argument("--mixed", action="store_true", help="among small kernels and memory bombs, in random order")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
     wanted = dict(problems(options.folders, options.only))
     if not wanted:
         parser.error("no problem matches: a problem is a Python file that defines get_inputs()")
@@ -223,8 +225,13 @@ def main() -> int:
                     took = time.monotonic() - begun
                     count = len(missing) + len(beside)
                     console.print(f"round {number}: {count} evaluations in {took:.1f} s, {count / took:.2f} a second")
-                    surprising += [row for row in ended if row["problem"] not in missing]
-                    surprising += [row for row in ended if number < options.rounds and not is_good(row)]
+                    strangers = [row for row in ended if row["problem"] not in missing]
+                    if beside:
+                        good = len(beside) - len(strangers)
+                        console.print(f"{good} of {len(beside)} kernels beside them as expected")
+                    surprising += strangers
+                    if number < options.rounds:  # the last round's stand in the table anyway
+                        surprising += [row for row in ended if row["problem"] in missing and not is_good(row)]
         known = read(kept)
     rows = [known[name, hash_of(source)] for name, source in wanted.items()]
     console.print(table(rows + surprising))

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
 
 from pydantic_core import PydanticSerializationError
 
+from kqueue.autopsy.coroutine import QUEUE_S
 from kqueue.autopsy.report import Ended, Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.client import Client
@@ -20,8 +20,6 @@ from kqueue.judging import LocalJudge
 
 #: Told after each round.
 Told = Callable[[Autopsy], None]
-#: The shortest time that a fleet is asked to keep an evaluation for, in seconds.
-_QUEUE_S: Final = 1.0
 
 
 def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, told: Told) -> Report:
@@ -40,7 +38,7 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, told: Told) -> R
     deadline = time.monotonic() + budget_s
 
     def judge(requests: Sequence[Request]) -> list[Result | None]:
-        left_s = max(_QUEUE_S, deadline - time.monotonic())
+        left_s = max(QUEUE_S, deadline - time.monotonic())
         # Should this process be killed, what still waits ends by itself.
         tickets = client.submit_batch([request.model_copy(update={"queue_wait_s": left_s}) for request in requests])
         results: dict[int, Result] = {}

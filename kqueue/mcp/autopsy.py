@@ -45,8 +45,7 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
 async def _judge(
     call: Call, caller: Caller, autopsy: Autopsy, budget_s: float, requests: Sequence[Request], until: float
 ) -> list[Result | None]:
-    left_s = max(1.0, until - time.monotonic())
-    keyed = [wire.with_key(request.model_copy(update={"queue_wait_s": left_s})) for request in requests]
+    keyed = [wire.with_key(request) for request in requests]
     answer = await caller.ask(
         "POST", "/v1/evaluations/each", body={"entries": [wire.dump_request(request) for request in keyed]}
     )

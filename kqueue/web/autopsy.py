@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -42,8 +43,6 @@ _WIDTH: Final = 4
 #: How many may run at once, and how many are kept.
 _MOST_RUNNING: Final = 4
 _MOST_KEPT: Final = 64
-#: The shortest time that an evaluation may wait for its turn, in seconds.
-_QUEUE_S: Final = 1.0
 
 
 @dataclass(eq=False)
@@ -98,10 +97,7 @@ class Autopsies:
 
 async def _run(gateway: Gateway, actor: Caller, running: Running) -> None:
     """Run an autopsy to its end, or the server's."""
-
-    async def judge(requests: Sequence[contract.Request], until: float) -> list[contract.Result | None]:
-        return await _judge(gateway, actor, running.autopsy, requests, until)
-
+    judge = partial(_judge, gateway, actor, running.autopsy)
     work = asyncio.create_task(coroutine.dissect(running.autopsy, judge, _BUDGET_S))
     stopping = asyncio.create_task(gateway.stopping.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,13 +120,11 @@ async def _judge(
     gateway: Gateway, actor: Caller, autopsy: Autopsy, requests: Sequence[contract.Request], until: float
 ) -> list[contract.Result | None]:
     """Have one round judged. What still waits when this server is gone ends by itself."""
-    left_s = max(_QUEUE_S, until - time.monotonic())
-    timed = [request.model_copy(update={"queue_wait_s": left_s}) for request in requests]
-    tickets = await gateway.submit(actor, timed)
+    tickets = await gateway.submit(actor, requests)
     results: dict[int, contract.Result] = {}
     try:
         with suppress(WaitTimeout):
-            async for ticket, verdict in gateway.client.as_completed(tickets, left_s):
+            async for ticket, verdict in gateway.client.as_completed(tickets, max(0.0, until - time.monotonic())):
                 results[tickets.index(ticket)] = verdict
                 if autopsy.settled(results, len(tickets)):
                     break

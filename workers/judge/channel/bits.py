@@ -31,7 +31,7 @@ def count_changed(a: torch.Tensor, b: torch.Tensor) -> int:
 def checksum(tensor: torch.Tensor) -> int:
     """Return a sum of a tensor's bits, for telling two draws apart. Whoever wants to can make two that agree."""
     sums = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    odd = 2 * torch.arange(min(_CHUNK, tensor.nbytes), device=tensor.device) + 1
+    odd = 2 * torch.arange(min(_CHUNK, max(8, tensor.nbytes // 8)), device=tensor.device) + 1
     for number, words in enumerate(_words(tensor, _CHUNK)):
         sums = sums * 31 + number + (words * odd[: words.numel()]).sum()  # it overflows, in the same way everywhere
     return int(sums) % 2**64

@@ -307,9 +307,8 @@ class Stopwatch:
         looks = call is Order.AHEAD
         self._discount(self._counted)
         while True:
-            if not _knows_null(series, timing.precision) and (
-                self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST)
-            ):
+            wants_null = self._random.random() < null_share or (warming == 0 and len(series.nulls) < _FEWEST)
+            if wants_null and not _knows_null(series, timing.precision):
                 sample = clock.time(null, self._for_null(clock), self._into)
                 misses += sample is None
                 if sample is not None and warming == 0:
