@@ -72,6 +72,7 @@ _worker: _Worker | None = None
 class _Evaluate(Task):
     Request = delivery.Request
     recorder: delivery.Recorder | None = None
+    pool: TaskPool | None = None
 
 
 def _make_app() -> Any:
@@ -301,6 +302,7 @@ def _report_ready(sender: Any, **_: Any) -> None:
     if not word:
         raise SystemExit("the supervisor did not let this worker in")
     door.setblocking(False)
+    app.tasks[broker.EVALUATE].pool = sender.pool
     keeper = _Keeper(worker, sender, door)
     keeper.obey(word)
     # By the timer: the event loop forgets the sockets that it watches whenever Redis is away.

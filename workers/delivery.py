@@ -47,7 +47,7 @@ from uuid import UUID
 import structlog
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Terminated, TimeLimitExceeded
-from celery.worker import request
+from celery.worker import request, state
 from sqlalchemy import Engine, event
 
 from kqueue.categories import Category
@@ -183,8 +183,8 @@ class Recorder:
 class Request(request.Request):
     """Celery's view of one delivery, in the worker's parent.
 
-    Stock Celery 5.7 reports a hard limit twice, and shows Flower a killed child's failure as
-    ``ExceptionWithTraceback()``.
+    Stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure as ``ExceptionWithTraceback()``,
+    and at a cold stop waits for the end of a task that it has handed out and that no child has accepted yet.
     """
 
     _reason = ""
@@ -193,6 +193,8 @@ class Request(request.Request):
         """A child has begun."""
         self.task.recorder.begun()
         super().on_accepted(pid, time_accepted)
+        if state.should_terminate:
+            self.cancel(self.task.pool)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """The task raised (``return_ok``), or its child is gone; called once for each."""

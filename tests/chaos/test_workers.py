@@ -24,6 +24,7 @@ from kqueue.store import workers as registry
 from tests.chaos import rig
 from tests.chaos.family import below, name, words
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
+from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
 #: What realtime clocks say lies this many seconds beside what the kernel says.
@@ -112,6 +113,28 @@ def test_a_worker_told_to_quit_hands_its_evaluation_back(services: Any, fleet: A
     assert (first.category, first.written_by, first.handed_back) == ("worker_lost", "worker", True)
     assert (second.category, second.handed_back) == ("passed", False)
     assert first.worker_id != second.worker_id
+
+
+def test_a_worker_told_to_quit_before_it_knows_that_its_child_has_begun(services: Any, fleet: Any, whole: Any) -> None:
+    """SIGQUIT when the child judges and the worker has not read that it does: it is not waited for until it ends."""
+    whole(services.submit("ok"))
+    time.sleep(1)  # another child is made and says that it is up
+    worker = fleet.live()[0].pid
+    children = linux.children(worker)
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
+    running = services.submit("sleep-once", attempts=1)
+    services.until(lambda: str(running) in fleet.log.read_text(), what="the message")
+    time.sleep(0.5)  # the task is handed out
+    os.kill(worker, signal.SIGSTOP)
+    for child in children:
+        os.kill(child, signal.SIGCONT)
+    services.started(running)
+    os.kill(worker, signal.SIGQUIT)
+    os.kill(worker, signal.SIGCONT)
+    first, second = whole(running)
+    assert (first.category, first.written_by, first.handed_back) == ("worker_lost", "worker", True)
+    assert (second.category, second.handed_back) == ("passed", False)
 
 
 def test_a_judge_killed_for_want_of_memory(services: Any, fleet: Any, whole: Any) -> None:
