@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 from tests.services import starts_services
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -36,6 +38,8 @@ def fleet() -> Iterator[LocalFleet]:
             gpu_fallback="cpu",
         )
         with LocalFleet(config, http=True, durable=False) as fleet:
+            # What it says of its workers is a second old.
+            until(lambda: httpx.get(f"{fleet.http_url}/health").json()["status"] == "healthy", what="the service")
             yield fleet
 
 
