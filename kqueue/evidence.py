@@ -367,6 +367,19 @@ class Stall(Part):
     """Its share of all waiting, 0 to 1."""
 
 
+class SourceLine(Part):
+    """A line of a source at which warps were seen."""
+
+    file: str
+    """Name of the file, such as ``kernel.py``."""
+    line: int
+    """Number of the line, from 1."""
+    share: float
+    """How many of the warps that were seen in the kernel were there, 0 to 1."""
+    text: str | None = None
+    """The line, where its file is known."""
+
+
 class KernelProfile(Part):
     """What one kernel of a call does, all its launches in that call together. Shares are 0 to 1."""
 
@@ -407,6 +420,9 @@ class KernelProfile(Part):
     """Share of accesses that the L2 cache had."""
     stalls: tuple[Stall, ...] = ()
     """Why warps waited, the three most frequent reasons."""
+    lines: tuple[SourceLine, ...] = ()
+    """The first five lines by how many warps were seen there. Told of the three longest kernels, where their compiler
+    has noted lines, as Triton and nvcc do here."""
 
 
 class Profile(Part):

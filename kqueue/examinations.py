@@ -204,3 +204,5 @@ def _of_kernel(kernel: KernelProfile, profile: Profile) -> Iterator[str]:
             yield f"    {', '.join(told)}"
     if kernel.stalls:
         yield "    warps wait for: " + ", ".join(f"{stall.reason} {stall.share:.0%}" for stall in kernel.stalls)
+    for line in kernel.lines:
+        yield f"    {line.share:.0%} at {line.file}:{line.line}" + (f": {line.text}" if line.text else "")

@@ -15,6 +15,7 @@ from kqueue.evidence import (
     Profile,
     Sanitized,
     SanitizerFinding,
+    SourceLine,
     Stall,
 )
 
@@ -104,6 +105,7 @@ def examined(name: str) -> Outcome:
         dram_share=0.03,
         gflops=50.0,
         stalls=(Stall(reason="long_scoreboard", share=0.75),),
+        lines=(SourceLine(file=name, line=16, share=0.9, text=name), SourceLine(file="cuda.cu", line=3, share=0.1)),
     )
     runtime = measurement(1.0).model_copy(update={"histogram": Histogram(low_ms=0.5, high_ms=1.5, counts=(1, 0, 8, 2))})
     evidence = Evidence(

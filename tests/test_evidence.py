@@ -100,6 +100,7 @@ STORED: dict[str, Any] = {
                 "gflops": 500.0,
                 "l2_hits": 0.5,
                 "stalls": [{"reason": "long_scoreboard", "share": 0.75}],
+                "lines": [{"file": "kernel.py", "line": 16, "share": 0.9, "text": "v = tl.sin(v)"}],
             }
         ],
         "peak_gbs": 4000.0,

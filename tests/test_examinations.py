@@ -8,7 +8,7 @@ from kqueue import examinations
 from kqueue.categories import Category
 from kqueue.contract import Request, Result, Sanitizer
 from kqueue.errors import InvalidRequest
-from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding, Stall
+from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding, SourceLine, Stall
 from tests.samples import ended, passed
 
 PROBLEM = """
@@ -47,6 +47,10 @@ COUNTED = KernelProfile(
     dram_share=0.5,
     gflops=500.0,
     stalls=(Stall(reason="long_scoreboard", share=0.75),),
+    lines=(
+        SourceLine(file="kernel.py", line=16, share=0.9, text="v = tl.sin(v)"),
+        SourceLine(file="cuda.cu", line=3, share=0.1),
+    ),
 )
 PROFILE = Profile(by="ncu", kernels=(COUNTED,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0)
 
@@ -130,6 +134,8 @@ def test_a_profile_in_words() -> None:
         "compute: 500 GFLOP/s, peak 6e+04 GFLOP/s",
         "18 registers a thread, 0 spills",
         "warps wait for: long_scoreboard 75%",
+        "90% at kernel.py:16: v = tl.sin(v)\n",
+        "10% at cuda.cu:3",
     ):
         assert told in text, told
     assert "occupancy" not in text

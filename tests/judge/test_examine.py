@@ -83,7 +83,6 @@ torch::Tensor add_one(torch::Tensor x) {
 }
 """,
     functions=["add_one"],
-    extra_cuda_cflags=["-lineinfo"],
 )
 
 class ModelNew(torch.nn.Module):
@@ -151,8 +150,9 @@ def test_how_far_beside_an_allocation_is_read(told: str, distance: int) -> None:
 
 def test_the_counters_of_nsight_compute_are_read() -> None:
     """Each kernel has its own; the longest comes first."""
-    told = examiner.profile((RECORDED / "ncu.csv").read_text())
+    told = examiner.profile("", (RECORDED / "ncu.csv").read_text())
     first, second = told["kernels"]
+    assert (first["place"], second["place"]) == (1, 0)
     assert (first["name"], first["launches"], first["duration_ms"]) == ("k", 1, 0.00272)
     assert "FillFunctor" in second["name"]
     assert (first["grid"], first["block"], first["registers"]) == ([2, 1, 1], [128, 1, 1], 18)
@@ -164,16 +164,42 @@ def test_the_counters_of_nsight_compute_are_read() -> None:
     assert told["peak_gflops"] == pytest.approx(2 * 16896 * 1.557, rel=1e-3)
 
 
+def test_the_lines_of_kernels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of each file that the kernel came from, by the warps that were seen there, whatever quotes a line has."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "kernel.py").write_text("\n" * 15 + "        v = tl.sin(v) + 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    table = (RECORDED / "source.csv").read_text()
+    first, second, *_ = slow = examiner.lines(table, "slow")
+    assert (first["file"], first["line"], first["text"]) == ("kernel.py", 16, "v = tl.sin(v) + 0.5")
+    assert first["share"] == pytest.approx(165909 / (447 + 14234 + 3788 + 417 + 165909 + 27))
+    assert (second["line"], second["text"]) == (13, None)
+    assert [line["line"] for line in slow] == [16, 13, 14, 12, 15]
+    soft = examiner.lines(table, "soft")
+    assert [(line["file"], line["line"]) for line in soft] == [
+        ("standard.py", 170),
+        ("kernel.py", 10),
+        ("standard.py", 263),
+        ("kernel.py", 8),
+        ("standard.py", 191),
+    ]
+    assert soft[0]["text"] is None
+    quoted = examiner.lines(table.replace('"1175"', '"0"').replace('"53","26","53"', '"9999","26","9999"'), "soft")
+    assert quoted[0]["line"] == 6  # other=-float("inf")
+
+
 @pytest.mark.parametrize("log", ["", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"])
 def test_what_a_kernel_wrote_in_its_place_breaks_nothing(log: str) -> None:
     """A log is as hostile as the kernel that ran beside the tool."""
     assert examiner.findings(log)["errors"] is None
-    assert not examiner.profile(log)["kernels"]
+    assert not examiner.profile(log, log)["kernels"]
+    assert not examiner.lines(log, "k")
 
 
 def test_counters_that_may_not_be_read_are_said_so() -> None:
     """As drivers keep them from users by default."""
-    told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
+    told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "")
     assert "ERR_NVGPUCTRPERM" in told["error"]
 
 
@@ -267,7 +293,7 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     if "cannot be sealed here" in (told["error"] or ""):
         pytest.skip(told["error"])
     assert (told["errors"], told["error"]) == (0, None)
-    spent = steps.durations["start_examine"] + steps.durations["untimed_examine"]
+    spent = sum(steps.durations[name] for name in ("start_examine", "untimed_examine", "read_examine"))
     assert told["seconds"] == pytest.approx(spent, abs=1e-3)
     assert steps.durations["wait_for_device"] + steps.durations["start_examine"] >= WAIT_S * 0.9
     assert steps.begun["untimed_examine"] >= WAIT_S * 0.9
@@ -303,10 +329,15 @@ def test_a_read_of_what_nobody_wrote_is_found(compiling_rig: Rig) -> None:
 @pytest.mark.timeout(400)
 def test_a_race_is_found(compiling_rig: Rig) -> None:
     """In shared memory of a CUDA kernel, whose compiled library the builder has made."""
-    outcome = judge(compiling_rig, CUDA, Backend.CUDA, sanitize=("racecheck",))
+    outcome = judge(compiling_rig, CUDA, Backend.CUDA, sanitize=("racecheck",), profile=True)
     [run] = outcome.evidence.sanitized or ()
     assert any("Race" in finding.kind for finding in run.findings), (run, outcome.category, outcome.message)
     assert any(finding.file and finding.file.endswith(".cu") for finding in run.findings)
+    assert outcome.evidence.profile is not None
+    if outcome.evidence.profile.by == "ncu":
+        [kernel] = [kernel for kernel in outcome.evidence.profile.kernels if "racy" in kernel.name]
+        assert {line.file for line in kernel.lines} == {"cuda.cu"}
+        assert any("kept[" in (line.text or "") for line in kernel.lines)
 
 
 @pytest.mark.gpu
@@ -318,8 +349,11 @@ def test_a_kernel_is_profiled(compiling_rig: Rig) -> None:
     assert profile is not None
     assert "add_one" in [kernel.name for kernel in profile.kernels], profile
     if profile.by == "ncu":
+        assert not profile.error
         [kernel] = [kernel for kernel in profile.kernels if kernel.name == "add_one"]
         assert (kernel.launches, kernel.grid) == (1, (1, 1, 1))
         assert kernel.registers
+        assert {line.file for line in kernel.lines} == {"kernel.py"}
+        assert "tl." in (kernel.lines[0].text or "")
         assert profile.peak_gbs
         assert profile.peak_gbs > 100

@@ -200,7 +200,8 @@ class Cast:
         page = memory("report", reports.SIZE)
         asked = Examine("memcheck", str(self.shelf / "tool"), "cpu", _job(kernel, "examined"), problem, 50.0)
         process.order(Order.EXAMINE, payload=asked)
-        process.order(Order.FINISH, fds=(page,))
+        process.order(Order.FINISH)
+        process.order(Order.REPORT, fds=(page,))
         os.close(page)
 
 

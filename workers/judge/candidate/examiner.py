@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +27,14 @@ from workers.judge.channel import reports
 from workers.judge.channel.protocol import Command, Examine, Order, Reply
 
 _LOG: Final = "tool.log"
+#: What Nsight Compute has counted, and the name under which it is told to keep that.
+_COUNTED: Final = "counted"
+_COUNTED_FILE: Final = "counted.ncu-rep"
 #: Seconds between two looks whether the program is ready.
 _LOOK_S: Final = 0.01
-#: The most of a log that is read, in bytes.
+#: How long reading one table of what was counted may take, in seconds.
+_READ_S: Final = 10.0
+#: The most of a log or a table that is read, in bytes.
 _LOG_BYTES: Final = 8 << 20
 #: How many errors compute-sanitizer tells one by one.
 _MOST_ERRORS: Final = 2000
@@ -35,8 +43,11 @@ _MOST_LAUNCHES: Final = 200
 #: Nsight Compute's sections: what it counts. It knows for each GPU which counters they need.
 _SECTIONS: Final = (
     *("LaunchStats", "Occupancy", "SpeedOfLight", "SpeedOfLight_RooflineChart"),
-    *("MemoryWorkloadAnalysis", "WarpStateStats", "InstructionStats", "ComputeWorkloadAnalysis"),
+    *("MemoryWorkloadAnalysis", "WarpStateStats", "InstructionStats", "ComputeWorkloadAnalysis", "SourceCounters"),
 )
+#: Kernels whose lines are told, and how many of each.
+_KERNELS_WITH_LINES: Final = 3
+_LINES: Final = 5
 
 
 class Examiner(Harness):
@@ -47,6 +58,7 @@ class Examiner(Harness):
         self.orders = {
             Order.EXAMINE: self._start,
             Order.FINISH: self._finish,
+            Order.REPORT: self._report,
         }
 
     @property
@@ -66,17 +78,19 @@ class Examiner(Harness):
         return self.done(command)
 
     def _finish(self, command: Command) -> Reply:
-        [memory] = command.descriptors
         Path(examined.GO).touch()
-        status = None
+        self._status = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends with this process; what it has told counts
-            status = self._tool.wait(max(self._left_s, 0.0))
-        read: Callable[[str], dict[str, Any]] = profile if self._asked.tool == "ncu" else findings
-        told = read(_log())
-        if status is None:
+            self._status = self._tool.wait(max(self._left_s, 0.0))
+        return self.done(command)
+
+    def _report(self, command: Command) -> Reply:
+        [memory] = command.descriptors
+        told = _profiled(self._asked.program) if self._asked.tool == "ncu" else findings(_log())
+        if self._status is None:
             told["error"] = f"it did not end within {self._asked.seconds:.0f} s"
-        elif status and not (told.get("findings") or told.get("error")):  # what was found may well have ended it
-            told["error"] = f"the kernel under the tool ended with status {status}"
+        elif self._status and not (told.get("findings") or told.get("error")):  # what was found may well have ended it
+            told["error"] = f"the kernel under the tool ended with status {self._status}"
         reports.write(memory, json.dumps(told))
         return self.done(command)
 
@@ -113,7 +127,7 @@ _SANITIZER: Final = (
     *("--require-cuda-init", "no", "--strip-paths", "yes"),
 )
 _PROFILER: Final = (
-    *("--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"),
+    *("--export", _COUNTED, "--force-overwrite", "--profile-from-start", "off"),
     # The clocks stay as they are: a GPU's settings are its owner's.
     *("--clock-control", "none", "--launch-count", str(_MOST_LAUNCHES)),
     *(word for section in _SECTIONS for word in ("--section", section)),
@@ -215,22 +229,60 @@ _AT_WORK: Final = frozenset({"selected", "not_selected"})
 #: What may keep more blocks from a multiprocessor, by the end of the counter's name.
 _LIMITS: Final = {"registers": "registers", "shared_mem": "shared memory", "warps": "warps", "blocks": "blocks"}
 _DENIED: Final = "ERR_NVGPUCTRPERM"
+#: The column of the page of sources that counts how often a warp was seen.
+_SAMPLES: Final = "# Samples"
+#: What stands beside a launch's counters: its place among all launches.
+_PLACE: Final = "place"
+#: The most characters of a line that are told.
+_TEXT: Final = 200
 
 
-def profile(log: str) -> dict[str, Any]:
-    """Read a log of Nsight Compute: its table of raw counters in CSV, in base units.
+def _profiled(program: str) -> dict[str, Any]:
+    """Return what Nsight Compute has counted, with the lines of the longest kernels."""
+    told = profile(_log(), _table(program, "--page", "raw", "--print-units", "base"))
+    for rank, kernel in enumerate(told["kernels"]):
+        longest = ("--launch-skip", str(kernel.pop(_PLACE)), "--launch-count", "1")
+        if rank < _KERNELS_WITH_LINES:
+            table = _table(program, "--page", "source", "--print-source", "cuda,sass", *longest)
+            kernel["lines"] = lines(table, kernel["name"])
+    return told
+
+
+def _table(program: str, *options: str) -> str:
+    """Return a table of what was counted, in CSV; as much of it as comes in time and is not too long."""
+    command = [program, "--import", _COUNTED_FILE, "--csv", *options]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as reading:
+        late = threading.Timer(_READ_S, reading.kill)
+        late.start()
+        assert reading.stdout is not None
+        try:
+            return reading.stdout.read(_LOG_BYTES).decode("utf-8", "replace")
+        finally:
+            late.cancel()
+            reading.kill()
+
+
+def profile(log: str, table: str) -> dict[str, Any]:
+    """Read what Nsight Compute says.
+
+    Args:
+        log: its log.
+        table: the raw counters in CSV, in base units.
 
     Returns:
-        ``kernels``, the longest first; ``peak_gbs`` and ``peak_gflops``; ``error``, why there is nothing.
+        ``kernels``, the longest first, each with the ``place`` of its longest launch among all; ``peak_gbs`` and
+        ``peak_gflops``; ``error``, why there is nothing.
     """
-    lines = log.splitlines()
-    if any(_DENIED in line for line in lines):
+    said = log.splitlines()
+    if any(_DENIED in line for line in said):
         return {"kernels": [], "error": "this user may not read the GPU's counters (ERR_NVGPUCTRPERM)"}
-    table = list(csv.reader(line for line in lines if line.startswith('"')))
-    if len(table) < 3:
-        told = [line.removeprefix("==ERROR== ") for line in lines if line.startswith("==ERROR==")]
+    rows = list(csv.reader(line for line in table.splitlines() if line.startswith('"')))
+    if len(rows) < 3:
+        told = [line.removeprefix("==ERROR== ") for line in said if line.startswith("==ERROR==")]
         return {"kernels": [], "error": told[0] if told else "the call launched no kernel"}
-    launches = [dict(zip(table[0], row, strict=False)) for row in table[2:]]
+    launches = [dict(zip(rows[0], row, strict=False)) | {_PLACE: str(place)} for place, row in enumerate(rows[2:])]
     by_name: dict[str, list[Mapping[str, str]]] = {}
     for launch in launches:
         by_name.setdefault(launch["Kernel Name"], []).append(launch)
@@ -247,6 +299,52 @@ def profile(log: str) -> dict[str, Any]:
         ),
         "error": "",
     }
+
+
+def lines(table: str, kernel: str) -> list[dict[str, Any]]:
+    """Read at which lines of a kernel's sources warps were seen, by Nsight Compute's page of sources in CSV.
+
+    Args:
+        table: parts of lines and their instructions: the lines of one file that are in one kernel.
+        kernel: the kernel's name.
+
+    Returns:
+        the first lines, as :class:`~kqueue.evidence.SourceLine` has them.
+    """
+    seen: Counter[tuple[str, int]] = Counter()
+    path, ours, after = "", False, 0
+    for row in csv.reader(line for line in table.splitlines() if line.startswith('"')):
+        if row[0] == "File Path":
+            path = row[-1]
+        elif row[0] == "Function Name":
+            ours = row[-1] == kernel
+        elif row[0] == "Line No":
+            # A source's quotes are not escaped, which may move what stands behind it: counted from the end it stays.
+            after = len(row) - row.index(_SAMPLES) if _SAMPLES in row else 0
+        elif ours and after and len(row) > after and row[0].isdecimal() and row[-after].isdecimal():
+            seen[path, int(row[0])] += int(row[-after])
+    total = seen.total()
+    return [
+        {"file": Path(path).name, "line": number, "share": count / total, "text": _line(Path(path), number)}
+        for (path, number), count in seen.most_common(_LINES)
+        if count
+    ]
+
+
+def _line(path: Path, number: int) -> str | None:
+    """Return a line of a source; None where there is no such file any more.
+
+    A builder's own folder is gone, but torch writes the sources here too before it finds what was built.
+    """
+    alike = (found for found in sorted(Path.cwd().rglob(path.name)) if found.parent.name == path.parent.name)
+    found = path if path.exists() else next(alike, None)
+    if found is None:
+        return None
+    try:
+        with found.open(encoding="utf-8", errors="replace") as stream:
+            return next(itertools.islice(stream, number - 1, None), "").strip()[:_TEXT] or None
+    except OSError:
+        return None
 
 
 def _kernel(name: str, launches: list[Mapping[str, str]]) -> dict[str, Any]:
@@ -271,7 +369,7 @@ def _kernel(name: str, launches: list[Mapping[str, str]]) -> dict[str, Any]:
         "l2_hits": _share(longest, "lts__t_sector_hit_rate.pct"),
     }
     return (
-        {"name": name, "launches": len(launches), "duration_ms": sum(durations) / 1e6}
+        {"name": name, "launches": len(launches), "duration_ms": sum(durations) / 1e6, _PLACE: int(longest[_PLACE])}
         | of
         | {"stalls": _stalls(longest)}
     )

@@ -254,6 +254,8 @@ class Harness:
         self._path.write_text(job.source, encoding="utf-8")
         if job.device_asserts:
             _have_triton_assert()
+        if job.lines:
+            libraries.note_lines()
         if self.on_gpu:
             self.set_tf32()
 

@@ -124,6 +124,12 @@ def prebuilt(
     return library.stem, str(place), asked["is_python_module"]
 
 
+def note_lines() -> None:
+    """Have nvcc note the lines of sources from now on. The instructions that it makes stay the same."""
+    name = _NVCC_FLAGS[1]
+    os.environ[name] = f"{os.environ.get(name, '')} -lineinfo".strip()
+
+
 @contextlib.contextmanager
 def quick_compilers() -> Generator[None]:
     """Inside the ``with`` block, torch's builder compiles with fewer headers where they suffice, in all threads.

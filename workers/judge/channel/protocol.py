@@ -123,7 +123,9 @@ class Order(IntEnum):
     """Start a program for the kernel and its problem, under a tool (:class:`Examine`). It waits before it opens the
     device."""
     FINISH = 23
-    """Let that program go on, and wait for its end; what the tool says goes to the memory beside the order."""
+    """Let that program go on, and wait for its end."""
+    REPORT = 25
+    """Write what the tool has said to the memory beside the order."""
     ARENA = 24
     """In a reference: keep what it holds in this memory of the judge's, where there is room."""
     REST = 20
@@ -470,6 +472,7 @@ class Job:
         dtype: the floating dtype of weights and inputs that are float32 or float64.
         seed: set before construction.
         device_asserts: have Triton check its kernels' assertions.
+        lines: have nvcc note which line of a source each instruction comes from.
         keeps_float64: leave what is float64 as it is.
         tf32: let products and convolutions of fp32 values use TF32.
         compiled: run the model under ``torch.compile``.
@@ -486,6 +489,7 @@ class Job:
     compiled: bool = False
     built: str = ""
     device_asserts: bool = False
+    lines: bool = False
     architectures: str = ""
 
 

@@ -162,14 +162,15 @@ class Store:
         """Return what another process opens the same store with, as arguments."""
         return [self._location, self._most, self.fingerprint]
 
-    def key(self, source: str, architectures: str) -> str:
+    def key(self, source: str, flags: str) -> str:
         """Return the key of a build.
 
         Args:
             source: the kernel's.
-            architectures: nvcc's targets where the source names none; empty on a CPU slot, where builds end otherwise.
+            flags: what nvcc is told beside it: its targets where the source names none, and whether it notes lines.
+                Empty on a CPU slot, where builds end otherwise.
         """
-        return hashlib.sha256(json.dumps([self.fingerprint, architectures, source]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.fingerprint, flags, source]).encode()).hexdigest()
 
     def preload(self) -> None:
         """See that what a URL's location needs is installed, before a judge finds that it is not.

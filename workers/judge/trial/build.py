@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from kqueue.contract import Backend, Deadlines, Outcome, Phase
 from workers.judge.candidate.libraries import is_lasting
 from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
-from workers.judge.host.artifacts import Entry, Header, Library, Refusal
+from workers.judge.host.artifacts import Entry, Header, Library, Refusal, Store
 from workers.judge.keeper.control import End, Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
 from workers.judge.keeper.process import SealedProcess
@@ -42,20 +43,42 @@ _ROOM_SHARE: Final = 0.5
 _PREPARE_S: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be built.
+
+    Attributes:
+        source: the kernel's source.
+        on_gpu: True if the candidate has a GPU.
+        lines: have nvcc note which line of a source each instruction comes from.
+    """
+
+    source: str
+    on_gpu: bool
+    lines: bool
+
+    def job(self) -> Job:
+        """Return the builder's job, which tells nothing else about the evaluation."""
+        architectures = _architectures() if self.on_gpu else ""
+        return Job(self.source, "", dtype=torch.float32, seed=0, architectures=architectures, lines=self.lines)
+
+    def key(self, store: Store) -> str:
+        """Return what the build is kept under."""
+        job = self.job()
+        return store.key(job.source, job.architectures + (" lines" if job.lines else ""))
+
+
 class Build:
     """One build, from the builder's fork to its end."""
 
-    def __init__(
-        self, forkserver: ForkServer, profile: Profile, deadlines: Deadlines, source: str, *, on_gpu: bool
-    ) -> None:
+    def __init__(self, forkserver: ForkServer, profile: Profile, deadlines: Deadlines, asked: Asked) -> None:
         """Start forking a builder without waiting. None of the kernel's code runs yet.
 
         Args:
             forkserver: the slot's fork server.
             profile: the builder's limits, with the candidate's ``built`` directory.
             deadlines: the evaluation's deadlines.
-            source: the kernel's source.
-            on_gpu: True if the candidate has a GPU.
+            asked: what is to be built.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -65,15 +88,13 @@ class Build:
         self._deadlines = deadlines
         self._built = Path(profile.built)
         self._memory_bytes = profile.host_memory_bytes
-        self._architectures = _architectures() if on_gpu else ""
         self._store = forkserver.builds
         #: What the build is kept under; empty where builds are not kept.
-        self._key = self._store.key(source, self._architectures) if self._store is not None else ""
+        self._key = asked.key(self._store) if self._store is not None else ""
         #: On a CPU slot the builder's compilers have everything that the candidate's would have.
-        self._final = _FINAL if on_gpu else _FINAL | {Category.COMPILE_ERROR}
+        self._final = _FINAL if asked.on_gpu else _FINAL | {Category.COMPILE_ERROR}
         self._compiled = True
-        # The builder learns nothing else about the evaluation.
-        self._job = Job(source, "", dtype=torch.float32, seed=0, architectures=self._architectures)
+        self._job = asked.job()
         self._opening = self.process.send(Order.OPEN, payload=Opening("cpu"))
 
     @property
@@ -225,24 +246,22 @@ class Reuse:
         """Keep nothing: what is known is kept."""
 
 
-def begin(
-    forkserver: ForkServer, profile: Profile, deadlines: Deadlines, source: str, *, on_gpu: bool
-) -> Build | Reuse:
+def begin(forkserver: ForkServer, profile: Profile, deadlines: Deadlines, asked: Asked) -> Build | Reuse:
     """Return an earlier build of a source, or have a builder forked.
 
     Args:
-        forkserver, profile, deadlines, source, on_gpu: as for :class:`Build`.
+        forkserver, profile, deadlines, asked: as for :class:`Build`.
     """
     store = forkserver.builds
     if store is not None:
         assert profile.built is not None
-        entry = store.get(store.key(source, _architectures() if on_gpu else ""))
+        entry = store.get(asked.key(store))
         if entry is not None:
             try:
                 return Reuse(entry, Path(profile.built))
             except (OSError, ValueError):
                 shelf.clear(Path(profile.built))  # a builder's libraries come there instead
-    return Build(forkserver, profile, deadlines, source, on_gpu=on_gpu)
+    return Build(forkserver, profile, deadlines, asked)
 
 
 def _architectures() -> str:

@@ -32,12 +32,12 @@ _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
 #: Findings and kernels that are kept.
 _MOST: Final = 32
 #: What the process may take beyond the tool's own time, in seconds.
-_GRACE_S: Final = 10.0
+_GRACE_S: Final = 60.0
 #: The last line of a traceback.
 _RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 #: The steps of a run: what needs no device, and what does. Waiting for the device is none of its time.
-_STARTING: Final = "start_examine"
-_SPENT: Final = (_STARTING, "untimed_examine", "alone_examine")
+_STARTING, _READING = "start_examine", "read_examine"
+_SPENT: Final = (_STARTING, "untimed_examine", "alone_examine", _READING)
 #: Holds the device during a block, for the step of this name.
 _Hold = Callable[[str], AbstractContextManager[None]]
 #: The most characters of a text that a tool or a kernel chose.
@@ -130,7 +130,9 @@ class Examiner:
                 process.enter(Phase.EXAMINE, order.seconds + _GRACE_S)
                 process.order(Order.EXAMINE, payload=order)
             with hold("examine"), self._steps.backstop(Phase.EXAMINE):
-                process.order(Order.FINISH, fds=(page,))
+                process.order(Order.FINISH)
+            with self._steps.timed(_READING), self._steps.backstop(Phase.EXAMINE):
+                process.order(Order.REPORT, fds=(page,))
             told = reports.read(page)
         finally:
             os.close(page)
@@ -155,8 +157,14 @@ def _list(told: dict[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _bounded(fields: Any) -> Any:
-    """Return a record of a sealed process with its texts on one line each, and not too long."""
-    if not isinstance(fields, dict):
-        return fields
-    return {name: one_line(value)[:_TEXT] if isinstance(value, str) else value for name, value in fields.items()}
+def _bounded(told: Any, depth: int = 3) -> Any:
+    """Return what a sealed process told, each text on one line and none too long, without what is nested deeper."""
+    if isinstance(told, str):
+        return one_line(told)[:_TEXT]
+    if not isinstance(told, dict | list):
+        return told
+    if depth == 0:
+        return None
+    if isinstance(told, list):
+        return [_bounded(value, depth - 1) for value in told[:_MOST]]
+    return {name: _bounded(value, depth - 1) for name, value in told.items()}

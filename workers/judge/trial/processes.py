@@ -192,8 +192,8 @@ class Processes:
 
     def _begin_build(self) -> None:
         profile = self._profile(Role.BUILDER, BUILDER_OFFSET, self._built)
-        kernel, on_gpu = self._request.kernel, self._place.on_gpu
-        self.builder = build.begin(self._forkserver, profile, self._deadlines, kernel, on_gpu=on_gpu)
+        asked = build.Asked(self._request.kernel, on_gpu=self._place.on_gpu, lines=bool(self._settings.examine))
+        self.builder = build.begin(self._forkserver, profile, self._deadlines, asked)
         if isinstance(self.builder, Build):
             self._others.append(self.builder.process)
             self._cpu.count(Role.BUILDER, self.builder.process)
@@ -328,4 +328,5 @@ class Processes:
             compiled=compiled,
             built=built,
             device_asserts=self._settings.debug.device_asserts,
+            lines=bool(self._settings.examine),
         )
