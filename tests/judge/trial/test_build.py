@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,9 @@ def test_what_fails_only_in_the_builder_is_left_to_the_candidate(rig: Rig) -> No
 
 
 class _BuildBesideGpu(build.Build):
-    def __init__(self, *given: Any, on_gpu: bool) -> None:
-        super().__init__(*given, on_gpu=not on_gpu)
+    def __init__(self, *given: Any) -> None:
+        *given, asked = given
+        super().__init__(*given, replace(asked, on_gpu=not asked.on_gpu))
 
 
 @pytest.fixture

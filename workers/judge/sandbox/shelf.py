@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -36,21 +36,32 @@ def make(shelf: Path) -> None:
     shelf.chmod(0o755)
 
 
-def put(shelf: Path, key: str, name: str, content: bytes) -> None:
-    """Put a library there that a builder has made before.
+def fill(shelf: Path, files: Iterable[tuple[str, str, bytes]]) -> None:
+    """Create the directory, and put what a builder has made before there.
+
+    Args:
+        shelf: the directory.
+        files: key, name and content of each library or refusal.
 
     Raises:
-        OSError: the host has no room for it.
-        ValueError: key or name are no library's.
+        OSError: the host has no room for them.
+        ValueError: a key or name is no library's.
     """
-    if not (_KEY.fullmatch(key) and _NAME.fullmatch(name)):
-        raise ValueError(f"{key}/{name} is no library")
-    place = shelf / key
-    place.mkdir()
-    place.chmod(0o755)
-    with (place / name).open("xb") as stream:
-        os.fchmod(stream.fileno(), 0o644)
-        stream.write(content)
+    make(shelf)
+    for key, name, content in files:
+        if not (_KEY.fullmatch(key) and _NAME.fullmatch(name)):
+            raise ValueError(f"{key}/{name} is no library")
+        place = shelf / key
+        place.mkdir()
+        place.chmod(0o755)
+        with (place / name).open("xb") as stream:
+            os.fchmod(stream.fileno(), 0o644)
+            stream.write(content)
+
+
+def read(shelf: Path) -> list[tuple[str, str, bytes]]:
+    """Return what is there, as :func:`fill` takes it."""
+    return [(path.parent.name, path.name, path.read_bytes()) for path in files(shelf)]
 
 
 def clear(shelf: Path) -> None:

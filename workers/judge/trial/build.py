@@ -155,23 +155,22 @@ class Build:
             found | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
         )
         if ended_by_itself and (self._had_room(report) or len(files) == len(libraries)) and not report.robbed:
-            self._keep(files, report, skipped)
+            self._keep(report, skipped)
         return evidence["build"]
 
     def _had_room(self, report: Report) -> bool:
         """Return whether no compiler of a process can have failed for want of memory."""
         return not report.robbed and report.peak_bytes < _ROOM_SHARE * self._memory_bytes
 
-    def _keep(self, files: list[Path], report: Report, skipped: str) -> None:
+    def _keep(self, report: Report, skipped: str) -> None:
         """Keep what the builder has made; without room for it, nothing."""
-        if self._store is None or not files:
+        if self._store is None:
             return
-        contents = tuple(path.read_bytes() for path in files)
-        kept = tuple(
-            Library(key=path.parent.name, name=path.name, size=len(content))
-            for path, content in zip(files, contents, strict=True)
-        )
-        self._put(report, contents, libraries=kept, log=report.log, skipped=skipped)
+        found = shelf.read(self._built)
+        kept = tuple(Library(key=key, name=name, size=len(content)) for key, name, content in found)
+        contents = tuple(content for _, _, content in found)
+        if found:
+            self._put(report, contents, libraries=kept, log=report.log, skipped=skipped)
 
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
         """Keep a compiler's final word against the source, if it would say the same again.
@@ -212,9 +211,8 @@ class Reuse:
         """
         begun = time.monotonic()
         self._entry = entry
-        shelf.make(built)
-        for library, content in zip(entry.header.libraries, entry.contents, strict=True):
-            shelf.put(built, library.key, library.name, content)
+        kept = zip(entry.header.libraries, entry.contents, strict=True)
+        shelf.fill(built, ((library.key, library.name, content) for library, content in kept))
         self._seconds = time.monotonic() - begun
 
     @property

@@ -48,20 +48,18 @@ class Examiner:
     """The examination that an evaluation asks for."""
 
     def __init__(
-        self, request: Request, device: str, job: Job, fork: Callable[[], SealedProcess], steps: Steps
+        self, request: Request, device: str, fork: Callable[[], tuple[SealedProcess, Job]], steps: Steps
     ) -> None:
         """Run nothing yet.
 
         Args:
             request: what is judged.
             device: ``cpu`` or ``cuda``.
-            job: the kernel's, as its candidate had it.
-            fork: makes the sealed process for one run.
+            fork: makes the sealed process for one run, and tells its job, the candidate's.
             steps: the evaluation's.
         """
         self._request = request
         self._device = device
-        self._job = job
         self._fork = fork
         self._steps = steps
         self._left_s = request.settings.deadlines.examine_s
@@ -105,25 +103,25 @@ class Examiner:
             return {"error": f"{program} is not installed on this host: it comes with the CUDA toolkit"}, 0.0
         if self._left_s <= 0:
             return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
-        order = Examine(tool, found, self._device, self._job, self._request.problem, self._left_s)
         spent = -sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         try:
-            told = self._ask(order, hold)
+            told = self._ask(tool, found, hold)
         except (EvaluationEnded, ForkServerError, reports.NotReported) as error:
             told = {"error": str(error)}
         spent += sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         self._left_s -= spent
         return told, round(spent, 6)
 
-    def _ask(self, order: Examine, hold: _Hold) -> dict[str, Any]:
-        """Have a new process carry an order out, on the device from where it needs that.
+    def _ask(self, tool: str, program: str, hold: _Hold) -> dict[str, Any]:
+        """Have a new process run the kernel under a tool, on the device from where it needs that.
 
         Raises:
             EvaluationEnded: it was ended, at its deadline or beyond its limits.
             ForkServerError: it could not be sealed or ended.
             NotReported: it told nothing that can be read.
         """
-        process = self._fork()
+        process, job = self._fork()
+        order = Examine(tool, program, self._device, job, self._request.problem, self._left_s)
         page = memory("kqueue-report", reports.SIZE)
         try:
             with self._steps.timed(_STARTING), self._steps.backstop(Phase.EXAMINE):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from workers.judge.keeper.control import Report
 from workers.judge.keeper.handle import ForkServer, ForkServerError
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.place import Place
+from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.trial import build, static, warm
 from workers.judge.trial.build import Build, Reuse
@@ -70,6 +72,8 @@ class Processes:
         self._has_next = False
         #: Where libraries lie that a builder has compiled; empty where there is none.
         self._built = ""
+        #: What lay there, for those who examine the kernel: the directory goes with the candidate.
+        self._libraries: list[tuple[str, str, bytes]] = []
         #: All but the reference's.
         self._others: list[SealedProcess] = []
 
@@ -214,13 +218,17 @@ class Processes:
 
     def examiner(self, steps: Steps) -> Examiner:
         """Return what examines the kernel, in processes of its own, when all others have ended."""
-        profile = self._profile(Role.EXAMINED, built=self._built or None)
-        job = self._job(self._request.kernel, static.ENTRY, built=self._built)
+        job = self._job(self._request.kernel, static.ENTRY)
 
-        def fork() -> SealedProcess:
-            return self._fork(replace(profile, scratch=self._new_scratch()))
+        def fork() -> tuple[SealedProcess, Job]:
+            if not self._libraries:
+                return self._fork(self._profile(Role.EXAMINED)), job
+            built = self._new_scratch()
+            with contextlib.suppress(OSError):  # what is not there is compiled
+                shelf.fill(Path(built), self._libraries)
+            return self._fork(self._profile(Role.EXAMINED, built=built)), replace(job, built=built)
 
-        return Examiner(self._request, self._device, job, fork, steps)
+        return Examiner(self._request, self._device, fork, steps)
 
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""
@@ -242,6 +250,9 @@ class Processes:
             ForkServerError: the end of one is unknown, and the outcome is a right answer.
         """
         why = ""
+        if self._settings.examine and self._built:
+            with contextlib.suppress(OSError):
+                self._libraries = shelf.read(Path(self._built))
         for process in self._others:
             why = self._end(process, outcome, reports) or why
         if self.builder is not None:
