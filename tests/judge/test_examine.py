@@ -17,7 +17,8 @@ import pytest
 from pydantic import ValidationError
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Examination, Outcome, Request, Sanitizer, Settings, Timing
+from kqueue.contract import Backend, Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
+from tests.judge import extension
 from tests.judge.rig import Rig
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
@@ -297,6 +298,40 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     assert told["seconds"] == pytest.approx(spent, abs=1e-3)
     assert steps.durations["wait_for_device"] + steps.durations["start_examine"] >= WAIT_S * 0.9
     assert steps.begun["untimed_examine"] >= WAIT_S * 0.9
+
+
+#: Has been given its library, or has compiled it: under a tool it raises which, as nobody reads its log there.
+GIVEN = """
+how = "compiled" if list(Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.o")) else "given"
+if Path("job.json").exists():
+    raise ValueError(how)
+"""
+
+
+def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
+    """Each process under a tool is given the libraries; those of the candidate went with it."""
+    if os.geteuid() != 0:
+        pytest.skip("programs under a tool need user ids of their own")
+    settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
+    source = extension.kernel(after=GIVEN)
+    asked = Request(problem=extension.PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
+    steps = Steps(BlackBox(), tool_rig.place, asked.settings.total_s)
+    processes = Processes(asked, tool_rig.place, tool_rig.forkserver, CpuTime())
+    pytests = signal.getsignal(signal.SIGALRM)
+    try:
+        processes.begin_reference()
+        candidate = processes.begin_candidate()
+        assert processes.build({})["libraries"] == 1
+        candidate.process.stop()
+        examining = processes.examiner(steps)
+        for _ in range(2):
+            error = examining.sanitize("memcheck")["error"]
+            if "cannot be sealed here" in error:
+                pytest.skip(error)
+            assert "ValueError: given" in error
+    finally:
+        signal.signal(signal.SIGALRM, pytests)
+        processes.end(Outcome(category=Category.PASSED, message="", phase=Phase.EXAMINE), {})
 
 
 @pytest.mark.gpu

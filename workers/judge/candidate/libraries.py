@@ -126,8 +126,9 @@ def prebuilt(
 
 def note_lines() -> None:
     """Have nvcc note the lines of sources from now on. The instructions that it makes stay the same."""
-    name = _NVCC_FLAGS[1]
-    os.environ[name] = f"{os.environ.get(name, '')} -lineinfo".strip()
+    given = os.environ.get(_NVCC_FLAGS[1], "").split()
+    if "-lineinfo" not in given:
+        os.environ[_NVCC_FLAGS[1]] = " ".join([*given, "-lineinfo"])
 
 
 @contextlib.contextmanager

@@ -202,6 +202,14 @@ class Processes:
             self._others.append(self.builder.process)
             self._cpu.count(Role.BUILDER, self.builder.process)
 
+    def build(self, evidence: dict[str, Any]) -> dict[str, Any]:
+        """Have the builder do its work; arguments, result and exceptions are :meth:`.Build.run`'s."""
+        assert self.builder is not None
+        found = self.builder.run(evidence)
+        if self._settings.examine:
+            self._libraries = shelf.read(Path(self._built))
+        return found
+
     def begin_compiled(self) -> tuple[Exchange, Job]:
         """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device.
 
@@ -250,9 +258,6 @@ class Processes:
             ForkServerError: the end of one is unknown, and the outcome is a right answer.
         """
         why = ""
-        if self._settings.examine and self._built:
-            with contextlib.suppress(OSError):
-                self._libraries = shelf.read(Path(self._built))
         for process in self._others:
             why = self._end(process, outcome, reports) or why
         if self.builder is not None:

@@ -353,11 +353,10 @@ class _Evaluation:
 
     def _build(self, candidate: Candidate) -> None:
         """Have compiled what the candidate is going to import."""
-        builder = self._processes.builder
-        if builder is None:
+        if self._processes.builder is None:
             return
         with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
-            found = builder.run(self._evidence)
+            found = self._processes.build(self._evidence)
         if "skipped" not in found:  # else the candidate may have to compile it all
             candidate.process.charge_compilers(found["seconds"])
 
