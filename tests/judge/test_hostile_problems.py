@@ -99,7 +99,8 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
     assert outcome.category in problem.expected, outcome
     assert_contained(outside, outcome)
     if outcome.blame is Blame.PROBLEM:
-        assert_nothing_left(keeping)
+        # A candidate may have been made ahead for the next evaluation.
+        until(lambda: not keeping.sealed(Role.REFERENCE), what="the end of the reference")
     else:
         if problem.name.startswith("kept/"):
             time.sleep(0.3)  # some do what they do while they are kept

@@ -220,8 +220,10 @@ def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: C
 def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
     """A judge that is killed leaves no reference, nor the one that it has taken."""
     for _ in range(2):
-        threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in judges()]).start()
+        killer = threading.Thread(target=kill_judge)
+        killer.start()
         assert empty.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
+        killer.join()
         assert gone(empty)
         assert uses(empty.judge(request())) == 1
 
@@ -242,6 +244,14 @@ def judges() -> list[int]:
     """The judges: forks of this process. Its other children, services among them, run other programs."""
     own = Path("/proc/self/cmdline").read_bytes()
     return [pid for pid in linux.children(os.getpid()) if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
+
+
+def kill_judge() -> None:
+    """Wait until there is a judge, and kill it in the midst of its work."""
+    until(judges, what="a judge")
+    time.sleep(1)
+    for pid in judges():
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill_reference(rig: Rig) -> None:
