@@ -31,8 +31,9 @@ from workers.judge.trial.steps import Steps
 _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
 #: Findings and kernels that are kept.
 _MOST: Final = 32
-#: What the process may take beyond the tool's own time, in seconds.
-_GRACE_S: Final = 60.0
+#: What the process may take beyond the tool's own time, in seconds, and to read what the tool has written.
+_GRACE_S: Final = 10.0
+_READ_S: Final = 60.0
 #: The last line of a traceback.
 _RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 #: The steps of a run: what needs no device, and what does. Waiting for the device is none of its time.
@@ -130,6 +131,7 @@ class Examiner:
             with hold("examine"), self._steps.backstop(Phase.EXAMINE):
                 process.order(Order.FINISH)
             with self._steps.timed(_READING), self._steps.backstop(Phase.EXAMINE):
+                process.enter(Phase.EXAMINE, _READ_S)
                 process.order(Order.REPORT, fds=(page,))
             told = reports.read(page)
         finally:
