@@ -112,6 +112,7 @@ def cli(tmp_path: Path) -> Cli:
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "KQUEUE_SCRATCH": str(tmp_path / "scratch"), "COLUMNS": "120"}
+    environment["PYTEST_ADDOPTS"] = ""  # of the pytest that runs these tests
     return Cli(folder, environment, patience_s=LIMIT_S)
 
 
