@@ -301,6 +301,16 @@ def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
     assert own == ["-gencode=arch=compute_80,code=sm_80"]
 
 
+def test_a_shelf_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What broke in the midst would be taken for a library."""
+    whole = [("a" * 64, "a.so", b"1"), ("b" * 64, shelf.REFUSED, b"2")]
+    shelf.fill(tmp_path / "whole", whole)
+    assert shelf.read(tmp_path / "whole") == whole
+    with pytest.raises(ValueError, match="is no library"):
+        shelf.fill(tmp_path / "broken", [*whole, ("c" * 64, "c.txt", b"3")])
+    assert shelf.read(tmp_path / "broken") == []
+
+
 def test_taking_stops_at_the_bound(tmp_path: Path) -> None:
     """More than a builder may write is not taken, and nothing half."""
     for i in range(3):

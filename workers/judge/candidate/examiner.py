@@ -336,12 +336,11 @@ def _line(path: Path, number: int) -> str | None:
 
     A builder's own folder is gone, but torch writes the sources here too before it finds what was built.
     """
-    alike = (found for found in sorted(Path.cwd().rglob(path.name)) if found.parent.name == path.parent.name)
-    found = path if path.exists() else next(alike, None)
-    if found is None:
-        return None
+    if not path.exists():
+        alike = (found for found in sorted(Path.cwd().rglob(path.name)) if found.parent.name == path.parent.name)
+        path = next(alike, path)
     try:
-        with found.open(encoding="utf-8", errors="replace") as stream:
+        with path.open(encoding="utf-8", errors="replace") as stream:
             return next(itertools.islice(stream, number - 1, None), "").strip()[:_TEXT] or None
     except OSError:
         return None

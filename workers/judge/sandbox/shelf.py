@@ -37,7 +37,7 @@ def make(shelf: Path) -> None:
 
 
 def fill(shelf: Path, files: Iterable[tuple[str, str, bytes]]) -> None:
-    """Create the directory, and put what a builder has made before there.
+    """Create the directory, and put what a builder has made before there: all of it, or nothing.
 
     Args:
         shelf: the directory.
@@ -48,15 +48,23 @@ def fill(shelf: Path, files: Iterable[tuple[str, str, bytes]]) -> None:
         ValueError: a key or name is no library's.
     """
     make(shelf)
-    for key, name, content in files:
-        if not (_KEY.fullmatch(key) and _NAME.fullmatch(name)):
-            raise ValueError(f"{key}/{name} is no library")
-        place = shelf / key
-        place.mkdir()
-        place.chmod(0o755)
-        with (place / name).open("xb") as stream:
-            os.fchmod(stream.fileno(), 0o644)
-            stream.write(content)
+    try:
+        for key, name, content in files:
+            _put(shelf, key, name, content)
+    except (OSError, ValueError):
+        _clear(shelf)
+        raise
+
+
+def _put(shelf: Path, key: str, name: str, content: bytes) -> None:
+    if not (_KEY.fullmatch(key) and _NAME.fullmatch(name)):
+        raise ValueError(f"{key}/{name} is no library")
+    place = shelf / key
+    place.mkdir()
+    place.chmod(0o755)
+    with (place / name).open("xb") as stream:
+        os.fchmod(stream.fileno(), 0o644)
+        stream.write(content)
 
 
 def read(shelf: Path) -> list[tuple[str, str, bytes]]:
@@ -64,7 +72,7 @@ def read(shelf: Path) -> list[tuple[str, str, bytes]]:
     return [(path.parent.name, path.name, path.read_bytes()) for path in files(shelf)]
 
 
-def clear(shelf: Path) -> None:
+def _clear(shelf: Path) -> None:
     """Remove what is there, as far as it can be. The directory stays: a candidate may have it in its reach."""
     for place in shelf.iterdir():
         shutil.rmtree(place, ignore_errors=True)

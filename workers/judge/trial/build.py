@@ -11,6 +11,7 @@ source (:class:`Reuse`). So is a compiler's final word against it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable
@@ -255,10 +256,8 @@ def begin(forkserver: ForkServer, profile: Profile, deadlines: Deadlines, asked:
         assert profile.built is not None
         entry = store.get(asked.key(store))
         if entry is not None:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # else a builder's libraries come there instead
                 return Reuse(entry, Path(profile.built))
-            except (OSError, ValueError):
-                shelf.clear(Path(profile.built))  # a builder's libraries come there instead
     return Build(forkserver, profile, deadlines, asked)
 
 
