@@ -1,9 +1,9 @@
-"""Measure the web pages: `python benchmarks/pages.py [--evaluations N] [--problems N] [--times N] [--out FILE]`.
+"""Measure the web pages: `python benchmarks/pages.py [--evaluations N] [--problems N] [--home DIR] [--out FILE] ...`.
 
-It starts embedded services in a temporary home and fills the database with so many evaluations that have their
-verdicts, of that many problems in batches of 1,000, with searches beside them. Then it serves them, and asks for each
-page over one connection, one request after another. Everything is printed as JSON and, with `--out FILE`, written
-there.
+It starts embedded services in a home, a temporary one unless `--home` names one, and fills the database with so many
+evaluations that have their verdicts, of that many problems in batches of 1,000, with searches beside them. A home that
+was filled before is measured as it is. Then it serves them, and asks for each page over one connection, one request
+after another, in rounds. Everything is printed as JSON and, with `--out FILE`, written there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from socket import socket
@@ -254,7 +254,7 @@ def measure(url: str, addresses: Mapping[str, str], times: int) -> dict[str, dic
                     raise SystemExit(f"{address}: {answer.status_code}: {answer.text[:2000]}")
             found[name] = {
                 "p50_ms": round(statistics.median(taken[2:]), 1),
-                "p95_ms": round(statistics.quantiles(taken[2:], n=20)[-1], 1),
+                "p95_ms": round(statistics.quantiles(taken[2:], n=20, method="inclusive")[-1], 1),
                 "kib": round(len(answer.content) / 1024, 1),
             }
             print(f"{name}: {found[name]}", file=sys.stderr)
@@ -265,38 +265,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1_000_000, help="finished ones that there are")
     parser.add_argument("--problems", type=int, default=250, help="problems that they are of")
-    parser.add_argument("--times", type=int, default=40, help="requests for each page")
+    parser.add_argument("--times", type=int, default=40, help="requests for each page in a round")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all pages are measured")
+    parser.add_argument("--page", metavar="TEXT", default="", help="only pages that have this in their name")
+    parser.add_argument("--home", type=Path, help="keep the database here; filled if it is empty")
     parser.add_argument("--out", type=Path, help="JSON")
     options = parser.parse_args()
-    if options.evaluations < 1000 or options.problems < 8 or options.times < 2:
-        parser.error("give 1000 evaluations, 8 problems and 2 requests or more")
-    with (
-        tempfile.TemporaryDirectory() as home,
-        Postgres(Path(home) / "postgres", durable=False) as postgres,
-        Valkey(Path(home) / "valkey") as valkey,
-    ):
-        config = load(database_url=postgres.url, redis_url=valkey.url, home=Path(home))
+    if options.evaluations < 1000 or options.problems < 8 or options.times < 2 or options.rounds < 1:
+        parser.error("give 1000 evaluations, 8 problems, 2 requests and 1 round or more")
+    with ExitStack() as stack:
+        home: Path = options.home or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        postgres = stack.enter_context(Postgres(home / "postgres", durable=False))
+        valkey = stack.enter_context(Valkey(home / "valkey"))
+        config = load(database_url=postgres.url, redis_url=valkey.url, home=home)
         schema.upgrade(postgres.url)
         engine = connect(postgres.url, application="benchmark", pool_size=2)
-        begun = time.perf_counter()
-        fill(engine, options.evaluations, options.problems, runs=100)
-        filled_s = time.perf_counter() - begun
-        with served(config) as url:
-            found = measure(url, pages(engine), options.times)
+        stack.callback(engine.dispose)
         with engine.connect() as connection:
             version = connection.scalars(text("SHOW server_version")).one()
-        engine.dispose()
+            is_filled = connection.scalars(text("SELECT EXISTS (SELECT FROM verdicts)")).one()
+        begun = time.perf_counter()
+        if not is_filled:
+            fill(engine, options.evaluations, options.problems, runs=100)
+        filled_s = time.perf_counter() - begun
+        addresses = {name: address for name, address in pages(engine).items() if options.page in name}
+        rounds: list[dict[str, Any]] = []
+        with served(config) as url:
+            for _ in range(options.rounds):
+                found = measure(url, addresses, options.times)
+                rounds.append({"load_average": [round(load, 2) for load in os.getloadavg()], "pages": found})
+        with engine.connect() as connection:
+            counted = connection.execute(text("SELECT (SELECT count(*) FROM verdicts), (SELECT count(*) FROM problems)"))
+            number, problems = counted.one()
     result: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
         "postgres": version,
-        "evaluations": options.evaluations,
-        "problems": options.problems,
+        "evaluations": number,
+        "problems": problems,
         "requests": options.times,
         "filled_s": round(filled_s),
-        "pages": found,
+        "rounds": rounds,
     }
     print(json.dumps(result, indent=2))
     if options.out is not None:
