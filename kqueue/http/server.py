@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -75,6 +76,9 @@ def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[s
         outlive_signals()
         for line in lines:
             report(line)
+        # What was loaded stays. A search for garbage stops all threads, and need not pass through it each time.
+        gc.collect()
+        gc.freeze()
         Server(app).run(sockets)
 
 

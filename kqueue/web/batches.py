@@ -15,7 +15,7 @@ from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
-from kqueue.store.reports import By, Listed, batches, curves
+from kqueue.store.reports import BatchState, By, Listed, batches, curves
 from kqueue.store.reports.batches import KnownBatch
 from kqueue.web.asked import Asked, BatchName, CurrentGateway, asked_for
 from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
@@ -90,28 +90,26 @@ async def one(
         raise UnknownEvaluation(batch, what="the batch")
     if form is not Format.HTML:
         return await as_file(form, "batch", Listed, _all(gateway, batch))
-    fields = await gateway.read(_read, batch, with_cost=cost or state.total <= _CHEAP)
-    left_s = None if state.done == state.total else _left_s(state.total - state.done, fields["lately"])
+    fields = await gateway.read(_read, batch, state, with_cost=cost or state.total <= _CHEAP)
     return page(
         request,
         "batch.html",
         name=batch,
         state=state,
-        left_s=left_s,
         looked_back_s=_LOOKED_BACK.total_seconds(),
         can_draw=can_draw(),
         **fields,
     )
 
 
-def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
+def _read(engine: Engine, batch: str, state: BatchState, *, with_cost: bool) -> dict[str, Any]:
     fast = curves.fast_p(engine, batch)
     return {
         "fast": [_share(p, fast) for p in _FAST_P],
         "problems": fast.problems,
         "best": batches.best_of_batch(engine, batch),
-        "faults": batches.batch_faults(engine, batch),
-        "lately": batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK),
+        "faults": batches.batch_faults(engine, batch, state.categories),
+        "left_s": _left_s(engine, batch, state),
         "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if with_cost else None,
         "is_dear": not with_cost,
         "latest": reports.listing(engine, batch=batch, limit=10),
@@ -124,9 +122,12 @@ def _share(p: float, fast: curves.FastP) -> Share:
     return Share(p, number, number / max(1, fast.problems))
 
 
-def _left_s(left: int, lately: int) -> float | None:
-    """Seconds until the rest has ended, if it goes on as it did lately; None where nothing did."""
-    return left * _LOOKED_BACK.total_seconds() / lately if lately else None
+def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:
+    """Seconds until the rest has ended, if it goes on as it did lately; None where nothing did, or nothing is left."""
+    if state.done == state.total:
+        return None
+    lately = batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK)
+    return (state.total - state.done) * _LOOKED_BACK.total_seconds() / lately if lately else None
 
 
 async def _all(gateway: Gateway, batch: str) -> AsyncGenerator[Sequence[Listed]]:

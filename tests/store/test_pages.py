@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request, Settings
 from kqueue.errors import InvalidRequest
-from kqueue.store import baselines, evaluations, retention, schema, searches
+from kqueue.store import baselines, evaluations, reports, retention, schema, searches
 from kqueue.store.engine import connect
 from kqueue.store.reports import batches, boards, runs, texts
 from kqueue.store.reports.texts import Where
@@ -60,6 +60,25 @@ def test_a_kernel_has_one_line_with_its_fastest_time(engine: Engine, judged: Jud
     assert (first.q1_ms, first.q3_ms, first.baseline_ms, first.compiled_ms) == (1.8, 2.2, 10, None)
     assert (second.kernel_label, second.measured) == ("slow", 1)
     assert [line.kernel_label for line in boards.leaderboard(engine, problem_hash, limit=1)] == ["fast"]
+
+
+def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Judge, problem_hash: str) -> None:
+    """Of equal ones the first; nothing that failed, was reused, or is of another problem."""
+    assert boards.records(engine, problem_hash) == []
+    given = [judged(Category.PASSED, number, runtime_ms) for number, runtime_ms in enumerate((5, 8, 4, 4, 2, 2.5, 2))]
+    judged(Category.PASSED, 8)
+    judged(Category.CRASHED, 9)
+    judged(Category.PASSED, 10, 1, problem="class Model: other")
+    copy = judged(Category.PASSED, 11, 1)
+    change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=given[0], copy=copy)
+    expected = [(given[4], 5.0), (given[2], 2.5), (given[0], 2.0)]
+    found = boards.records(engine, problem_hash)
+    assert [(record.evaluation_id, record.speedup) for record in found] == expected
+    assert [record.evaluation_id for record in boards.records(engine, problem_hash, limit=2)] == [given[4], given[2]]
+    # Of one moment, as of one transaction, ids decide.
+    change(engine, "UPDATE verdicts SET finished_at = '2026-01-01', speedup = 1 WHERE reused_from IS NULL")
+    [record] = boards.records(engine, problem_hash)
+    assert record.evaluation_id == min(given)
 
 
 def test_reused_verdicts_are_no_measurements(engine: Engine, judged: Judge, problem_hash: str) -> None:
@@ -257,11 +276,13 @@ def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> No
     judged(Category.TIMEOUT, 7, batch="other")
     first, second = batches.best_of_batch(engine, "b")
     assert (first.evaluation_id, first.speedup, second.speedup) == (best, 5, 2)
-    often, once = batches.batch_faults(engine, "b")
+    state = reports.batch_state(engine, "b")
+    assert state is not None
+    often, once = batches.batch_faults(engine, "b", state.categories)
     assert (often.category, often.blame, often.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
     assert often.evaluation_id in crashed
     assert (once.category, once.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
-    assert batches.batch_faults(engine, "nobody's") == []
+    assert batches.batch_faults(engine, "b", {Category.PASSED: 3}) == []
 
 
 def test_runs_without_their_long_texts(engine: Engine) -> None:

@@ -6,13 +6,16 @@ import csv
 import io
 from collections.abc import Callable
 from threading import BoundedSemaphore
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 from sqlalchemy import Engine
 
+from kqueue import charts
 from kqueue.categories import Category
+from kqueue.charts import Theme
 from kqueue.contract import Request
 from kqueue.store.reports import boards
 from kqueue.web import export, pictures, problems
@@ -168,6 +171,32 @@ def test_a_chart_waits_for_few_others(
         refused = browser.get(address)
     assert (refused.status_code, refused.headers["retry-after"].isdecimal()) == (503, True)
     assert browser.get(address).status_code == 200
+
+
+def test_a_chart_is_drawn_once_for_what_it_shows(
+    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
+) -> None:
+    """Each theme has its own, and a new verdict makes another; of all that were drawn the last ones are kept."""
+    drawings: list[object] = []
+
+    def counted(chart: charts.Chart, **more: Any) -> bytes:
+        drawings.append(chart)
+        return charts.render(chart, **more)
+
+    monkeypatch.setattr(pictures, "render", counted)
+    address = f"/problems/{problem_hash}/board.svg"
+    judged(served, judge, took(0.5))
+    first = [browser.get(address, params={"theme": theme}).content for theme in ("light", "dark", "light", "dark")]
+    assert (first[0], first[1], len(drawings)) == (first[2], first[3], 2)
+    judged(served, judge, took(0.25), kernel="class ModelNew: faster")
+    assert browser.get(address).content not in first
+    assert len(drawings) == 3
+
+    few = pictures.Drawn(len(first[0]))
+    some = [charts.Leaderboard(title, [charts.Bar("fast", 2.0)]) for title in ("one", "another")]
+    for chart, number in zip([*some, *some[::-1]], (4, 5, 5, 6), strict=True):
+        few.picture(chart, Theme.LIGHT)
+        assert len(drawings) == number
 
 
 def test_a_kernel_stands_by_its_best_evaluation(served: Served, judge: Judge, engine: Engine) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Engine, func, select, true
+from sqlalchemy import Engine, Text, func, literal, select, true
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
@@ -147,29 +149,33 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOf
         return read(BestOfBatch, connection.execute(query))
 
 
-def batch_faults(engine: Engine, batch: str) -> list[BatchFault]:
-    """Return how evaluations of a batch failed, with an example of each way, the most frequent first."""
-    counted = (
-        select(Summary.category, func.count().label("number"))
-        .where(Summary.batch == batch, Summary.category.not_in(RIGHT))
-        .group_by(Summary.category)
-        .subquery()
-    )
+def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:
+    """Return how evaluations of a batch failed, with an example of each way, the most frequent first.
+
+    Args:
+        engine: the database.
+        batch: its name.
+        counts: how many of its evaluations came to each category, as :class:`BatchState` has it.
+    """
+    failed = [category for category in counts if category not in RIGHT]
+    given = func.unnest(literal(failed, ARRAY(Text))).table_valued("category").render_derived()
+    # One step through an index for each.
     one = (
         select(Summary.evaluation_id)
-        .where(Summary.batch == batch, Summary.category == counted.c.category)
+        .where(Summary.batch == batch, Summary.category == given.c.category)
         .limit(1)
         .lateral()
     )
     query = (
-        select(Verdict.category, Verdict.blame, counted.c.number, Verdict.evaluation_id, Verdict.message)
-        .select_from(counted)
+        select(Verdict.category, Verdict.blame, Verdict.evaluation_id, Verdict.message)
+        .select_from(given)
         .join(one, true())
         .join(Verdict, Verdict.evaluation_id == one.c.evaluation_id)
-        .order_by(counted.c.number.desc(), Verdict.category)
     )
     with transaction(engine) as connection:
-        return read(BatchFault, connection.execute(query))
+        rows = connection.execute(query).all()
+    found = [fault for row in rows for fault in read(BatchFault, [row], number=counts[Category(row.category)])]
+    return sorted(found, key=lambda fault: (-fault.number, fault.category))
 
 
 def ended_since(engine: Engine, batch: str, *, since: datetime) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.orm import aliased
+from sqlalchemy.sql.selectable import Lateral
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
@@ -179,6 +181,12 @@ class _Measured:
         )
 
 
+@cache
+def _measured(name: str) -> _Measured:
+    """Return the same ones for the same name: to make them takes as long as what is asked of them."""
+    return _Measured(name)
+
+
 def used_problems(
     engine: Engine, *, named: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 25
 ) -> list[UsedProblem]:
@@ -261,7 +269,7 @@ def leaderboard(
         device: only of this device model.
         limit: at most so many.
     """
-    mine, other = _Measured("mine"), _Measured("other")
+    mine, other, every = _measured("mine"), _measured("other"), _measured("every")
     wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
     if precision is not None:
         wanted.append(mine.precision == precision)
@@ -287,7 +295,6 @@ def leaderboard(
         .limit(limit)
         .subquery()
     )
-    every = _Measured("every")
     measured = (
         every.select(func.count())
         .where(
@@ -331,36 +338,46 @@ def leaderboard(
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
     """Return the evaluations that were faster than all before them, the latest first: the numbers of the curve."""
-    every = (
-        select(
-            Summary.evaluation_id,
-            Summary.finished_at,
-            Summary.speedup,
-            func.max(Summary.speedup)
-            .over(order_by=(Summary.finished_at, Summary.evaluation_id), rows=(None, -1))
-            .label("before"),
-        )
-        .where(
-            Summary.problem_hash == problem_hash,
-            Summary.category == Category.PASSED,
-            Summary.speedup.is_not(None),
-            Summary.reused.is_(False),
-        )
-        .subquery()
+    # From the last one backwards: each is the fastest of all that ended before the one that beat it. The index has them
+    # in the order of their speedups, so none is passed over twice. Of equal ones the first is the record.
+    timed = [
+        Summary.problem_hash == problem_hash,
+        Summary.category == Category.PASSED,
+        Summary.speedup > 0,
+        Summary.reused.is_(False),
+    ]
+    fastest = (
+        select(Summary.speedup)
+        .where(*timed)
+        .order_by(Summary.speedup.desc().nulls_last(), Summary.runtime_ms, Summary.evaluation_id)
+        .limit(1)
     )
-    best = (
-        select(every)
-        .where(every.c.speedup > func.coalesce(every.c.before, 0))
-        .order_by(every.c.finished_at.desc(), every.c.evaluation_id)
-        .limit(limit)
-        .subquery()
-    )
+
+    def first(speedup: ColumnElement[Any]) -> Lateral:
+        return (
+            select(Summary.evaluation_id, Summary.finished_at, Summary.speedup)
+            .where(*timed, Summary.speedup == speedup)
+            .order_by(Summary.finished_at, Summary.evaluation_id)
+            .limit(1)
+            .lateral()
+        )
+
+    last = fastest.subquery()
+    last_of = first(last.c.speedup)
+    best = select(last_of).select_from(last).join(last_of, true()).cte("best", recursive=True)
+    former = fastest.where(
+        Summary.speedup < best.c.speedup,
+        tuple_(Summary.finished_at, Summary.evaluation_id) < tuple_(best.c.finished_at, best.c.evaluation_id),
+    ).lateral()
+    first_of = first(former.c.speedup)
+    best = best.union_all(select(first_of).select_from(best).join(former, true()).join(first_of, true()))
     query = (
         select(
             best.c.evaluation_id, Evaluation.kernel_label, Evaluation.kernel_hash, best.c.finished_at, best.c.speedup
         )
         .join(Evaluation, Evaluation.id == best.c.evaluation_id)
         .order_by(best.c.finished_at.desc(), best.c.evaluation_id)
+        .limit(limit)
     )
     with transaction(engine) as connection:
         return read(Record, connection.execute(query))
