@@ -3,7 +3,8 @@
 It starts embedded services in a home, a temporary one unless `--home` names one, and fills the database with so many
 evaluations that have their verdicts, of that many problems in batches of 1,000, with searches beside them. A home that
 was filled before is measured as it is. Then it serves them, and asks for each page over one connection, one request
-after another, in rounds. Everything is printed as JSON and, with `--out FILE`, written there.
+after another, in rounds. `--busy N` has so many processes compute beside it all the time. Everything is printed as JSON
+and, with `--out FILE`, written there.
 """
 
 from __future__ import annotations
@@ -235,6 +236,18 @@ def served(config: Config) -> Generator[str]:
         server.wait(60)
 
 
+@contextmanager
+def busy(number: int) -> Generator[None]:
+    """Have so many processes compute without end."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def answers(url: str) -> bool:
     """True if the server answers that it is healthy."""
     try:
@@ -271,6 +284,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=40, help="requests for each page in a round")
     parser.add_argument("--rounds", type=int, default=1, help="how often all pages are measured")
     parser.add_argument("--page", metavar="TEXT", default="", help="only pages that have this in their name")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--home", type=Path, help="keep the database here; filled if it is empty")
     parser.add_argument("--out", type=Path, help="JSON")
     options = parser.parse_args()
@@ -293,12 +307,14 @@ def main() -> None:
         filled_s = time.perf_counter() - begun
         addresses = {name: address for name, address in pages(engine).items() if options.page in name}
         rounds: list[dict[str, Any]] = []
-        with served(config) as url:
+        with served(config) as url, busy(options.busy):
             for _ in range(options.rounds):
                 found = measure(url, addresses, options.times)
                 rounds.append({"load_average": [round(load, 2) for load in os.getloadavg()], "pages": found})
         with engine.connect() as connection:
-            counted = connection.execute(text("SELECT (SELECT count(*) FROM verdicts), (SELECT count(*) FROM problems)"))
+            counted = connection.execute(
+                text("SELECT (SELECT count(*) FROM verdicts), (SELECT count(*) FROM problems)")
+            )
             number, problems = counted.one()
     result: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -308,6 +324,7 @@ def main() -> None:
         "evaluations": number,
         "problems": problems,
         "requests": options.times,
+        "busy": options.busy,
         "filled_s": round(filled_s),
         "rounds": rounds,
     }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Final
+
+from kqueue.unified import unified
 
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
 
-#: The most characters and lines of two problems and two kernels, together, that a server compares.
-_CHARACTERS: Final = 200_000
-_LINES: Final = 5_000
+#: The most lines of two problems and two kernels, together, that a server compares: in a second or two.
+_LINES: Final = 200_000
 
 
 def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
@@ -22,29 +22,24 @@ def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
         context: lines round each change.
     """
     return [
-        line.rstrip("\n")
+        line
         for what in ("problem", "kernel")
-        for line in difflib.unified_diff(
+        for line in unified(
             getattr(a, what).splitlines(),
             getattr(b, what).splitlines(),
             _named(a, what),
             _named(b, what),
-            "",
-            "",
-            context,
+            context=context,
         )
     ]
 
 
 def are_too_long(a: Detail, b: Detail) -> bool:
-    """Return True if the sources are too long for a server that others use too.
+    """Return True if the sources have too many lines for a server that others use too.
 
-    Comparing takes the square of the lines. `kqueue diff` compares sources of any length, for whoever waits for it.
+    `kqueue diff` compares sources of any length, for whoever waits for it.
     """
-    sources = [getattr(detail, what) for detail in (a, b) for what in ("problem", "kernel")]
-    if sum(len(source) for source in sources) > _CHARACTERS:
-        return True
-    return sum(len(source.splitlines()) for source in sources) > _LINES
+    return sum(len(getattr(detail, what).splitlines()) for detail in (a, b) for what in ("problem", "kernel")) > _LINES
 
 
 def of_times(a: Detail, b: Detail) -> str:

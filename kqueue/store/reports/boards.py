@@ -24,7 +24,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.orm import aliased
-from sqlalchemy.sql.selectable import Lateral
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
@@ -353,7 +353,7 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
         .limit(1)
     )
 
-    def first(speedup: ColumnElement[Any]) -> Lateral:
+    def first(speedup: ColumnElement[Any]) -> LateralFromClause:
         return (
             select(Summary.evaluation_id, Summary.finished_at, Summary.speedup)
             .where(*timed, Summary.speedup == speedup)
