@@ -134,6 +134,8 @@ def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: 
         assert services[name]["healthcheck"]["test"], name
         assert services[name]["init"] is True, name
     assert services["migrate"]["restart"] == "no"
+    # An upgrade runs it while the old worker works, and touches nothing else by that.
+    assert set(services["migrate"]["depends_on"]) == {"postgres"}
     assert services["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
 
 

@@ -513,17 +513,23 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_upgrade_migrates(stack: Stack, before: str) -> None:
-    """As docs/compose.md says, with evaluations running: those end, those that wait are judged by the new version."""
+    """As docs/compose.md says, with evaluations running: the old worker goes on under the new schema and ends those.
+
+    Those that wait then are judged by the new version.
+    """
     revision = "SELECT version_num FROM alembic_version"
     assert stack.psql(revision) == before
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
     batch = secrets.token_hex(4)
     stack.submit([*SLOW, *GELU], batch=batch)
     _wait(lambda: stack.running() == 2)
-    stack.do("stop", "worker")
     old = stack.settings.pop("KQUEUE_TAG")
-    stack.do(*UP)
+    stack.do(*UP, "redis", "postgres")
+    stack.do("run", "--rm", "-T", "--no-deps", "migrate")
     assert stack.psql(revision) > before
+    assert stack.hosts() == ["worker", "worker"]
+    stack.do(*UP, "--no-deps", "worker")
+    stack.do(*UP)
     verdicts = [record["verdict"] for record in stack.client("wait", "--batch", batch)]
     assert [(verdict["category"], verdict["attempts"]) for verdict in verdicts] == [("passed", 1)] * len([*SLOW, *GELU])
     _goes_on(stack, identity)

@@ -234,6 +234,37 @@ def test_a_stop_waits_for_the_longest_evaluation() -> None:
             )
 
 
+def test_an_upgrade_rolls_pools_after_the_schema() -> None:
+    """The job needs nothing that is applied after it, a pool's label is on all that its pods need, and no roll fails early.
+
+    Those are what docs/kubernetes.md applies in turn.
+    """
+
+    def labelled(key: str, value: str | None = None) -> list[Object]:
+        labels = [(thing["metadata"].get("labels", {}), thing) for thing in rendered()]
+        return [thing for given, thing in labels if key in given and value in {None, given[key]}]
+
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    steps = ("-l app.kubernetes.io/component=migrate\n", "wait --for=condition=complete --timeout=60m job/migrate\n")
+    places = [page.index(step) for step in (*steps, "-l kqueue/pool\n", "rollout status deployment -l kqueue/pool\n")]
+    assert places == sorted(places)
+
+    [job] = labelled("app.kubernetes.io/component", "migrate")
+    assert (job["kind"], job["metadata"]["name"]) == ("Job", "migrate")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert "envFrom" not in container
+    assert all("configMap" not in volume for volume in job["spec"]["template"]["spec"]["volumes"])
+
+    pools = {(thing["kind"], thing["metadata"]["name"]): thing for thing in labelled("kqueue/pool")}
+    workers = {name: template for name, template, _ in pods() if component(template) == "worker"}
+    assert {name for kind, name in pools if kind == "Deployment"} == set(workers)
+    for name, template in workers.items():
+        [container] = template["spec"]["containers"]
+        assert {("ConfigMap", source["configMapRef"]["name"]) for source in container["envFrom"]} <= set(pools), name
+        spec = pools["Deployment", name]["spec"]
+        assert spec["progressDeadlineSeconds"] >= template["spec"]["terminationGracePeriodSeconds"] + 600, name
+
+
 def test_pools_have_their_gpus() -> None:
     """Pools of GPUs ask the device plugin for whole ones on nodes of their model; the pool of the CPU asks for none."""
     found: dict[str, Any] = {}
