@@ -371,13 +371,18 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
     ).lateral()
     first_of = first(former.c.speedup)
     best = best.union_all(select(first_of).select_from(best).join(former, true()).join(first_of, true()))
+    # They come in this order, and Postgres looks for no more than are asked for.
+    latest = select(best).limit(limit).subquery()
     query = (
         select(
-            best.c.evaluation_id, Evaluation.kernel_label, Evaluation.kernel_hash, best.c.finished_at, best.c.speedup
+            latest.c.evaluation_id,
+            Evaluation.kernel_label,
+            Evaluation.kernel_hash,
+            latest.c.finished_at,
+            latest.c.speedup,
         )
-        .join(Evaluation, Evaluation.id == best.c.evaluation_id)
-        .order_by(best.c.finished_at.desc(), best.c.evaluation_id)
-        .limit(limit)
+        .join(Evaluation, Evaluation.id == latest.c.evaluation_id)
+        .order_by(latest.c.speedup.desc())
     )
     with transaction(engine) as connection:
         return read(Record, connection.execute(query))
