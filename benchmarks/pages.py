@@ -291,7 +291,7 @@ def main() -> None:
     if options.evaluations < 1000 or options.problems < 8 or options.times < 2 or options.rounds < 1:
         parser.error("give 1000 evaluations, 8 problems, 2 requests and 1 round or more")
     with ExitStack() as stack:
-        home: Path = options.home or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        home = Path(options.home or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         postgres = stack.enter_context(Postgres(home / "postgres", durable=False))
         valkey = stack.enter_context(Valkey(home / "valkey"))
         config = load(database_url=postgres.url, redis_url=valkey.url, home=home)

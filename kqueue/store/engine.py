@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import psycopg
@@ -36,6 +37,8 @@ _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg
 #: Where Postgres notices that a migration has changed the type of what a prepared statement returns. The statement
 #: fails once, as the driver prepares it anew. The error has no code of its own, and its message is in any language.
 _STALE_PLAN: Final = "RevalidateCachedQuery"
+#: The connection of :func:`together`, in the thread that is in its block.
+_shared: Final[ContextVar[Connection | None]] = ContextVar("shared", default=None)
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -142,6 +145,28 @@ def _line(fault: BaseException | None) -> str:
 
 @contextmanager
 def transaction(engine: Engine) -> Generator[Connection]:
-    """Yield the connection of one transaction, committed at the end of the block, within :func:`translate`."""
+    """Yield the connection of one transaction, committed at the end of the block, within :func:`translate`.
+
+    Within :func:`together` that is the one transaction of all.
+    """
+    shared = _shared.get()
+    with translate():
+        if shared is not None and shared.engine is engine:
+            yield shared
+        else:
+            with engine.begin() as connection:
+                yield connection
+
+
+@contextmanager
+def together(engine: Engine) -> Generator[None]:
+    """Have all transactions of a block be one: for whoever reads by several functions of the store.
+
+    To begin and to end one, and to see that its connection lives, takes three times as many messages as a query.
+    """
     with translate(), engine.begin() as connection:
-        yield connection
+        token = _shared.set(connection)
+        try:
+            yield
+        finally:
+            _shared.reset(token)

@@ -15,6 +15,7 @@ from kqueue.charts import Theme
 from kqueue.errors import UnknownEvaluation
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
+from kqueue.store.engine import together
 from kqueue.store.reports import BatchState, By, Listed, batches, curves
 from kqueue.store.reports.batches import KnownBatch
 from kqueue.web.asked import Asked, BatchName, CurrentGateway, asked_for
@@ -85,35 +86,44 @@ async def one(
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show a batch."""
-    state = await gateway.read(reports.batch_state, batch)
-    if state is None:
-        raise UnknownEvaluation(batch, what="the batch")
     if form is not Format.HTML:
+        await gateway.read(_state, batch)
         return await as_file(form, "batch", Listed, _all(gateway, batch))
-    fields = await gateway.read(_read, batch, state, with_cost=cost or state.total <= _CHEAP)
+    fields = await gateway.read(_read, batch, with_cost=cost)
     return page(
         request,
         "batch.html",
         name=batch,
-        state=state,
         looked_back_s=_LOOKED_BACK.total_seconds(),
         can_draw=can_draw(),
         **fields,
     )
 
 
-def _read(engine: Engine, batch: str, state: BatchState, *, with_cost: bool) -> dict[str, Any]:
-    fast = curves.fast_p(engine, batch)
-    return {
-        "fast": [_share(p, fast) for p in _FAST_P],
-        "problems": fast.problems,
-        "best": batches.best_of_batch(engine, batch),
-        "faults": batches.batch_faults(engine, batch, state.categories),
-        "left_s": _left_s(engine, batch, state),
-        "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if with_cost else None,
-        "is_dear": not with_cost,
-        "latest": reports.listing(engine, batch=batch, limit=10),
-    }
+def _state(engine: Engine, batch: str) -> BatchState:
+    """Return how far a batch is; raise UnknownEvaluation if there is none of that name."""
+    state = reports.batch_state(engine, batch)
+    if state is None:
+        raise UnknownEvaluation(batch, what="the batch")
+    return state
+
+
+def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
+    with together(engine):
+        state = _state(engine, batch)
+        fast = curves.fast_p(engine, batch)
+        adds_up = with_cost or state.total <= _CHEAP
+        return {
+            "state": state,
+            "left_s": _left_s(engine, batch, state),
+            "fast": [_share(p, fast) for p in _FAST_P],
+            "problems": fast.problems,
+            "best": batches.best_of_batch(engine, batch),
+            "faults": batches.batch_faults(engine, batch, state.categories),
+            "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if adds_up else None,
+            "is_dear": not adds_up,
+            "latest": reports.listing(engine, batch=batch, limit=10),
+        }
 
 
 def _share(p: float, fast: curves.FastP) -> Share:

@@ -17,6 +17,7 @@ from kqueue.http import cursors
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
+from kqueue.store.engine import together
 from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
@@ -124,20 +125,21 @@ def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, st
 
 
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
-    known, source = _known(engine, problem_hash)
-    rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
-    counts = reports.outcomes(engine, problem_hash=problem_hash)
-    return {
-        "problem": known,
-        "source": present.source(source),
-        "rows": rows[:_BOARD],
-        "is_cut": len(rows) > _BOARD,
-        "records": boards.records(engine, problem_hash),
-        "baselines": boards.baselines_of(engine, problem_hash),
-        "counts": counts,
-        "total": sum(counts.values()),
-        "latest": reports.listing(engine, problem=problem_hash, limit=10),
-    }
+    with together(engine):
+        known, source = _known(engine, problem_hash)
+        rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
+        counts = reports.outcomes(engine, problem_hash=problem_hash)
+        return {
+            "problem": known,
+            "source": present.source(source),
+            "rows": rows[:_BOARD],
+            "is_cut": len(rows) > _BOARD,
+            "records": boards.records(engine, problem_hash),
+            "baselines": boards.baselines_of(engine, problem_hash),
+            "counts": counts,
+            "total": sum(counts.values()),
+            "latest": reports.listing(engine, problem=problem_hash, limit=10),
+        }
 
 
 async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[UsedProblem]]:

@@ -78,9 +78,15 @@ def test_http_cost(tmp_path: Path) -> None:
 
 
 def test_pages(tmp_path: Path) -> None:
-    """How quick the page answers."""
-    run("pages", "--evaluations", "1000", "--problems", "8", "--times", "2", "--out", tmp_path / "found.json")
-    assert read(tmp_path / "found.json")
+    """How quick the page answers; a home that was filled is measured again as it is."""
+    few = ("--evaluations", "1000", "--problems", "8", "--times", "2", "--out", tmp_path / "found.json")
+    run("pages", *few, "--home", tmp_path / "home", "--page", "batch", "--busy", "1", "--rounds", "2")
+    before = read(tmp_path / "found.json")
+    assert [set(one["pages"]) for one in before["rounds"]] == [set(before["rounds"][0]["pages"])] * 2
+    run("pages", *few, "--home", tmp_path / "home")
+    found = read(tmp_path / "found.json")
+    assert found["evaluations"] == before["evaluations"]
+    assert set(found["rounds"][0]["pages"]) > set(before["rounds"][0]["pages"])
 
 
 def test_respawn() -> None:

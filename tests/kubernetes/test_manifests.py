@@ -235,10 +235,7 @@ def test_a_stop_waits_for_the_longest_evaluation() -> None:
 
 
 def test_an_upgrade_rolls_pools_after_the_schema() -> None:
-    """The job needs nothing that is applied after it, a pool's label is on all that its pods need, and no roll fails early.
-
-    Those are what docs/kubernetes.md applies in turn.
-    """
+    """What docs/kubernetes.md applies in turn has all that it needs by then, and no roll fails while a pod still ends."""
 
     def labelled(key: str, value: str | None = None) -> list[Object]:
         labels = [(thing["metadata"].get("labels", {}), thing) for thing in rendered()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,9 +12,9 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request, Settings
-from kqueue.errors import InvalidRequest
+from kqueue.errors import InvalidRequest, UnknownProblem
 from kqueue.store import baselines, evaluations, reports, retention, schema, searches
-from kqueue.store.engine import connect
+from kqueue.store.engine import connect, together, transaction
 from kqueue.store.reports import batches, boards, runs, texts
 from kqueue.store.reports.texts import Where
 from tests.samples import ended, measurement
@@ -283,6 +284,28 @@ def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> No
     assert often.evaluation_id in crashed
     assert (once.category, once.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
     assert batches.batch_faults(engine, "b", {Category.PASSED: 3}) == []
+
+
+def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: str) -> None:
+    """In one thread and of one database; whatever was raised in it, the next transaction is its own again."""
+    other = connect(database_url, application="tests", pool_size=1)
+
+    def number(of: Engine = engine) -> int:
+        with transaction(of) as connection:
+            return connection.scalars(text("SELECT pg_current_xact_id()::text::bigint")).one()
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            with together(engine):
+                one = number()
+                assert number() == one
+                assert one not in {number(other), pool.submit(number).result()}
+            assert number() != one
+            with pytest.raises(UnknownProblem), together(engine):
+                reports.problem(engine, "0" * 64)
+            assert number() != number()
+    finally:
+        other.dispose()
 
 
 def test_runs_without_their_long_texts(engine: Engine) -> None:
