@@ -235,7 +235,7 @@ def test_a_stop_waits_for_the_longest_evaluation() -> None:
 
 
 def test_an_upgrade_rolls_pools_after_the_schema() -> None:
-    """What docs/kubernetes.md applies in turn has all that it needs by then, and no roll fails while a pod still ends."""
+    """What docs/kubernetes.md applies in turn has all that it needs by then, and no roll fails while a pod ends."""
 
     def labelled(key: str, value: str | None = None) -> list[Object]:
         labels = [(thing["metadata"].get("labels", {}), thing) for thing in rendered()]

@@ -107,7 +107,7 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
     found: set[tuple[Any, datetime]] = set()
     try:
         if where is Where.KERNELS:
-            found |= _keys(engine, _latest_kernels(asked))
+            found |= _keys(engine, _latest_kernels(asked, limit))
         else:
             found |= _keys(engine, _by_index(where), wanted)
             if len(found) == _LOOKED_AT:
@@ -136,17 +136,22 @@ def _latest(where: Where) -> Select[*tuple[Any, ...]]:
     return select(key, at).join(recent, recent.c[0] == key).where(*_conditions(where))
 
 
-def _latest_kernels(asked: str) -> Select[*tuple[Any, ...]]:
-    """Return the query for the latest kernels that have all words."""
+def _latest_kernels(asked: str, limit: int) -> Select[*tuple[Any, ...]]:
+    """Return the query for the latest kernels that have all words; it reads no further than to the last of these."""
     text_of = func.left(Kernel.source, _SHOWN).label("text")
     latest = select(Kernel.hash, Kernel.created_at, text_of).order_by(Kernel.created_at.desc(), Kernel.hash.desc())
-    recent = latest.limit(_KERNELS).cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
+    recent = latest.limit(_KERNELS).subquery("recent")
     fits = [
         # A word is nothing but letters and digits: no sign of it means something in a pattern.
         recent.c.text.op("~*")(rf"(^|[^[:alnum:]]){word}" + ("" if is_beginning else "($|[^[:alnum:]])"))
         for word, is_beginning in words_of(asked)
     ]
-    return select(recent.c.hash, recent.c.created_at).where(*fits)
+    return (
+        select(recent.c.hash, recent.c.created_at)
+        .where(*fits)
+        .order_by(recent.c.created_at.desc(), recent.c.hash.desc())
+        .limit(limit)
+    )
 
 
 def _conditions(where: Where) -> list[TextClause]:
