@@ -12,7 +12,9 @@ import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from tests.judge.loopback import reference
+from workers.judge.candidate import variants
 from workers.judge.channel.bits import checksum
+from workers.judge.channel.randomness import ANY_SIZE, NUDGED, REGIONS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import DTYPES, GIVEN, Case
@@ -315,6 +317,21 @@ def test_large_inputs_have_the_variants_that_need_no_more_memory() -> None:
     """They stay within the range of the problem's own numbers, so they need no answer in float64 to count."""
     assert kinds(bounded(varied_bytes=100)) == {GIVEN, "sparse", "blocks"}
     assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, "sparse", "blocks"}
+
+
+def test_a_rehearsal_makes_all_variants_that_large_inputs_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is left out for want of values."""
+    made: dict[str, bool] = {}
+    make = variants.Variants.make
+
+    def seen(self: variants.Variants, kind: str, place: int = 0) -> list[torch.Tensor] | None:
+        found = make(self, kind, place)
+        made[kind] = found is not None
+        return found
+
+    monkeypatch.setattr(variants.Variants, "make", seen)
+    variants.rehearse("cpu", torch.float32)
+    assert made == dict.fromkeys((NUDGED, *ANY_SIZE, *REGIONS), True)
 
 
 @pytest.mark.parametrize("inputs", ["torch.rand(512, 1024)", "torch.randn(512, 1024)", "torch.rand(512, 1024) * 4 - 3"])

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 
 import torch
 
+from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
-from workers.judge.candidate.variants import Variants
 from workers.judge.channel import sheet
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
@@ -80,11 +80,12 @@ class ReferenceHarness(Harness):
         self._get_init_inputs: Any
         self._sets: dict[int, _Set] = {}
         self._form: Any = None
-        self._variants: Variants | None = None
+        self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
         #: Whether a forward has changed its inputs: it gets copies from then on.
         self._mutates = False
         self._has_answered = False
+        self._has_rehearsed = False
         #: The model in float64 on inputs in float64.
         self._wide = Instance()
         self.orders |= {
@@ -93,6 +94,7 @@ class ReferenceHarness(Harness):
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
+            Order.REHEARSE: self._rehearse,
             Order.ARENA: self._take_arena,
             Order.RUN: self._answer,
             Order.REST: self._rest,
@@ -160,6 +162,14 @@ class ReferenceHarness(Harness):
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
         return Reply(Answer.DONE, command.sequence, tensors=specs, places=places)
 
+    def _rehearse(self, command: Command) -> Reply:
+        """Load what making variants of large inputs needs, once."""
+        if not self._has_rehearsed:
+            variants.rehearse(self.device, self._job.dtype)
+            self.settle()
+            self._has_rehearsed = True
+        return self.done(command)
+
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return inputs as calls get them: dense, each with memory of its own."""
         few = sum(tensor.nbytes for tensor in tensors) <= _COPIED_BYTES
@@ -181,7 +191,7 @@ class ReferenceHarness(Harness):
         """Make a variant of the inputs of a seed; None where there is none. What fails was not written for it."""
         try:
             if self._variants is None or self._variants.seed != seed:
-                self._variants = Variants(
+                self._variants = variants.Variants(
                     lambda seed: self._inputs(seed, on_device=order.on_device)[1], seed, seed ^ 1, self._job.dtype
                 )
             made = self._variants.make(order.kind, order.place)

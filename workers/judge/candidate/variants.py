@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum, extremes
-from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS
+from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS, set_seed
 
 #: Gives the tensors of one call of ``get_inputs()`` under a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -61,6 +61,10 @@ _APART: Final = 1 << 14
 _FEW: Final = 16
 #: The share of a draw that lies around a number.
 _AROUND: Final = 1 / 256
+#: The values that are rehearsed with: enough for each kind of variant to change some. And places among many more, for
+#: what a GPU chooses where there are many.
+_REHEARSED: Final = 2 * _APART * _FEW
+_MANY_PLACES: Final = 1 << 16
 #: How many blocks there are, and how much of its own variation is left to each.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
@@ -160,6 +164,20 @@ class Variants:
         with _Draws(change) as mode:
             made = self._draw(self.seed)
         return made if mode.changed else None
+
+
+def rehearse(device: torch.device | str, dtype: torch.dtype) -> None:
+    """Make the variants of large inputs from a few values: what that needs on a GPU is loaded when it is first used."""
+
+    def draw(seed: int) -> list[torch.Tensor]:
+        set_seed(seed)
+        return [torch.rand(_REHEARSED, device=device).to(dtype)]
+
+    variants = Variants(draw, 1, 2, dtype)
+    for kind in (NUDGED, *ANY_SIZE, *REGIONS):
+        variants.make(kind)
+    many = torch.empty(1, device=device).expand(_MANY_PLACES**2)
+    _places(many, _MANY_PLACES, torch.Generator(device=device))
 
 
 class _Draws(TorchFunctionMode):

@@ -82,7 +82,8 @@ class Order(IntEnum):
     BIND_INPUTS = 3
     """Open the shared inputs."""
     REHEARSE = 4
-    """Compile what the first call would compile, launching nothing."""
+    """Compile what the first call would compile, launching nothing. In a reference: load what variants of large inputs
+    need."""
     BIND_OUTPUTS = 5
     """Know the outputs' form."""
     RUN = 6

@@ -27,11 +27,12 @@ _OTHERS_BYTES: Final = 1 << 30
 _LEAST: Final = {"judge": (2 << 30, 1 / 6), "reference": (3 << 30, 1 / 6), "candidate": (8 << 30, 1 / 2)}
 #: What the judge takes beside inputs and outputs, in bytes: pieces of timed calls, the comparison.
 _BESIDE_BYTES: Final = 2 << 30
-#: What the reference's first call may take, in multiples of inputs and of weights, and in bytes: outputs may be eight
-#: times as large as inputs.
-_FIRST_INPUTS: Final = 12
-_FIRST_WEIGHTS: Final = 4
+#: What the reference's first call may take: so many times its inputs and weights, and so many bytes beside them, as
+#: outputs may be larger; where all of it is little, in multiples alone. In half of KernelBench's level 1 nothing of
+#: 1 GiB and more takes more than 3.8 times its inputs, but for a convolution: 8.5 GiB with inputs of 1 GiB.
+_FIRST_TIMES: Final = 4
 _FIRST_BYTES: Final = 8 << 30
+_FIRST_TIMES_OF_LITTLE: Final = 32
 #: What the reference is allowed beyond what its first calls took: small cases are held together, in float64 too.
 _MORE: Final = 1.25
 _MORE_BYTES: Final = 2 << 30
@@ -100,8 +101,10 @@ def of_first_call(inputs: int, weights: int, *, whole: int, siblings: int, alone
         inputs, weights: their bytes.
         whole, siblings, alone: as for :func:`of_first_draw`.
     """
-    needed = max(_FIRST_INPUTS * inputs + _FIRST_WEIGHTS * weights, min(_FIRST_BYTES, whole // siblings))
-    reference = whole if alone else max(min(needed, whole), inputs + weights)
+    known = inputs + weights
+    needed = min(_FIRST_TIMES * known + _FIRST_BYTES, _FIRST_TIMES_OF_LITTLE * known)
+    needed = max(needed, min(_FIRST_BYTES, whole // siblings))
+    reference = whole if alone else max(min(needed, whole), known)
     return Plan(inputs, None, weights, 0, reference, 0)
 
 

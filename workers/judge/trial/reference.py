@@ -311,6 +311,21 @@ class Reference:
         self._draw([first])
         return first
 
+    def rehearse_variants(self) -> None:
+        """Have the process load what making variants needs, where inputs are so large that there will be those alone.
+
+        That takes a fifth of a second, for which neither the device nor much of its memory need be had.
+
+        Raises:
+            EvaluationEnded: the process has ended.
+        """
+        if self.device == "cuda" and self._varies and (self.settings.checks + 1) * self.input_bytes > _ROOMY_BYTES:
+            try:
+                self._order(Order.REHEARSE, what="get_inputs()", optional=True)
+            except EvaluationEnded:
+                if self.process.ended is not None:
+                    raise
+
     def answer_first(self, first: Case) -> None:
         """Answer the first case: only then it is known what the outputs of a call take.
 

@@ -376,6 +376,7 @@ class _Evaluation:
             reference = self._processes.make_reference_ready(told, self._plan.reference)
             weights = reference.taken().weights
             first = reference.first_case()
+            reference.rehearse_variants()
         self._evidence["inputs"] = [
             {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
         ]
