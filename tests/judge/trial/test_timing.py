@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +113,32 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     assert sum(seen) == 20
     assert any(seen[:8])
     assert any(seen[8:])
+
+
+STRIDED = DOUBLING.replace("return x * 2", "return (x.reshape(8, 8) + 1).t()")
+
+
+@pytest.mark.parametrize("disturbed", ["theirs", "dense"])
+def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
+    disturbed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the shortest counts, of the reference's outputs and of dense ones."""
+    made = reference(STRIDED, checks=1)
+    made.answer_first(made.first_case())
+    stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, environment.Watch(CPU), 0)
+    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
+    assert not stopwatch.has_other_layouts
+    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
+    assert stopwatch.has_other_layouts
+    others = itertools.cycle([90_000.0, 0.0, 50_000.0])
+
+    def copy_ns(_: Any, steps: tuple[int, ...], __: Any) -> float:
+        which, takes = ("theirs", 200_000.0) if steps == (1, 8) else ("dense", 80_000.0)
+        return takes + (next(others) if which == disturbed else 0.0)
+
+    monkeypatch.setattr(timing.clocks, "copy_ns", copy_ns)
+    stopwatch.compare_layouts()
+    assert stopwatch._series.spared_ns == 120_000
 
 
 #: Outputs of 17 MiB of numbers: above what is kept of a call.

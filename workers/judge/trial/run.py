@@ -285,6 +285,9 @@ class _Evaluation:
                 self._stop(candidate)
                 self._test_device()
                 self._tested = True
+            if stopwatch.has_other_layouts:
+                with self._steps.alone("layouts"), self._steps.backstop(Phase.TIME):
+                    stopwatch.compare_layouts()
         if self._activities is not None:
             found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
             self._evidence["provenance"] = found
