@@ -3,13 +3,15 @@
 Order: what can be settled without a device; the reference and the judge open the device, then the candidate; the
 reference imports the problem, draws inputs and answers them; only then does any of the kernel's code run, so that it
 cannot disturb the reference: import, construction, compilation, checks and timing. The device is used alone (the
-place's lock) for the checks and the timing. What the reference answers and verifies overlaps with the same of other
-places, and with nobody's timing; everything else overlaps with all that other places do.
+place's lock) for the timing, and for the checks of small inputs. What the reference answers and verifies overlaps with
+the same of other places, and with nobody's timing, as do the checks of large inputs; everything else overlaps with all
+that other places do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import re
 import time
@@ -82,6 +84,15 @@ _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 _ROOM_BYTES: Final = 64 << 20
 
 
+class _Scarce(enum.Enum):
+    """What an evaluation has of a GPU only when it has failed without, as all others wait meanwhile."""
+
+    #: All memory, for the reference's first call.
+    ALL_MEMORY = enum.auto()
+    #: The device alone, for checked calls on large inputs.
+    ALONE = enum.auto()
+
+
 def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBox, forkserver: ForkServer) -> Outcome:
     """Judge one request, in this process.
 
@@ -99,11 +110,20 @@ def evaluate(request: Request, place: Place, records: Records, blackbox: BlackBo
         Exception: the judge itself failed; nothing is known of the kernel.
     """
     cpu = CpuTime()
-    try:
-        return _Evaluation(request, place, records, blackbox, forkserver, cpu).run()
-    except OutOfAllowance:
-        # It has what it needs, or the GPU does not have it.
-        return _Evaluation(request, place, records, blackbox, forkserver, cpu, has_all=True).run()
+    granted: set[_Scarce] = set()
+    while True:
+        try:
+            return _Evaluation(request, place, records, blackbox, forkserver, cpu, frozenset(granted)).run()
+        except _Lacking as lacking:
+            granted.add(lacking.what)
+
+
+class _Lacking(Exception):
+    """An evaluation failed for want of what it was not given at once: it begins anew, and has that."""
+
+    def __init__(self, what: _Scarce) -> None:
+        super().__init__(what)
+        self.what = what
 
 
 class _Evaluation:
@@ -115,15 +135,14 @@ class _Evaluation:
         blackbox: BlackBox,
         forkserver: ForkServer,
         cpu: CpuTime,
-        *,
-        has_all: bool = False,
+        granted: frozenset[_Scarce],
     ) -> None:
         """Prepare an evaluation.
 
         Args:
             request, place, records, blackbox, forkserver: as for :func:`evaluate`.
             cpu: counts what is used of CPUs.
-            has_all: True to let the reference's first call have all memory of the GPU, as it has run out of less.
+            granted: what it has of the GPU that is scarce, as it has failed without.
         """
         self._request = request
         self._settings = request.settings
@@ -143,7 +162,8 @@ class _Evaluation:
         timed_on_gpu = place.on_gpu and self._settings.timing.enabled
         self._sharing = health.Sharing(place.device if timed_on_gpu else None, place.gpu_shared)
         self._tested = False
-        self._has_all = has_all
+        self._granted = granted
+        self._ran_out = False  # the reference, of memory
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
         self._booking: booking.Booking | None = None
         #: The figures of all calls that were compared.
@@ -158,9 +178,7 @@ class _Evaluation:
                 outcome = self._judge()
         except EvaluationEnded as ended:
             outcome = ended.outcome
-            if isinstance(ended, OutOfAllowance) and not self._has_all:
-                self._clean_up(outcome)
-                raise
+            self._ran_out = isinstance(ended, OutOfAllowance)
             self._note(ended)
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
             # The candidate has a context of its own: an error in the judge's is the device's.
@@ -250,23 +268,9 @@ class _Evaluation:
             candidate.form = reference.form
             reference.present(first)
             candidate.construct(reference.init_inputs, first, self._plan, rehearse=triton)
-        stopwatch = series = None
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
-        with self._steps.alone("measure"), self._steps.backstop(Phase.CHECK):
-            self._evidence |= self._check(candidate, cases, later)
-            if baseline is not None:
-                self._see_memory()
-                stopwatch = self._stopwatch(candidate, self._proofs())
-                series = self._time(stopwatch, baseline.basis)
-                self._see_memory()
-                self._check_again(candidate, last)
-                self._evidence["floor"] = self._floor()
-            if reference.is_large:  # it would disturb whoever times next
-                self._look_at_provenance(candidate, first)
-        if not reference.is_large:
-            with self._steps.backstop(Phase.CHECK):
-                self._look_at_provenance(candidate, first)
+        stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
         # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile. And the driver
         # opens the device for one process after the other: the next candidate gets in line.
         candidate.process.begin_stop()
@@ -310,6 +314,59 @@ class _Evaluation:
             runtime=runtime,
             baseline=known,
         )
+
+    def _check_and_time(
+        self,
+        candidate: Candidate,
+        first: Case,
+        cases: list[Case],
+        later: int,
+        last: Case | None,
+        baseline: baselines.Baseline | None,
+    ) -> tuple[timing.Stopwatch | None, timing.Series | None]:
+        """Have the candidate do all that it is asked. Returns its times, where there is a baseline to hold them to."""
+        stopwatch = series = None
+        shares = self._shares_checks
+        if shares:
+            with self._steps.untimed("check"), self._steps.backstop(Phase.CHECK):
+                self._evidence |= self._check(candidate, cases, later)
+        if baseline is not None or not shares:
+            with self._steps.alone("measure"), self._steps.backstop(Phase.CHECK):
+                if not shares:
+                    self._evidence |= self._check(candidate, cases, later)
+                if baseline is not None:
+                    self._see_memory()
+                    stopwatch = self._stopwatch(candidate, self._proofs())
+                    series = self._time(stopwatch, baseline.basis)
+                    self._see_memory()
+                    self._evidence["floor"] = self._floor()
+                    if not shares:
+                        self._check_again(candidate, last)
+        with self._untimed_if_large("check"), self._steps.backstop(Phase.CHECK):
+            if baseline is not None and shares:
+                self._check_again(candidate, last)
+            self._look_at_provenance(candidate, first)
+        return stopwatch, series
+
+    @property
+    def _shares_checks(self) -> bool:
+        """Whether calls are checked while others, but for those who time, use the device too.
+
+        Large inputs keep a device busy, and its processor idle beside it, for as long as the timing does. The calls of
+        small ones are over sooner than a second wait for the device.
+        """
+        others = self._place.on_gpu and self._place.siblings > 1
+        return others and self._reference.is_large and _Scarce.ALONE not in self._granted
+
+    def _lacks(self, outcome: Outcome) -> _Scarce | None:
+        """Return what the evaluation may have failed for want of, and has when it begins anew."""
+        if self._ran_out:
+            what = _Scarce.ALL_MEMORY
+        elif outcome.category is Category.TIMEOUT and outcome.phase is Phase.CHECK and self._shares_checks:
+            what = _Scarce.ALONE  # others' work has taken of its time
+        else:
+            return None
+        return None if what in self._granted else what
 
     def _read_source(self) -> None:
         """Say what can be said of kernel and problem by reading them."""
@@ -371,7 +428,7 @@ class _Evaluation:
         Returns:
             the reference; the candidate, which runs nothing yet; and the case.
         """
-        self._book(plan.of_first_draw(**self._whole, alone=self._has_all))
+        self._book(plan.of_first_draw(**self._whole, alone=_Scarce.ALL_MEMORY in self._granted))
         told = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             self._reference.await_opening()
@@ -383,8 +440,10 @@ class _Evaluation:
         self._evidence["inputs"] = [
             {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
         ]
-        self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=self._has_all))
-        with self._untimed_if_large(reference), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+        self._book(
+            plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=_Scarce.ALL_MEMORY in self._granted)
+        )
+        with self._untimed_if_large("reference"), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
             reference.widen()
             reference.answer_first(first)
@@ -397,10 +456,10 @@ class _Evaluation:
         self._see_memory()
         return reference, candidate, first
 
-    def _untimed_if_large(self, reference: Reference) -> contextlib.AbstractContextManager[None]:
-        """Let nobody time meanwhile, for what loads kernels, if it would also disturb."""
-        large = self._place.on_gpu and reference.is_large
-        return self._steps.untimed("reference") if large else contextlib.nullcontext()
+    def _untimed_if_large(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Let nobody time meanwhile, for what need not be had so, if it would disturb."""
+        large = self._place.on_gpu and self._reference.is_large
+        return self._steps.untimed(what) if large else contextlib.nullcontext()
 
     @cached_property
     def _whole(self) -> dict[str, int]:
@@ -470,7 +529,7 @@ class _Evaluation:
             the cases to check now, how many of the problem's own are left for later, and the one for after.
         """
         reference = self._reference
-        lock = self._untimed_if_large(reference) if reference.is_roomy else contextlib.nullcontext()
+        lock = self._untimed_if_large("reference") if reference.is_roomy else contextlib.nullcontext()
         with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             cases = reference.more_cases(first)
             last: list[Case] = []
@@ -696,12 +755,15 @@ class _Evaluation:
                 processes.reference.free_arena()
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
-        if self._settings.examine and examine.is_worthwhile(outcome):
+        lacks = self._lacks(outcome)
+        if self._settings.examine and lacks is None and examine.is_worthwhile(outcome):
             self._examine()
         if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
             self._processes.begin_next()
         if self._booking is not None:
             self._booking.release()
+        if lacks is not None:
+            raise _Lacking(lacks)
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["begun_s"] = {name: round(value, 6) for name, value in self._steps.begun.items()}
         evidence["cpu_s"] = self._cpu.seconds()

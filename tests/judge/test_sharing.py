@@ -1,0 +1,91 @@
+"""Checked calls on large inputs share the device: others' work is never held against a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
+from tests.judge.rig import Rig
+from workers.judge.trial.cases import Case
+from workers.judge.trial.exchange import Candidate
+
+EVALUATION = "workers.judge.trial.run._Evaluation"
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
+SLOW = KERNEL.replace("return", "import time; time.sleep(0.05)\n        return")
+HANGING = KERNEL.replace("return", "import time; time.sleep(1000)\n        return")
+QUICK = Settings(checks=2, timing=Timing(calls=5, warmup=1), deadlines=Deadlines(check_s=20))
+
+
+@pytest.fixture
+def rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A place whose problems are all as those are that share a GPU with others."""
+
+    def shares(evaluation: Any) -> bool:
+        return not evaluation._granted
+
+    monkeypatch.setattr(f"{EVALUATION}._shares_checks", property(shares))
+    with Rig() as rig:
+        yield rig
+
+
+def judge(rig: Rig, kernel: str, settings: Settings = QUICK) -> Outcome:
+    """What comes of a kernel."""
+    return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings))
+
+
+def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
+    """The checks before and after it are made while others' may be; a wrong kernel never has it alone."""
+    outcome = judge(rig, KERNEL)
+    assert outcome.category is Category.PASSED
+    durations = outcome.evidence.durations_s
+    assert durations is not None
+    assert 0 < durations["check"] <= durations["untimed_check"]
+    assert 0 < durations["time"] <= durations["alone_measure"]
+
+    outcome = judge(rig, KERNEL.replace("relu", "tanh"))
+    assert outcome.category is Category.WRONG_VALUES
+    assert "alone_measure" not in (outcome.evidence.durations_s or {})
+
+
+def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends as it does with the device for itself."""
+    check, prepare = Candidate.run, Candidate.prepare_calls
+    calls: list[Case] = []
+
+    def prepared(candidate: Candidate, specs: Any) -> None:
+        prepare(candidate, specs)
+        if not calls:
+            candidate.process.enter(Phase.CHECK, 0.02)  # all that others leave it
+
+    def checked(candidate: Candidate, case: Case) -> dict[str, Any]:
+        calls.append(case)
+        return check(candidate, case)
+
+    monkeypatch.setattr(Candidate, "prepare_calls", prepared)
+    monkeypatch.setattr(Candidate, "run", checked)
+    outcome = judge(rig, SLOW)
+    assert outcome.category is Category.PASSED
+    assert "untimed_check" not in (outcome.evidence.durations_s or {})
+
+
+def test_one_that_never_ends_is_a_timeout(rig: Rig) -> None:
+    """With the device alone it had all of its time."""
+    outcome = judge(rig, HANGING, QUICK.model_copy(update={"deadlines": Deadlines(check_s=1)}))
+    assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.CHECK)
+    assert "untimed_check" not in (outcome.evidence.durations_s or {})
+    assert "alone_measure" in (outcome.evidence.durations_s or {})
