@@ -94,7 +94,6 @@ class ReferenceHarness(Harness):
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
-            Order.REHEARSE: self._rehearse,
             Order.ARENA: self._take_arena,
             Order.RUN: self._answer,
             Order.REST: self._rest,

@@ -312,14 +312,14 @@ class Reference:
         return first
 
     def rehearse_variants(self) -> None:
-        """Have the process load what making variants needs, where inputs are so large that there will be those alone.
+        """Have the process load what variants need, where they are drawn on the device, and are those of any size.
 
         That takes a fifth of a second, for which neither the device nor much of its memory need be had.
 
         Raises:
             EvaluationEnded: the process has ended.
         """
-        if self.device == "cuda" and self._varies and (self.settings.checks + 1) * self.input_bytes > _ROOMY_BYTES:
+        if self._on_device and self._varies and (self.settings.checks + 1) * self.input_bytes > _ROOMY_BYTES:
             try:
                 self._order(Order.REHEARSE, what="get_inputs()", optional=True)
             except EvaluationEnded:

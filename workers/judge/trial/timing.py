@@ -305,8 +305,8 @@ class Stopwatch:
         Outputs that lie in another way than the reference's count as dense ones, which take least: a kernel may choose
         how its outputs lie, in each call.
         """
-        layouts = self._series.layouts if self._series is not None else set[tuple[tuple[int, ...], ...]]()
-        reference = self._reference
+        assert self._series is not None, "calls have been timed"
+        layouts, reference = self._series.layouts, self._reference
         for number, (spec, theirs) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
             shape = spec.shape
             dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
