@@ -100,16 +100,25 @@ def sealed(rig: Rig) -> list[int]:
 @pytest.fixture
 def empty(keeping: Rig) -> Rig:
     """The place, with nothing kept."""
-    keeping.end_kept()
-    assert gone(keeping)
+
+    def ended() -> bool:
+        keeping.end_kept()  # each time: a candidate that was asked for ahead may be forked only now
+        return nothing_left(keeping)
+
+    until(ended, what="the end of all that is kept")
     return keeping
 
 
+def nothing_left(rig: Rig) -> bool:
+    """True if there is no reference and no candidate, nor a directory of one."""
+    return not rig.sealed(Role.REFERENCE, Role.CANDIDATE) and not list(rig.place.scratch.iterdir())
+
+
 def gone(rig: Rig, seconds: float = 60) -> bool:
-    """True if in time no reference and no candidate is left, nor a directory of one."""
+    """True if in time nothing is left."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not rig.sealed(Role.REFERENCE, Role.CANDIDATE) and not list(rig.place.scratch.iterdir()):
+        if nothing_left(rig):
             return True
         time.sleep(0.02)
     return False
