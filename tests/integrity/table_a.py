@@ -55,7 +55,7 @@ def _clocks() -> Iterator[Program]:
         honest="controls/dense_output",
         file="timing/null_slowed_dense",
         constants={"ALTERNATE": True},
-        note="Here in every other call.",
+        note="Here in two of three calls.",
         **STRIDED,
     )
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
