@@ -11,7 +11,7 @@ times in `DIR/real.svg`. The exit status is 0 only if all passed at their first 
 that take 0.1 ms or more lies within 0.97 and 1.03.
 
 With `--rounds N` what is not there yet is judged N times: from the second round on baselines are known. How many were
-judged a second is told of each round.
+judged a second is told of each round, and for which share of it the GPUs were busy, as NVML counts.
 
 With `--mixed` the order is random, a small kernel of the gallery is judged beside each problem, and among every ten
 evaluations is a kernel that takes all of the GPU's memory. All of these must end as the gallery says.
@@ -29,14 +29,17 @@ import re
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import pygal
+import pynvml
 from gallery import Entry
 from gallery import entries as gallery
 from rich.console import Console
@@ -56,7 +59,32 @@ LEAST_MS = 0.1
 #: Bounds of the median speedup of a model over itself.
 BOUNDS = (0.97, 1.03)
 
+#: Seconds between two looks at how busy the GPUs are: what NVML says is of the sixth of a second before.
+LOOK_S = 0.2
+
 Row = dict[str, Any]
+
+
+@contextmanager
+def watched() -> Generator[list[float]]:
+    """Give a list of how busy the host's GPUs are, from 0 to 1, which grows during the block; empty without NVML."""
+    seen: list[float] = []
+    over = threading.Event()
+
+    def look() -> None:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            while handles and not over.wait(LOOK_S):
+                seen.append(statistics.fmean(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100 for gpu in handles))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looker.join()
 
 
 def hash_of(source: str) -> str:
@@ -221,10 +249,15 @@ def main() -> int:
                 for number in range(1, options.rounds + 1):
                     begun = time.monotonic()
                     judged = judge(client, missing, options.lane, beside, kept)
-                    ended = list(track(judged, f"round {number}", total=len(missing), console=console))
+                    with watched() as busy:
+                        ended = list(track(judged, f"round {number}", total=len(missing), console=console))
                     took = time.monotonic() - begun
                     count = len(missing) + len(beside)
-                    console.print(f"round {number}: {count} evaluations in {took:.1f} s, {count / took:.2f} a second")
+                    console.print(
+                        f"round {number}: {count} evaluations in {took:.1f} s, {count / took:.2f} a second"
+                        + (f", GPUs busy for {statistics.fmean(busy):.0%}" if busy else ""),
+                        soft_wrap=True,
+                    )
                     strangers = [row for row in ended if row["problem"] not in missing]
                     if beside:
                         good = len(beside) - len(strangers)

@@ -2,9 +2,12 @@
 
 For each number of slots it starts a fleet of its own and judges, after two of each problem a slot as a warm-up,
 
-1. right kernels of seven problems in one batch, all different: evaluations a second, the host's CPU time and the
-   device's exclusive time for each, and where an evaluation's time goes;
-2. as many with three faulty ones among ten: evaluations a second, and whether each category is the expected one.
+1. right kernels of seven problems in one batch, all different: evaluations a second, the host's CPU time and the time
+   for which an evaluation has the device alone, and where an evaluation's time goes;
+2. the same kernels again, judged anew: what they compile is known then;
+3. as many with three faulty ones among ten: evaluations a second, and whether each category is the expected one.
+
+Beside each batch's seconds stands how many times those are of what its evaluations had the device alone for.
 
 On the idle fleet of the first number it judges one after the other: Triton kernels that are new and that were judged
 before, and torch kernels. Beside all that it runs what people write in an afternoon: a fresh Python process for each of
@@ -131,14 +134,21 @@ def judge(client: Client, requests: Sequence[Request]) -> tuple[list[Verdict], d
     busy, begun = cpu_seconds(), time.monotonic()
     verdicts = client.wait_all(client.submit_batch(list(requests)), timeout=PATIENCE_S)
     took = time.monotonic() - begun
+    alone = sum(sum(alone_of(verdict)) for verdict in verdicts)
     return verdicts, {
         "evaluations": len(verdicts),
         "seconds": round(took, 2),
+        "times_alone": round(took / alone, 2) if alone else None,
         "per_s": round(len(verdicts) / took, 3),
         "cpu_s": round((cpu_seconds() - busy) / len(verdicts), 2),
         "attempts": Counter(verdict.attempts for verdict in verdicts),
         "categories": Counter(str(verdict.category) for verdict in verdicts),
     }
+
+
+def alone_of(verdict: Verdict) -> Iterator[float]:
+    """Give the seconds for which an evaluation had its device alone, each time."""
+    return (seconds for name, seconds in (verdict.evidence.durations_s or {}).items() if name.startswith("alone_"))
 
 
 def stages(verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -155,10 +165,12 @@ def throughput(client: Client, kernels: Kernels, slots: int, count: int) -> tupl
     names = kernels.right(backend)
     # References are kept by slots: each slot has met most problems then.
     judge(client, [kernels.new(name) for name in islice(names, 2 * len(SMALL) * slots)])
-    verdicts, found = judge(client, [kernels.new(name) for name in islice(names, count)])
-    wrong = sum(not verdict.passed for verdict in verdicts)
+    requests = [kernels.new(name) for name in islice(names, count)]
+    verdicts, found = judge(client, requests)
     found["alone_s"] = stages(verdicts).get("alone_measure")
     found["stages_s"] = stages(verdicts)
+    seen, found["seen"] = judge(client, requests)
+    wrong = sum(not verdict.passed for verdict in (*verdicts, *seen))
     faulty = cycle(FAULTY[kernels.lane])
     mixed = [next(faulty) if number % 10 < 3 else next(names) for number in range(count)]
     verdicts, found["mixed"] = judge(client, [kernels.new(name) for name in mixed])

@@ -35,7 +35,7 @@ def test_speed(tmp_path: Path) -> None:
     run("speed", *few, "--out", tmp_path)
     found = read(tmp_path / "speed.json")
     assert found["unexpected"] == 0
-    assert found["slots"]["1"]["evaluations"] == 4
+    assert found["slots"]["1"]["evaluations"] == found["slots"]["1"]["seen"]["evaluations"] == 4
     assert {path.name for path in tmp_path.glob("*.svg")} == {"speed.svg", "stages.svg"}
 
 
