@@ -41,6 +41,11 @@ def age(since: datetime) -> str:
     return f"{seconds:.0f}s"
 
 
+def step(name: str | None) -> str:
+    """Return a step of an evaluation in words: ``wait for device``; empty for None."""
+    return "" if name is None else name.replace("_", " ")
+
+
 def moment(value: datetime | None) -> str:
     """Return a time in UTC to the second; empty for None."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")

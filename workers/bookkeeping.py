@@ -198,6 +198,10 @@ class Bookkeeping:
         """Write who has the device that each worker waits for, or None. Return False if Postgres is away."""
         return self.attempt(lambda: registry.wait_for_device(self.engine, holders))
 
+    def note_steps(self, steps: Mapping[tuple[UUID, int], str | None]) -> bool:
+        """Write which step attempts are at; see :func:`registry.note_steps`. Return False if Postgres is away."""
+        return self.attempt(lambda: registry.note_steps(self.engine, steps))
+
     def idle(self) -> set[UUID]:
         """Return the workers of this host that judge nothing now; none if Postgres is away."""
         found: set[UUID] = set()

@@ -117,6 +117,9 @@ class Supervisor:
         self._waits: dict[str, tuple[float, str]] = {}
         #: The workers that wait for such a device, and who has it, as last written.
         self._kept: dict[UUID, str] = {}
+        #: The attempts that ran at the last look, and the steps of them as last written.
+        self._running: set[tuple[UUID, int]] = set()
+        self._steps: dict[tuple[UUID, int], str | None] = {}
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
@@ -197,6 +200,7 @@ class Supervisor:
             self._held = self._books.held() if any(worker.slot.device == "cpu" for worker in self._workers) else None
             self._monitor.step(self._books.attempt)
             self._look_at_locks(now)
+            self._look_at_steps()
         self._let_in()
         self._write_pauses(anew=looking)
         self._books.step([worker.slot.worker_id for worker in self._workers if worker.registered or worker.stuck])
@@ -259,6 +263,19 @@ class Supervisor:
         changed: dict[UUID, str | None] = {**dict.fromkeys(self._kept), **kept}
         if kept != self._kept and self._books.wait_for_device(changed):
             self._kept = kept
+
+    def _look_at_steps(self) -> None:
+        """Write which step an evaluation is at, if it runs for longer than a look: a shorter one is worth no write."""
+        records = [worker.blackbox.read() for worker in self._workers if worker.blackbox is not None]
+        steps = {(record.evaluation_id, record.number): record.step for record in records if record is not None}
+        changed = {
+            attempt: step
+            for attempt, step in steps.items()
+            if attempt in self._running and step != self._steps.get(attempt)
+        }
+        self._running = set(steps)
+        if not changed or self._books.note_steps(changed):
+            self._steps = {attempt: step for attempt, step in (self._steps | changed).items() if attempt in steps}
 
     def _bury(self, worker: WorkerProcess, returncode: int) -> None:
         """Clean up after a worker that has ended: kill its leftovers, and have its evaluation queued again."""

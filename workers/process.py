@@ -21,10 +21,11 @@ import structlog
 from kqueue import broker, logs
 from kqueue.config import Config
 from workers.judge.host import linux
+from workers.judge.host.blackbox import BlackBox, make_page
 from workers.judge.keeper.handle import clean_environment
 from workers.plan import environment
 from workers.pool import STUCK_S, kill_group
-from workers.slot import GO, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
+from workers.slot import GO, PAGE_VARIABLE, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class WorkerProcess:
         selector: watches the socket to the process while it runs.
         process: the process; None while none runs.
         pid: the id of the current or last process.
+        blackbox: what the process does; None while none runs.
         ready: True once the process has said so.
         registered: True while its row in the table ``workers`` is open.
         killed_at: when it was killed, on the monotonic clock; 0 if it was not.
@@ -58,6 +60,7 @@ class WorkerProcess:
     selector: selectors.BaseSelector
     process: subprocess.Popen[bytes] | None = None
     pid: int = 0
+    blackbox: BlackBox | None = None
     ready: bool = False
     registered: bool = False
     killed_at: float = 0.0
@@ -94,12 +97,13 @@ class WorkerProcess:
         command += ["--loglevel", config.log_level.upper()]
         # A killed worker's temporary files go with the slot's directory when the next worker starts.
         full = environment(slot, config, cores, os.environ) | {"TMPDIR": str(slot.scratch)}
-        settings = in_memory(full)
+        settings, page = in_memory(full), make_page()
         env = clean_environment(full) | logs.environment(config)
         env |= {
             VARIABLE: full[VARIABLE],
             READY_VARIABLE: str(theirs.fileno()),
             SETTINGS_VARIABLE: str(settings),
+            PAGE_VARIABLE: str(page),
         }
         with theirs:
             # A session of its own: only the supervisor acts on a terminal's Ctrl-C. preexec_fn is safe because the
@@ -109,12 +113,14 @@ class WorkerProcess:
                 # Celery imports from its working directory, so that must not be writable by others.
                 cwd="/",
                 env=env,
-                pass_fds=[theirs.fileno(), settings],
+                pass_fds=[theirs.fileno(), settings, page],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=linux.die_with(os.getpid()),
             )
-        os.close(settings)
+        self.blackbox = BlackBox(page)
+        for descriptor in (settings, page):
+            os.close(descriptor)
         ours.setblocking(False)
         self._link, self._said = ours, b""
         self.ready, self.registered = False, False
@@ -177,7 +183,7 @@ class WorkerProcess:
         now = time.monotonic()
         if now - self._started_at >= _HEALTHY_S:
             self._backoff_s = _FIRST_BACKOFF_S
-        self.process, self.registered, self.stuck = None, False, None
+        self.process, self.registered, self.stuck, self.blackbox = None, False, None, None
         self.start_at = now + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
 

@@ -24,6 +24,9 @@ GO: Final = b"g"
 PAUSE: Final = b"p"
 #: The number of the descriptor from which a worker process reads the fleet's settings, secrets among them.
 SETTINGS_VARIABLE: Final = "KQUEUE_SETTINGS"
+#: The number of the descriptor of the page from which the supervisor reads what is done
+#: (:mod:`workers.judge.host.blackbox`).
+PAGE_VARIABLE: Final = "KQUEUE_PAGE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ import sys
 from typing import Final, NoReturn
 
 from workers.judge import api
+from workers.judge.host.blackbox import BlackBox
 from workers.judge.keeper import handle as launch
-from workers.slot import READY_VARIABLE, SETTINGS_VARIABLE, Slot
+from workers.slot import PAGE_VARIABLE, READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
 #: Variables with the numbers of descriptors that are this process's alone.
 _OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
@@ -37,11 +38,15 @@ def main() -> NoReturn:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        for variable in _OWN:
+        for variable in (*_OWN, PAGE_VARIABLE):
             os.close(int(os.environ.pop(variable)))
         forkserver.main(theirs, parent, slot.uid)
     theirs.close()
-    api.started = api.Judges(launch.ForkServer(slot, pid, ours), without=[int(os.environ[name]) for name in _OWN])
+    page = int(os.environ.pop(PAGE_VARIABLE))
+    blackbox = BlackBox(page)
+    os.close(page)
+    without = [int(os.environ[name]) for name in _OWN]
+    api.started = api.Judges(launch.ForkServer(slot, pid, ours), blackbox, without=without)
     become_worker("workers.app")
 
 

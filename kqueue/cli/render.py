@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kqueue.figures import age, finding, gib, milliseconds, moment, provenance, ratio, yes_no
+from kqueue.figures import age, finding, gib, milliseconds, moment, provenance, ratio, step, yes_no
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "provenance",
     "ratio",
     "say",
+    "step",
     "text",
     "write_json",
     "yes_no",

@@ -139,7 +139,7 @@ def _gpu_memory(known: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Itera
 def _print_status(record: Mapping[str, Any]) -> None:
     from kqueue.categories import Category
     from kqueue.cli.probe import print_last_day
-    from kqueue.cli.render import age, category_text, console, print_table, text
+    from kqueue.cli.render import age, category_text, console, print_table, step, text
 
     lanes, live = record["lanes"], record["workers"]
     columns = (*EvaluationState, "workers")
@@ -162,11 +162,12 @@ def _print_status(record: Mapping[str, Any]) -> None:
                 " ".join(worker["lanes"]),
                 worker["busy_with"] or "idle",
                 f"for {age(worker['busy_since'])}" if worker["busy_since"] else "",
+                step(worker["step"]),
                 text(worker["paused"] or "", "yellow"),
             )
             for worker in live
         )
-        print_table(("worker", "device", "lanes", "busy with", "since", "paused"), rows, title="workers")
+        print_table(("worker", "device", "lanes", "busy with", "since", "step", "paused"), rows, title="workers")
     _print_kept_waiting(live)
     _print_waiting(record["gpu_memory"])
     for gpu in record["gpus_not_serving"]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.categories import Blame
-from kqueue.cli.render import age, category_text, console, text
+from kqueue.cli.render import age, category_text, console, step, text
 from kqueue.cli.results import database
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.states import EvaluationState
@@ -272,13 +272,15 @@ def _workers(view: _View, width: int) -> Table:
     for worker in view.live:
         gpu = names.get(worker.device)
         device = worker.device if gpu is None else f"{gpu.index} {gpu.name}"
-        state = ""
+        state = doing = ""
         if worker.paused is not None:
             state = f"pauses: {worker.paused}"
         elif worker.waits_for is not None:
             state = f"waits for the device, which {worker.waits_for} has"
         elif gpu is not None and gpu.reason is not None:
             state = f"{gpu.state}: {gpu.reason}"
+        else:
+            doing = step(worker.step)
         busy = str(worker.busy_with)[:8] if worker.busy_with else text("idle", "dim")
         since = age(worker.busy_since) if worker.busy_since else ""
         row: list[object] = [worker.name, busy, since]
@@ -286,7 +288,7 @@ def _workers(view: _View, width: int) -> Table:
             row.append(device)
         if width >= _WIDE:
             row.append(" ".join(worker.lanes))
-        rows.append((*row, text(state, "yellow")))
+        rows.append((*row, text(state, "yellow") if state else text(doing, "dim")))
     columns = ("slot", "runs", "for", *(["device"] if width >= _NARROW else []), *(["lanes"] if width >= _WIDE else []))
     return _table("slots", (*columns, ""), rows, right=(2,), empty="no worker is alive")
 

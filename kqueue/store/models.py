@@ -315,6 +315,8 @@ class Attempt(Base):
     fingerprint: Mapped[str | None]
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     lease_until: Mapped[datetime]
+    step: Mapped[str | None]
+    """The step that it was last seen at; null of an attempt that was over within a second or two."""
     ended_at: Mapped[datetime | None]
     category: Mapped[str | None]
     message: Mapped[str | None]

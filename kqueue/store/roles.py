@@ -120,6 +120,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
                 "environment_hash",
                 "fingerprint",
                 "lease_until",
+                "step",
                 "ended_at",
                 "category",
                 "message",

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Engine, Interval, and_, bindparam, case, f
 from sqlalchemy.dialects.postgresql import insert
 
 from kqueue.limits import hard_limit_s
+from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
 from kqueue.store.sql import any_uuid, read
@@ -59,6 +60,21 @@ _WAIT: Final = text("""
     WHERE w.id = said.id AND w.waits_for IS DISTINCT FROM said.holder
 """)
 
+#: An attempt that is being ended at this moment is skipped here too.
+_NOTE_STEPS: Final = text("""
+    UPDATE attempts AS a
+    SET step = said.step
+    FROM unnest(CAST(:evaluations AS uuid[]), CAST(:numbers AS int[]), CAST(:steps AS text[]))
+        AS said (evaluation_id, number, step)
+    WHERE a.evaluation_id = said.evaluation_id
+      AND a.number = said.number
+      AND a.id IN (
+          SELECT free.id FROM attempts AS free
+          WHERE free.evaluation_id = ANY(:evaluations) AND free.ended_at IS NULL
+          FOR UPDATE SKIP LOCKED
+      )
+""")
+
 #: True for a worker without a heartbeat for the interval ``silent_for``, which is a parameter.
 _SILENT: Final = and_(
     Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - bindparam("silent_for", type_=Interval)
@@ -80,6 +96,7 @@ class LiveWorker:
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
         busy_since: when it began with that, UTC.
+        step: the step that it is at, as ``evidence.durations_s`` names it, once it runs for more than a second.
         paused: why it takes no evaluations; None if it does.
         waits_for: the process that has its device, if that keeps its evaluation waiting and is no part of its fleet.
         waits_since: since when, UTC.
@@ -93,6 +110,7 @@ class LiveWorker:
     device: str
     busy_with: UUID | None
     busy_since: datetime | None
+    step: str | None
     paused: str | None
     waits_for: str | None
     waits_since: datetime | None
@@ -146,6 +164,15 @@ def wait_for_device(engine: Engine, holders: Mapping[UUID, str | None]) -> None:
         connection.execute(_WAIT, {"ids": list(holders), "holders": list(holders.values())})
 
 
+def note_steps(engine: Engine, steps: Mapping[tuple[UUID, int], str | None]) -> None:
+    """Record which step attempts that run are at, by evaluation and number."""
+    evaluations, numbers = zip(*steps, strict=True)
+    names = [None if step is None else clean.text(step) for step in steps.values()]
+    told = {"evaluations": list(evaluations), "numbers": list(numbers), "steps": names}
+    with transaction(engine) as connection:
+        connection.execute(_NOTE_STEPS, told)
+
+
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
     """Record that a worker process has ended."""
     with transaction(engine) as connection:
@@ -168,7 +195,7 @@ def stop_silent(engine: Engine, *, older_than_s: float) -> int:
 def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
     """Return the workers with a sign of life within the last ``within_s`` seconds, by host and name."""
     busy = (
-        select(Attempt.evaluation_id, Attempt.started_at)
+        select(Attempt.evaluation_id, Attempt.started_at, Attempt.step)
         .where(Attempt.worker_id == Worker.id, Attempt.ended_at.is_(None))
         .order_by(Attempt.id.desc())
         .limit(1)
@@ -187,6 +214,7 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
                 Worker.device,
                 busy.c.evaluation_id.label("busy_with"),
                 busy.c.started_at.label("busy_since"),
+                busy.c.step,
                 Worker.paused,
                 case((waits, Worker.waits_for)).label("waits_for"),
                 case((waits, func.greatest(Worker.waits_since, busy.c.started_at))).label("waits_since"),

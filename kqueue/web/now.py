@@ -85,10 +85,10 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU with what runs on it and how busy it was."""
+    """A GPU with what runs on it, each with the step that it is at, and how busy it was."""
 
     device: Device
-    running: Sequence[Listed]
+    running: Sequence[tuple[Listed, str | None]]
     share: float | None
 
 
@@ -117,7 +117,7 @@ async def _fields(request: Request) -> dict[str, Any]:
     view, glance = await fleet.get(), await glances.get(request.app.state.gateway)
     return {
         "lanes": _lanes(view, glance),
-        "cards": [_card(device, glance) for device in view.devices],
+        "cards": _cards(view, glance),
         "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
         "probes": view.probes,
         "most_doubted": MOST_DOUBTED,
@@ -190,6 +190,11 @@ def _lanes(view: View, glance: Glance) -> list[Lane]:
     ]
 
 
-def _card(device: Device, glance: Glance) -> Card:
-    running = [glance.running[identity] for identity in device.gpu.running if identity in glance.running]
-    return Card(device, running, glance.uses.get((device.gpu.host, device.gpu.uuid)))
+def _cards(view: View, glance: Glance) -> list[Card]:
+    steps = {worker.busy_with: worker.step for worker in view.workers}
+    cards: list[Card] = []
+    for device in view.devices:
+        known = [identity for identity in device.gpu.running if identity in glance.running]
+        running = [(glance.running[identity], steps.get(identity)) for identity in known]
+        cards.append(Card(device, running, glance.uses.get((device.gpu.host, device.gpu.uuid))))
+    return cards

@@ -171,6 +171,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "seconds_since": _seconds_since,
     "short": _short,
     "size": _size,
+    "step": figures.step,
 }
 _GLOBALS: Final[dict[str, Any]] = {"address": files.address, "navigation": NAVIGATION, "offered": export.offered}
 cast("dict[str, Any]", _templates.filters).update(_FILTERS)

@@ -50,6 +50,7 @@ def busy(engine: Engine, worker: UUID) -> UUID:
         connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
     running, *_ = submit(engine, "r", "q1", "q2")
     assert evaluations.claim(engine, running, worker_id=other, lease_s=3000) is not None
+    workers.note_steps(engine, {(running, 1): "alone_measure"})
     return running
 
 
@@ -64,6 +65,7 @@ def test_once_prints_one_view(cli: Cli, busy: UUID) -> None:
     assert lane[:4] == ["cpu", "2", "1", "2"]
     [slot] = [line for line in lines if "gpu0-1@host" in line]
     assert str(busy)[:8] in slot
+    assert "alone measure" in slot
     assert "idle" in next(line for line in lines if "cpu-0@here" in line)
     [failure] = [line for line in lines if "wrong_values" in line]
     assert "candidate" in failure

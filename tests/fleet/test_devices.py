@@ -1,4 +1,7 @@
-"""A device that a process outside of the fleet has: whoever waits for it is told who, and for how long, meanwhile."""
+"""A device that a process outside of the fleet has: whoever waits for it is told who, and for how long, meanwhile.
+
+And the step that an evaluation is at meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ KERNEL = "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self
 
 
 def test_a_strangers_device_is_told_while_it_lasts(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """Its worker's row and the evaluation's reason name the process; both forget it when the device is free."""
+    """Worker and evaluation name the process, and the step; they forget the process when the device is free."""
     fleet = start_fleet(true=True)
 
     def worker() -> Any:
@@ -46,6 +49,9 @@ def test_a_strangers_device_is_told_while_it_lasts(services: Services, start_fle
         assert f"process {os.getpid()} " in worker().waits_for
         assert worker().busy_with == identity
         assert worker().busy_since <= worker().waits_since
+        services.until(lambda: worker().step == "wait_for_device", what="the step")
+        [attempt] = reports.show(services.engine, identity).attempts
+        assert attempt.step == "wait_for_device"
         waiting = why(identity)
         assert waiting.why is Why.DEVICE
         assert f"{worker().name} runs it" in waiting.message
@@ -53,4 +59,4 @@ def test_a_strangers_device_is_told_while_it_lasts(services: Services, start_fle
     verdict = services.verdict(identity)
     assert verdict.passed, verdict.message
     services.until(lambda: services.rows("SELECT 1 FROM workers WHERE waits_for IS NULL AND waits_since IS NULL"), 30)
-    assert (worker().waits_for, worker().waits_since, why(identity)) == (None, None, None)
+    assert (worker().waits_for, worker().waits_since, why(identity), worker().step) == (None, None, None, None)

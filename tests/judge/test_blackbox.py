@@ -7,7 +7,7 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from kqueue.contract import Phase
-from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.blackbox import BlackBox, make_page
 
 
 def in_child(act: Callable[[], None]) -> int:
@@ -53,3 +53,31 @@ def test_a_new_process_has_no_past() -> None:
     assert box.used_up(os.getpid())
     box.begin()
     assert not box.used_up(os.getpid())
+
+
+def test_a_page_is_seen_by_whoever_has_its_descriptor() -> None:
+    """Another holder of the page reads the step, or the phase where there is none; nothing of an earlier attempt."""
+    page = make_page()
+    writer, reader = BlackBox(page), BlackBox(page)
+    os.close(page)
+    assert reader.read() is None
+
+    def step() -> str | None:
+        record = reader.read()
+        assert record is not None
+        return record.step
+
+    writer.open(uuid4(), 2)
+    assert step() is None
+    writer.enter(Phase.CHECK)
+    assert step() == "check"
+    writer.at("wait_for_device")
+    assert step() == "wait_for_device"
+    writer.at("")
+    assert step() == "check"
+    writer.at("a step whose name is longer than the page has room for it")
+    assert step() == "a step whose name is longer than"
+    writer.open(uuid4(), 1)
+    assert step() is None
+    writer.close()
+    assert reader.read() is None

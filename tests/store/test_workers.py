@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, text
 
-from kqueue.store import evaluations, workers
+from kqueue.store import evaluations, reports, workers
 from tests.store.steps import PASSED, change, count, finish
 
 
@@ -49,6 +49,26 @@ class TestWorkers:
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
         workers.heartbeat(engine, [worker_id], lease_s=30)
         assert evaluations.expire_leases(engine, retry_delay_s=0) == []
+
+    def test_steps_are_of_attempts_that_run(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
+        """Worker and evaluation tell the step; an attempt that has ended, or is being ended, is not written to."""
+        done = claim(submit())
+        finish(engine, done, PASSED)
+        running = claim(submit())
+        told = {(one.evaluation_id, one.number): "wait_for_device" for one in (done, running)}
+        workers.note_steps(engine, told | {(uuid4(), 1): None})
+        [worker] = workers.live(engine, within_s=30)
+        assert (worker.busy_with, worker.step) == (running.evaluation_id, "wait_for_device")
+        [attempt] = reports.show(engine, running.evaluation_id).attempts
+        assert attempt.step == "wait_for_device"
+        with engine.begin() as ending:
+            ending.execute(text("SELECT 1 FROM attempts FOR UPDATE"))
+            workers.note_steps(engine, dict.fromkeys(told, "check"))
+        assert workers.live(engine, within_s=30)[0].step == "wait_for_device"
+        finish(engine, running, PASSED)
+        assert [one.step for one in reports.show(engine, running.evaluation_id).attempts] == [None]
+        assert workers.live(engine, within_s=30)[0].step is None
+        assert count(engine, "attempts", "step IS NOT NULL") == 1
 
     def test_a_heartbeat_does_not_keep_the_dead_alive(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """An attempt that its worker has left behind, or past the hard limit, is not renewed."""

@@ -18,7 +18,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import Evidence, Facts, WrongMap, WrongPlace
 from kqueue.states import Finding, ProbeKind
-from kqueue.store import gpus, workers
+from kqueue.store import evaluations, gpus, workers
 from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
@@ -157,18 +157,24 @@ def test_now_shows_lanes_gpus_and_the_last_hour(
 ) -> None:
     uuid = "GPU-00000000-0000-0000-0000-000000000001"
     gpus.register(engine, host="here", index=0, uuid=uuid, name=HOSTILE)
-    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=2, lanes=["gpu"], device=uuid)
+    slot = uuid4()
+    workers.register(engine, id=slot, name="gpu-0@here", host="here", pid=2, lanes=["gpu"], device=uuid)
     gpus.see(
         engine, {uuid: {"temperature_c": 61, "sm_mhz": 1980, "memory_used_bytes": 1 << 30, "memory_bytes": 4 << 30}}
     )
     gpus.see_memory(engine, uuid, booked_bytes=1 << 30, capacity_bytes=2 << 30, waiting=[])
     judge(_submit(served))
     judge(_submit(served), _wrong())
-    waits = _submit(served)
+    runs, waits = _submit(served), _submit(served)
+    assert evaluations.claim(engine, runs, worker_id=slot, lease_s=60) is not None
+    workers.note_steps(engine, {(runs, 1): "alone_measure"})
+    assert "at the step “alone measure”" in browser.get(f"/evaluations/{runs}").text
 
     def shows_all() -> bool:
         shown = ("61 °C", "1980 MHz", "1.0 of 2.0 GiB", str(waits)[:8], "wrong_values", "the tests")
-        return all(one in browser.get("/").text for one in shown)
+        page = browser.get("/").text
+        # On the GPU's card and in the table of workers.
+        return all(one in page for one in shown) and page.count("alone measure") == 2
 
     # What is shown is a second old, or two.
     until(shows_all, 60, "the GPU on the page")

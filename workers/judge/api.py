@@ -47,17 +47,20 @@ class Judges:
         blackbox: told of each phase by the judge.
     """
 
-    def __init__(self, forkserver: ForkServer, *, without: Sequence[int] = ()) -> None:
+    def __init__(
+        self, forkserver: ForkServer, blackbox: BlackBox | None = None, *, without: Sequence[int] = ()
+    ) -> None:
         """Fork the seat, which forks the first judge. No thread of this process may hold a lock.
 
         Args:
             forkserver: the place's; it need not be ready yet.
+            blackbox: one that others read too; None for one of its own.
             without: descriptors that the seat must not have.
         """
         from workers.judge import seat
 
         self.forkserver = forkserver
-        self.blackbox = BlackBox()
+        self.blackbox = blackbox or BlackBox()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = False
         #: Whether the seat did not answer; it may be dying still.

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, case, select
 
 from kqueue import contract
 from kqueue.categories import Category
@@ -33,6 +33,7 @@ class AttemptDetail:
         worker: the worker's node name.
         started_at: UTC.
         ended_at: None while it runs.
+        step: the step that it is at, as ``evidence.durations_s`` names it, while it runs and for more than a second.
         category: what it came to; None while it runs.
         message: one line about that.
         phase: where it ended; of one whose judge died, by the flight recorder.
@@ -44,6 +45,7 @@ class AttemptDetail:
     worker: str
     started_at: datetime
     ended_at: datetime | None
+    step: str | None
     category: Category | None
     message: str | None
     phase: str | None
@@ -166,6 +168,7 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
                 Worker.name.label("worker"),
                 Attempt.started_at,
                 Attempt.ended_at,
+                case((Attempt.ended_at.is_(None), Attempt.step)).label("step"),
                 Attempt.category,
                 Attempt.message,
                 Attempt.outcome["phase"].astext.label("phase"),

@@ -1,6 +1,7 @@
 """The steps of an evaluation: their phases, deadlines and durations, and the device's lock.
 
-Every step is a ``with`` block. The black box holds its phase and deadline, for whoever must explain the judge's death.
+Every step is a ``with`` block. The black box holds its name, for whoever watches, and its phase and deadline, for
+whoever must explain the judge's death.
 A judge that overstays is ended by an alarm of the operating system, whatever it executes.
 """
 
@@ -46,15 +47,20 @@ class Steps:
         self.begun: dict[str, float] = {}
         self._began = time.monotonic()
         self.waited_for: list[str] = []
+        self._step = ""
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
         """Count the block's time among the durations."""
         begun = time.monotonic()
         self.begun.setdefault(name, begun - self._began)
+        outer, self._step = self._step, name
+        self._blackbox.at(name)
         try:
             yield
         finally:
+            self._step = outer
+            self._blackbox.at(outer)
             self.durations[name] = self.durations.get(name, 0.0) + time.monotonic() - begun
 
     @contextlib.contextmanager

@@ -1,0 +1,21 @@
+"""The step that an evaluation is at while it runs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0018"
+down_revision = "0017"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add a column, which supervisors write; it stays null where their version does not know it."""
+    op.add_column("attempts", sa.Column("step", sa.Text(), nullable=True))
+
+
+def downgrade() -> None:
+    """Remove it again. The evidence of verdicts still has the time of each step."""
+    op.drop_column("attempts", "step")
