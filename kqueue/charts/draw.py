@@ -62,23 +62,27 @@ def draw(figure: Any, chart: Chart, theme: Theme) -> None:
 
 
 def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> bool:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    import numpy as np
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
     points = sorted(chart.points, key=lambda point: (point.at, point.evaluation_id))
     if not points:
         return False
     flat = len(points) > _POINTS
-    timed = [(point.at, point.speedup) for point in points if point.passed and point.speedup is not None]
-    if timed:
-        best = list(accumulate((speedup for _, speedup in timed), max))
-        moments = [at for at, _ in timed]
+    # As arrays: matplotlib would look at each of tens of thousands of times and numbers, and more than once.
+    began = date2num(points[0].at)
+    days = np.array([(point.at - points[0].at).total_seconds() for point in points]) / 86400 + began
+    is_timed = np.array([point.passed and point.speedup is not None for point in points])
+    speedups = np.array([point.speedup for point in points if point.passed and point.speedup is not None])
+    if len(speedups):
+        best = np.maximum.accumulate(speedups)
         axes.scatter(
-            moments, [speedup for _, speedup in timed], s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
+            days[is_timed], speedups, s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
             color=colour_of(theme, Blame.NONE), edgecolors=ground(theme), alpha=0.75, label="passed", rasterized=flat,
         )  # fmt: skip
         # The best stands until the last candidate of all.
         axes.step(
-            [*moments, points[-1].at], [*best, best[-1]], where="post", color=colour(theme, 0), linewidth=2.2,
+            np.append(days[is_timed], days[-1]), np.append(best, best[-1]), where="post", color=colour(theme, 0), linewidth=2.2,
             label=f"best so far: {best[-1]:.2f}x",
         )  # fmt: skip
         axes.axhline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
@@ -88,11 +92,11 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     # What has no speedup lies on the ground.
     axes.set_ylim(-0.06 * top, 1.12 * top)
     for blame, mark in MARKS.items():
-        lying = [point.at for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
-        if lying:
+        lying = days[[point.blame is blame for point in points] & ~is_timed]
+        if len(lying):
             name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
             axes.scatter(
-                lying, [0.0] * len(lying), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75, linewidths=1.4,
+                lying, np.zeros(len(lying)), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75, linewidths=1.4,
                 label=f"{name} ({len(lying)})", rasterized=flat,
             )  # fmt: skip
     locator = AutoDateLocator()
