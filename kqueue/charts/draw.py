@@ -82,8 +82,8 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
         )  # fmt: skip
         # The best stands until the last candidate of all.
         axes.step(
-            np.append(days[is_timed], days[-1]), np.append(best, best[-1]), where="post", color=colour(theme, 0), linewidth=2.2,
-            label=f"best so far: {best[-1]:.2f}x",
+            np.append(days[is_timed], days[-1]), np.append(best, best[-1]), where="post", color=colour(theme, 0),
+            linewidth=2.2, label=f"best so far: {best[-1]:.2f}x",
         )  # fmt: skip
         axes.axhline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
         top = max(best[-1], 1.0)
@@ -96,8 +96,8 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
         if len(lying):
             name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
             axes.scatter(
-                lying, np.zeros(len(lying)), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75, linewidths=1.4,
-                label=f"{name} ({len(lying)})", rasterized=flat,
+                lying, np.zeros(len(lying)), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75,
+                linewidths=1.4, label=f"{name} ({len(lying)})", rasterized=flat,
             )  # fmt: skip
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)

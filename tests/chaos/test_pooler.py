@@ -20,7 +20,7 @@ from kqueue.store.evaluations import VERDICTS_CHANNEL
 from tests.chaos.pooler import Pooler
 from tests.chaos.rig import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 #: What an operator runs where the limits that kqueue sends do not arrive, as the document has it.

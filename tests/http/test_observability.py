@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -58,6 +59,42 @@ def test_panels_have_places_of_their_own() -> None:
         assert not cells & taken, panel["title"]
         taken |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def written_by_grafana(dashboard: dict[str, Any]) -> Any:
+    """What is left of a dashboard after it was read into the types that Grafana publishes, with their defaults."""
+    pytest.importorskip("grafana_foundation_sdk")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.cog.runtime import panelcfg_config
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    assert all(panelcfg_config(panel["type"]) for panel in dashboard["panels"]), "a kind of panel that Grafana lacks"
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(copy.deepcopy(dashboard))))
+
+
+def lost(given: Any, kept: Any, at: str = "") -> list[str]:
+    """The places of what was given and not kept as it was."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [place for key in given for place in lost(given[key], kept.get(key, KeyError), f"{at}/{key}")]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        return [place for i, one in enumerate(given) for place in lost(one, kept[i], f"{at}/{i}")]
+    return [] if given == kept else [at]
+
+
+def test_grafana_s_own_types_take_the_dashboard() -> None:
+    """All its fields are ones that they know, at every depth; what is misspelt is seen."""
+    assert lost(DASHBOARD, written_by_grafana(DASHBOARD)) == []
+    wrong = copy.deepcopy(DASHBOARD)
+    wrong["panels"][0]["targets"][0]["expresion"] = wrong["panels"][0]["targets"][0].pop("expr")
+    wrong["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
+    wrong["panels"][2]["gridPos"]["width"] = 4
+    assert lost(wrong, written_by_grafana(wrong)) == [
+        "/panels/0/targets/0/expresion",
+        "/panels/1/fieldConfig/defaults/units",
+        "/panels/2/gridPos/width",
+    ]
 
 
 def program(name: str) -> str:
