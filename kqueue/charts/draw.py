@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -15,6 +16,7 @@ from kqueue.charts.data import (
     FastP,
     Importances,
     Leaderboard,
+    Point,
     Roofline,
     SearchCurve,
     Times,
@@ -62,27 +64,29 @@ def draw(figure: Any, chart: Chart, theme: Theme) -> None:
 
 
 def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> bool:
-    import numpy as np
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
     points = sorted(chart.points, key=lambda point: (point.at, point.evaluation_id))
     if not points:
         return False
     flat = len(points) > _POINTS
-    # As arrays: matplotlib would look at each of tens of thousands of times and numbers, and more than once.
-    began = date2num(points[0].at)
-    days = np.array([(point.at - points[0].at).total_seconds() for point in points]) / 86400 + began
-    is_timed = np.array([point.passed and point.speedup is not None for point in points])
-    speedups = np.array([point.speedup for point in points if point.passed and point.speedup is not None])
-    if len(speedups):
-        best = np.maximum.accumulate(speedups)
+    began, first = points[0].at, float(date2num(points[0].at))
+
+    def days(some: Iterable[Point]) -> array[float]:
+        # In an array: of tens of thousands of times in a list matplotlib would look at each, and more than once.
+        return array("d", (first + (point.at - began).total_seconds() / 86400 for point in some))
+
+    timed = [point for point in points if point.passed and point.speedup is not None]
+    if timed:
+        speedups = array("d", (point.speedup or 0.0 for point in timed))
+        best = array("d", accumulate(speedups, max))
         axes.scatter(
-            days[is_timed], speedups, s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
+            days(timed), speedups, s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
             color=colour_of(theme, Blame.NONE), edgecolors=ground(theme), alpha=0.75, label="passed", rasterized=flat,
         )  # fmt: skip
         # The best stands until the last candidate of all.
         axes.step(
-            np.append(days[is_timed], days[-1]), np.append(best, best[-1]), where="post", color=colour(theme, 0),
+            days([*timed, points[-1]]), array("d", [*best, best[-1]]), where="post", color=colour(theme, 0),
             linewidth=2.2, label=f"best so far: {best[-1]:.2f}x",
         )  # fmt: skip
         axes.axhline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
@@ -92,12 +96,12 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     # What has no speedup lies on the ground.
     axes.set_ylim(-0.06 * top, 1.12 * top)
     for blame, mark in MARKS.items():
-        lying = days[[point.blame is blame for point in points] & ~is_timed]
-        if len(lying):
+        lying = [point for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
+        if lying:
             name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
             axes.scatter(
-                lying, np.zeros(len(lying)), s=26, marker=mark, color=colour_of(theme, blame), alpha=0.75,
-                linewidths=1.4, label=f"{name} ({len(lying)})", rasterized=flat,
+                days(lying), array("d", [0.0]) * len(lying), s=26, marker=mark, color=colour_of(theme, blame),
+                alpha=0.75, linewidths=1.4, label=f"{name} ({len(lying)})", rasterized=flat,
             )  # fmt: skip
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)

@@ -97,7 +97,7 @@ _Charts = Mapping[Kinds, "Callable[[], charts.Chart]"]
 
 
 def _of_problem(engine: Engine, key: str) -> _Charts:
-    from kqueue import charts
+    from kqueue import charts, examinations
     from kqueue.store import reports
     from kqueue.store.reports import boards
 
@@ -113,7 +113,7 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
         ]
         return charts.Leaderboard(f"Fastest kernels: {name}", bars)
 
-    return {
+    known: dict[Kinds, Callable[[], charts.Chart]] = {
         Kinds.BEST: lambda: charts.BestSoFar(
             f"Best so far: {name}", [charts.Point(one.at, one.speedup, one.blame, one.evaluation_id) for one in points]
         ),
@@ -122,6 +122,9 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
             f"Outcomes: {name}", [charts.Stack(name, reports.outcomes(engine, problem_hash=key))]
         ),
     }
+    if profiles := {one.name: one.profile for one in boards.profiled(engine, key)}:
+        known[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", profiles)
+    return known
 
 
 def _of_batch(engine: Engine, key: str) -> _Charts:

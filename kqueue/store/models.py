@@ -92,6 +92,8 @@ def _words_index(table: str, column: str, **more: Any) -> Index:
 
 #: The condition of indexes on evaluations without a verdict.
 _OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
+#: The condition of the index on evaluations whose kernels were to be profiled.
+PROFILED: Final = text("(settings -> 'examine' ->> 'profile') = 'true'")
 
 
 class Problem(Base):
@@ -160,6 +162,7 @@ class Evaluation(Base):
         Index("ix_evaluations_probe_problem", "problem_hash", postgresql_where=text("probe")),
         Index("ix_evaluations_probe_kernel", "kernel_hash", postgresql_where=text("probe")),
         Index("ix_evaluations_token_open", "token_id", postgresql_where=_OPEN),
+        Index("ix_evaluations_profiled", "problem_hash", postgresql_where=PROFILED),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import charts
+from kqueue import charts, examinations
 from kqueue.charts import Theme
 from kqueue.contract import HASH, Backend, Precision
 from kqueue.errors import UnknownProblem
@@ -84,6 +84,16 @@ async def board_picture(
     return await picture(charts.Leaderboard(_name(known), _bars(rows)), theme)
 
 
+@router.get("/problems/{problem_hash}/roofline.svg")
+async def roofline_picture(
+    _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
+) -> Response:
+    """Draw how near the kernels that were profiled come to what the GPU can do."""
+    known, _source = await gateway.read(_known, problem_hash)
+    profiles = {one.name: one.profile for one in await gateway.read(boards.profiled, problem_hash)}
+    return await picture(examinations.roofline(_name(known), profiles), theme)
+
+
 @router.get("/problems/{problem_hash}")
 async def problem(
     request: Request,
@@ -136,6 +146,7 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
             "is_cut": len(rows) > _BOARD,
             "records": boards.records(engine, problem_hash),
             "baselines": boards.baselines_of(engine, problem_hash),
+            "profiled": boards.profiled(engine, problem_hash),
             "counts": counts,
             "total": sum(counts.values()),
             "latest": reports.listing(engine, problem=problem_hash, limit=10),

@@ -1,4 +1,4 @@
-"""The step that an evaluation is at while it runs."""
+"""The step that an evaluation is at while it runs, and which evaluations of a problem were profiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column, which supervisors write; it stays null where their version does not know it."""
+    """Add a column, which supervisors write; it stays null where their version does not know it. Add an index."""
     op.add_column("attempts", sa.Column("step", sa.Text(), nullable=True))
+    op.create_index(
+        "ix_evaluations_profiled",
+        "evaluations",
+        ["problem_hash"],
+        postgresql_where=sa.text("(settings -> 'examine' ->> 'profile') = 'true'"),
+    )
 
 
 def downgrade() -> None:
-    """Remove it again. The evidence of verdicts still has the time of each step."""
+    """Remove both again. The evidence of verdicts still has the time of each step."""
+    op.drop_index("ix_evaluations_profiled", "evaluations")
     op.drop_column("attempts", "step")

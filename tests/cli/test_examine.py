@@ -103,6 +103,11 @@ def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -
     assert "one: k: 25% of the roof" in (cli.directory / "roof.svg").read_text()
     drawn = cli("plot", one, "--kind", "roofline", "--out", "one.svg")
     assert drawn.returncode == 0, drawn.stderr
+    with engine.begin() as connection:  # as if it had been asked for with the evaluation
+        connection.execute(text("UPDATE evaluations SET settings = jsonb_set(settings, '{examine,profile}', 'true')"))
+        problem = connection.scalar(text("SELECT hash FROM problems"))
+    of_both = cli("plot", problem, "--kind", "roofline", "--out", "-")
+    assert (of_both.returncode, "one: k: 25% of the roof" in of_both.stdout) == (0, True), of_both.stderr
     told = json.loads(cli("profile", one, "--json").stdout)
     assert told["kernels"][0]["profile"]["kernels"][0]["duration_ms"] == 0.5
     with engine.connect() as connection:

@@ -79,12 +79,14 @@ def submit(http: httpx.Client, number: int) -> UUID:
     return UUID(answer.json()["evaluation_id"])
 
 
-def end(engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None) -> bool:
+def end(
+    engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None, *, device: str = "test device"
+) -> bool:
     """End an evaluation as a worker would; False if it is not there to be judged."""
     claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
     if claimed is None:
         return False
-    facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "here"}
+    facts = {"device": device, "torch": "2.13", "python": "3.11", "host": "here"}
     evaluations.set_environment(engine, claimed.attempt_id, facts, conditions=None)
     evaluations.finish(
         engine,

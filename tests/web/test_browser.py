@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
+from kqueue.store import workers
 from tests.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
 from tests.samples import ended, examined, request_fields
@@ -118,6 +119,8 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     good = judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
     bad = judged(served, judge, ended(Category.WRONG_VALUES, log="hello\n"), batch="step/1")
     one, other = search(engine, "alpha"), search(engine, "beta")
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    judged(served, judge, examined("relu"), lane="gpu", settings={"examine": {"profile": True}})
     problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
     lists = ["/problems", f"/problems/{problem}", "/batches", "/batches/step%2F1", "/runs", "/search?q=ModelNew"]
     return [

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from threading import BoundedSemaphore
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -16,11 +16,13 @@ from sqlalchemy import Engine
 from kqueue import charts
 from kqueue.categories import Category
 from kqueue.charts import Theme
-from kqueue.contract import Request
+from kqueue.contract import Outcome, Request
+from kqueue.evidence import Evidence, Profile
+from kqueue.store import workers
 from kqueue.store.reports import boards
 from kqueue.web import export, pictures, problems
-from tests.http.standin import Served
-from tests.samples import ended, request_fields
+from tests.http.standin import Served, end
+from tests.samples import ended, examined, passed, request_fields
 from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
 
 Judge = Callable[..., None]
@@ -45,6 +47,38 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
     assert "No kernel that fits" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
     assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
+
+
+def test_the_roofline_of_a_problem(
+    served: Served, browser: httpx.Client, judge: Judge, engine: Engine, worker_id: UUID, problem_hash: str
+) -> None:
+    """Each kernel's last profile on the device of the very last one, drawn and in numbers; and categories in a bar."""
+    judged(served, judge, examined("nobody asked"))
+    page = shown(browser, f"/problems/{problem_hash}")
+    assert "Roofline" not in page
+    assert page.count('<rect class="of-none"') == 1
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+
+    def profiled(label: str, device: str, outcome: Outcome) -> UUID:
+        fields = {"kernel_label": label, "kernel": f"class ModelNew: {label!r}\n", "lane": "gpu"}
+        settings = {"examine": {"profile": True}}
+        identity = judged(served, lambda *_: None, **fields, settings=settings)
+        assert end(engine, worker_id, identity, outcome, device=device)
+        return identity
+
+    profiled("elsewhere", "another device", examined("elsewhere"))
+    old = profiled(HOSTILE, "test device", examined("old"))
+    new = profiled(HOSTILE, "test device", examined(HOSTILE))
+    other = profiled("plain", "test device", examined("of plain"))
+    profiled("told nothing", "a third device", passed(evidence=Evidence(profile=Profile(by="cupti", seconds=1.0))))
+    page = shown(browser, f"/problems/{problem_hash}")
+    [section] = [part for part in page.split("<section") if 'id="roofline"' in part]
+    assert section.index(f"/evaluations/{other}") < section.index(f"/evaluations/{new}")
+    assert "of plain" in section
+    assert "50" in section
+    for absent in (str(old), "elsewhere", "told nothing", "nobody asked"):
+        assert absent not in section
+    assert drawn(browser, section) == 1
 
 
 def test_problems_are_listed_and_found(

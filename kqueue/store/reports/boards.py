@@ -29,9 +29,11 @@ from sqlalchemy.sql.selectable import LateralFromClause
 from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import UnknownEvaluation
+from kqueue.evidence import Profile
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL, REAL_PROBLEM
 from kqueue.store.models import (
+    PROFILED,
     Attempt,
     Baseline,
     Environment,
@@ -44,6 +46,8 @@ from kqueue.store.models import (
 )
 from kqueue.store.sql import read
 
+#: The last profiles of a problem of which those that are shown are chosen.
+_PROFILES: Final = 100
 #: The last evaluations of a problem in which its kernels are counted.
 COUNTED: Final = 1000
 
@@ -140,6 +144,21 @@ class KnownBaseline:
     q1_ms: float
     q3_ms: float
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What Nsight Compute counted of a kernel.
+
+    Attributes:
+        evaluation_id: its evaluation.
+        name: what that called the kernel, or else the beginning of its hash; no other one of the same list has it.
+        profile: what was counted.
+    """
+
+    evaluation_id: UUID
+    name: str
+    profile: Profile
 
 
 class _Measured:
@@ -409,6 +428,32 @@ def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[
     )
     with transaction(engine) as connection:
         return read(KnownBaseline, connection.execute(query))
+
+
+def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profiled]:
+    """Return the last profile of each kernel of a problem, the latest first, on the device of the very last one."""
+    profile: Any = Verdict.evidence["profile"]
+    query = (
+        select(Evaluation.id, Evaluation.kernel_hash, Evaluation.kernel_label, profile, Environment.device)
+        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .join(Attempt, Attempt.id == Verdict.attempt_id)
+        .join(Environment, Environment.hash == Attempt.environment_hash)
+        .where(Evaluation.problem_hash == problem_hash, PROFILED, profile["by"].astext == "ncu", REAL)
+        .order_by(Verdict.finished_at.desc(), Evaluation.id)
+        .limit(_PROFILES)
+    )
+    with transaction(engine) as connection:
+        rows = connection.execute(query).all()
+    found: dict[str, Profiled] = {}
+    names: set[str] = set()
+    for identity, kernel_hash, label, counted, device in rows:
+        if kernel_hash in found or device != rows[0].device or len(found) == limit:
+            continue
+        name = label or kernel_hash[:12]
+        name = f"{name} {kernel_hash[:8]}" if name in names else name
+        names.add(name)
+        found[kernel_hash] = Profiled(identity, name, Profile.model_validate(counted))
+    return list(found.values())
 
 
 def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
