@@ -25,8 +25,23 @@ from kqueue.local.fleet import LocalFleet  # noqa: E402
 PICTURES = ROOT / "docs" / "pictures"
 #: Kernels of the lane `cpu` that are judged in a second or two.
 JUDGED = ("good/torch/row_sum", "good/triton/row_sum", "bad/segfault", "bad/wrong_shape", "bad/nan", "bad/zeros")
+KERNEL = """import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+"""
+#: Other kernels for the problem of the first of these, by what their `forward` returns; some are wrong.
+OTHERS = {
+    "einsum": 'torch.einsum("rc->r", x)',
+    "matmul": "x @ x.new_ones(x.shape[1])",
+    "in halves": "sum(half.sum(1) for half in x.chunk(2, 1))",
+    "in doubles": "x.double().sum(1).float()",
+    "bfloat16": "x.bfloat16().sum(1).float()",
+    "mean": "x.mean(1)",
+}
 #: The pictures, by the height of what they show.
-HEIGHTS = {"fleet": 450, "right": 800, "wrong": 800}
+HEIGHTS = {"fleet": 450, "right": 800, "wrong": 800, "problem": 930}
 
 
 def main() -> int:
@@ -41,15 +56,25 @@ def main() -> int:
         config = load(home=top / "home", scratch=top / "scratch", gpus="none", cpu_slots=1, http_port=0, probe_share=0)
         with LocalFleet(config, http=True, durable=False) as fleet, Client(fleet.config) as client:
             chosen = [entry.request("cpu") for entry in entries("cpu") if entry.name in JUDGED]
+            first = next(one for one in chosen if one.kernel_label == JUDGED[0])
+            for name, answer in OTHERS.items():
+                kernel = f"{KERNEL}        return {answer}\n"
+                chosen.append(first.model_copy(update={"kernel": kernel, "kernel_label": name}))
             verdicts = client.evaluate_batch(chosen)
             right = next(one.evaluation_id for one in verdicts if one.passed and one.speedup)
+            problem = first.problem_hash
             wrong = next(one.evaluation_id for one in verdicts if not one.passed and one.facts.wrong)
             words = [sys.executable, "-m", "kqueue", "open", "--no-browser"]
             link = subprocess.run(words, env=config.environment(), capture_output=True, text=True, check=True).stdout
             shoot(
                 browser,
                 link.split()[-1],
-                {"fleet": "/", "right": f"/evaluations/{right}", "wrong": f"/evaluations/{wrong}"},
+                {
+                    "fleet": "/",
+                    "right": f"/evaluations/{right}",
+                    "wrong": f"/evaluations/{wrong}",
+                    "problem": f"/problems/{problem}",
+                },
             )
     return 0
 
@@ -63,7 +88,9 @@ def shoot(browser: str, link: str, places: dict[str, str]) -> None:
         address = link.split("/login")[0].rstrip("/")
         for name, place in places.items():
             window.set_viewport_size({"width": 1200, "height": HEIGHTS[name]})
-            window.goto(address + place, wait_until="load")
+            window.goto(address + place, wait_until="networkidle")
+            # Charts are asked for when they are about to be seen.
+            window.wait_for_function("[...document.images].every(one => one.complete || one.y > innerHeight)")
             window.screenshot(path=PICTURES / f"{name}.png")
 
 
