@@ -10,6 +10,7 @@ from kqueue.text import one_line
 
 if TYPE_CHECKING:
     from kqueue.evidence import Finding, Provenance
+    from kqueue.store.budgets import Budget
 
 
 def milliseconds(value: float | None) -> str:
@@ -44,6 +45,14 @@ def age(since: datetime) -> str:
 def step(name: str | None) -> str:
     """Return a step of an evaluation in words: ``wait for device``; empty for None."""
     return "" if name is None else name.replace("_", " ")
+
+
+def budget(known: Budget | None) -> str:
+    """Return in a line how much of a budget is used and left, and what happens when it is used up; empty for none."""
+    if known is None:
+        return ""
+    used = f"{known.used_s:.0f} of {known.seconds:g} s in {known.window_s:g} s, {known.left_s:.0f} s left"
+    return f"{used}, then {known.then}"
 
 
 def moment(value: datetime | None) -> str:

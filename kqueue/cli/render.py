@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kqueue.figures import age, finding, gib, milliseconds, moment, provenance, ratio, step, yes_no
+from kqueue.figures import age, budget, finding, gib, milliseconds, moment, provenance, ratio, step, yes_no
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: Commands take all that they print with from here.
 __all__ = [
     "age",
+    "budget",
     "category_text",
     "console",
     "drop_output",

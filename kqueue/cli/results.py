@@ -234,8 +234,8 @@ def cost(
     as_json: _Json = False,
 ) -> None:
     """Show what finished evaluations cost: time of slots, of devices held alone and of CPUs, waiting."""
-    from kqueue.cli.render import print_table, write_json
-    from kqueue.cli.token import budget_record, budget_text
+    from kqueue.cli.render import budget, print_table, write_json
+    from kqueue.cli.token import budget_record
 
     after = moments.since(since)
     from kqueue.store import budgets
@@ -279,7 +279,7 @@ def cost(
                 row.fleet_failed,
                 row.attempts,
                 *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.cpu_s, row.waited_s)),
-                *([budget_text(limits.get(row.key))] if limits else []),
+                *([budget(limits.get(row.key))] if limits else []),
             )
             for row in found
         ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli.render import moment, print_table, write_json
+from kqueue.cli.render import budget, moment, print_table, write_json
 from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.moments import duration
@@ -147,7 +147,7 @@ def list_(as_json: _Json = False) -> None:
             moment(token.expires_at),
             moment(token.revoked_at),
             moment(token.last_used_at),
-            budget_text(token.budget),
+            budget(token.budget),
         )
         for token in known
     )
@@ -187,14 +187,6 @@ def budget_record(budget: Budget | None) -> dict[str, Any] | None:
     record = asdict(budget) | {"left_s": budget.left_s}
     del record["token_id"]
     return record
-
-
-def budget_text(budget: Budget | None) -> str:
-    """Return in a line how much of a budget is used and left, and what happens when it is used up; empty for none."""
-    if budget is None:
-        return ""
-    used = f"{budget.used_s:.0f} of {budget.seconds:g} s in {budget.window_s:g} s, {budget.left_s:.0f} s left"
-    return f"{used}, then {budget.then}"
 
 
 def _budget(text: str, when_spent: str) -> Budget:

@@ -17,6 +17,7 @@ anything without a session (:mod:`~kqueue.web.session`), and a session is good f
 :mod:`~kqueue.web.batches`       batches, their progress and what came of them
 :mod:`~kqueue.web.runs`          searches and tuning runs, one or two of them
 :mod:`~kqueue.web.compare`       two kernels side by side
+:mod:`~kqueue.web.cost`          what evaluations cost
 :mod:`~kqueue.web.search`        words in sources and logs
 :mod:`~kqueue.web.asked`         filters in addresses
 :mod:`~kqueue.web.export`        lists as files

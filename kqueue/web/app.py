@@ -13,6 +13,7 @@ from kqueue.web import (
     autopsy,
     batches,
     compare,
+    cost,
     evaluation,
     evaluations,
     now,
@@ -33,6 +34,7 @@ _ROUTERS: Final = (
     batches.router,
     runs.router,
     compare.router,
+    cost.router,
     search.router,
 )
 

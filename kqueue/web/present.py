@@ -29,6 +29,7 @@ NAVIGATION: Final = (
     ("/problems", "Problems"),
     ("/batches", "Batches"),
     ("/runs", "Searches"),
+    ("/cost", "Cost"),
     ("/search", "Search"),
 )
 
@@ -158,6 +159,7 @@ _templates: Final = Environment(
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "ago": _ago,
     "blame_of": _blame_of,
+    "budget": figures.budget,
     "count": _count,
     "gib": figures.gib,
     "mark": _mark,

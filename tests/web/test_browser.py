@@ -122,7 +122,15 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     judged(served, judge, examined("relu"), lane="gpu", settings={"examine": {"profile": True}})
     problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
-    lists = ["/problems", f"/problems/{problem}", "/batches", "/batches/step%2F1", "/runs", "/search?q=ModelNew"]
+    lists = [
+        "/problems",
+        f"/problems/{problem}",
+        "/batches",
+        "/batches/step%2F1",
+        "/runs",
+        "/cost?by=producer",
+        "/search?q=ModelNew",
+    ]
     return [
         *lists,
         f"/runs/{one.id}",

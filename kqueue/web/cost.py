@@ -1,0 +1,56 @@
+"""What evaluations cost, by whom or what they were for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import Query, Request, Response
+from sqlalchemy import Engine
+
+from kqueue import moments
+from kqueue.store import budgets, reports, tokens
+from kqueue.store.engine import together
+from kqueue.store.reports import By, Cost
+from kqueue.web.asked import Asked, CurrentGateway, asked_for
+from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.route import Viewer, page, pages
+
+router: Final = pages()
+
+_MOST: Final = 100
+_FILE_MOST: Final = 10_000
+
+
+@router.get("/cost")
+async def cost(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    by: By | None = None,
+    since: Asked = None,
+    form: Annotated[Format, Query(alias="format")] = Format.HTML,
+) -> Response:
+    """Show what evaluations cost. Nothing is added up before somebody says by what: of many it takes a while."""
+    asked = asked_for(by=by, since=since)
+    after = moments.since(since or "1d", "since")
+    if form is not Format.HTML:
+        rows = await gateway.read(reports.cost, by=by or By.PRODUCER, since=after, limit=_FILE_MOST)
+        return await as_file(form, f"cost-by-{by or By.PRODUCER}", Cost, one_page(rows))
+    fields: dict[str, Any] = {"rows": None, "names": {}, "budgets": {}}
+    if by is not None:
+        fields = await gateway.read(_read, by=by, since=after)
+    return page(request, "cost.html", asked=asked, kinds=list(By), most=_MOST, **fields)
+
+
+def _read(engine: Engine, **wanted: Any) -> dict[str, Any]:
+    with together(engine):
+        rows = reports.cost(engine, limit=_MOST, **wanted)
+        if wanted["by"] is not By.PRODUCER:
+            return {"rows": rows, "names": {}, "budgets": {}}
+        payers = {row.key: payer for row in rows if (payer := budgets.token_of(row.key)) is not None}
+        known = budgets.of(engine, set(payers.values()))
+        return {
+            "rows": rows,
+            "names": {f"{budgets.PRODUCER}{token.id}": token.name for token in tokens.listing(engine)},
+            "budgets": {key: known[payer] for key, payer in payers.items() if payer in known},
+        }
