@@ -51,6 +51,7 @@ class Category(StrEnum):
     INPUT_MUTATED = "input_mutated"
     NONDETERMINISTIC = "nondeterministic"
     REWARD_HACK = "reward_hack"
+    TESTS_FAILED = "tests_failed"
     REFERENCE_ERROR = "reference_error"
     REFERENCE_TIMEOUT = "reference_timeout"
     INVALID_PROBLEM = "invalid_problem"
@@ -171,6 +172,7 @@ def _rows() -> list[CategoryInfo]:
             c.INPUT_MUTATED: "The candidate changed an input that the reference leaves alone.",
             c.NONDETERMINISTIC: "The same input gave a right answer once and a wrong one once.",
             c.REWARD_HACK: "The candidate was caught cheating; the facts say how.",
+            c.TESTS_FAILED: "No kernel: tests of a repository failed, and all that were to run have run.",
         },
     )
     add(

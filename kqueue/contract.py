@@ -23,6 +23,10 @@ from kqueue.states import Priority, Writer
 
 #: The largest source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
+#: The first line of a repository's files and of what is asked about its tests, in the place of problem and kernel; and
+#: how large these may be, in bytes.
+TESTS_LINE: Final = "# kqueue pytest\n"
+MAX_TESTS_BYTES: Final = 16 << 20
 #: The end of a candidate's output that is kept, in bytes.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
@@ -35,17 +39,21 @@ _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
 class Backend(StrEnum):
-    """The language or library that a kernel is written in."""
+    """The language or library that a kernel is written in; or what stands in a kernel's place."""
 
     CUDA = "cuda"
     TRITON = "triton"
     TORCH = "torch"
     CPP = "cpp"
     CUPY = "cupy"
+    PYTEST = "pytest"
+    """No kernel: tests of a repository, which takes the problem's place. ``kqueue pytest --fleet`` submits them."""
 
 
+#: The backends of kernels.
+KERNEL_BACKENDS: Final = tuple(backend for backend in Backend if backend is not Backend.PYTEST)
 #: The backends that can be judged on the ``cpu`` lane (Triton through its interpreter).
-CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON})
+CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON, Backend.PYTEST})
 
 
 def gpu_model(name: str) -> str:
@@ -296,8 +304,9 @@ def _source(value: str, what: str) -> str:
         size = len(value.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise ValueError(f"the {what}'s source is not valid UTF-8 text: {error.reason}") from None
-    if size > MAX_SOURCE_BYTES:
-        raise ValueError(f"the {what}'s source has {size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+    most = MAX_TESTS_BYTES if value.startswith(TESTS_LINE) else MAX_SOURCE_BYTES
+    if size > most:
+        raise ValueError(f"the {what}'s source has {size} bytes; at most {most} are accepted")
     if "\0" in value:
         raise ValueError(f"the {what}'s source holds a NUL character")
     return value
@@ -359,6 +368,13 @@ class Request(_Model):
         if value is not None and value.startswith("token:"):
             raise ValueError("names that begin with `token:` are for tokens: choose another")
         return value
+
+    @model_validator(mode="after")
+    def _tests_are_tests(self) -> Self:
+        sources = [self.kernel] if self.names_problem else [self.problem, self.kernel]
+        if any(source.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST) for source in sources):
+            raise ValueError("a repository's tests are no kernel: `kqueue pytest --fleet` submits them")
+        return self
 
     @model_validator(mode="after")
     def _examines_on_gpus(self) -> Self:

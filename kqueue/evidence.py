@@ -442,6 +442,16 @@ class Profile(Part):
     """How long it took, in seconds."""
 
 
+# Tests -------------------------------------------------------------------------------------------------
+
+
+class Tests(Part):
+    """What pytest said in the sealed process of a repository's tests: a claim of theirs."""
+
+    words: str
+    """One JSON object a line, as `workers/testing/child.py` lists them: reports above all."""
+
+
 # The place ---------------------------------------------------------------------------------------------
 
 
@@ -671,6 +681,8 @@ class Facts(Part):
     """As :attr:`ErrorFigures.strict_correct`, of the input set that was wrong."""
     kernelbench_correct: bool | None = _ABSENT
     """As :attr:`ErrorFigures.kernelbench_correct`, of the input set that was wrong."""
+    failed: int | None = _ABSENT
+    """Number of failures that pytest reported, of tests and their fixtures."""
     hack: Hack | None = _ABSENT
     """The kind of cheating: ``faster_than_memory`` or ``decoy``."""
     median_ms: float | None = _ABSENT
@@ -747,6 +759,8 @@ class Evidence(Part):
     """What compute-sanitizer says, a run for each tool. None where it was not asked for."""
     profile: Profile | None = _ABSENT
     """What the kernels of a call do. None where it was not asked for."""
+    tests: Tests | None = _ABSENT
+    """What pytest reported, where tests of a repository stand in the place of a kernel."""
     compiled_baseline: Measurement | BaselineError | None = _ABSENT
     """Time of the reference under ``torch.compile``, or why there is none. None where it was not asked for."""
     baseline_drift: Drift | None = _ABSENT
@@ -853,6 +867,7 @@ _FACTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.NONDETERMINISTIC: _COMPARED,
     Category.INPUT_MUTATED: ("input",),
     Category.REWARD_HACK: ("hack",),
+    Category.TESTS_FAILED: ("failed",),
 }
 _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.GPU_OUT_OF_MEMORY: ("exception", "held_bytes"),

@@ -26,6 +26,11 @@ def pytest(
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Run what failed once more under compute-sanitizer.")
     ] = False,
+    fleet: Annotated[bool, typer.Option("--fleet", help="Run the modules on the hosts of a fleet.")] = False,
+    lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --fleet: of `kqueue serve`, by default KQUEUE_URL.")
+    ] = None,
 ) -> None:
     """Run a repository's tests with pytest, each module in a fresh process and CUDA context.
 
@@ -40,6 +45,12 @@ def pytest(
         options.append(f"--kqueue-slots={slots}")
     if sanitize:
         options.append("--kqueue-sanitize")
+    if fleet:
+        options.append("--kqueue-fleet")
+    if lane is not None:
+        options.append(f"--kqueue-lane={lane}")
+    if url is not None:
+        options.append(f"--kqueue-url={url}")
     # By -P the folder that one stands in is not searched for modules, as with the command `pytest`.
     program = [sys.executable, "-P", "-m", "pytest", "-p", "kqueue", "--kqueue", *options, *context.args]
     os.execv(sys.executable, program)  # noqa: S606 -- pytest's exit status and signals are this command's

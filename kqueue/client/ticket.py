@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -36,6 +37,10 @@ class Ticket:
             WaitTimeout: it did not come in time; the evaluation goes on.
         """
         return wait_all(self._transport, [self.evaluation_id], timeout)[0]
+
+    def watch(self) -> Future[Verdict]:
+        """Return a future of the verdict. Whoever stops waiting cancels it."""
+        return self._transport.watch(self.evaluation_id)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None while there is none."""

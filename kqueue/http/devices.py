@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 
-from kqueue.contract import CPU_BACKENDS, Backend, gpu_model
+from kqueue.contract import CPU_BACKENDS, KERNEL_BACKENDS, gpu_model
 from kqueue.errors import ServiceError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -105,10 +105,10 @@ class View:
 
     @property
     def backends(self) -> list[str]:
-        """The backends that some live worker can judge."""
+        """The backends of kernels that some live worker can judge."""
         if "gpu" in self.lanes:
-            return [backend.value for backend in Backend]
-        return sorted(backend.value for backend in CPU_BACKENDS) if "cpu" in self.lanes else []
+            return [backend.value for backend in KERNEL_BACKENDS]
+        return sorted(CPU_BACKENDS.intersection(KERNEL_BACKENDS)) if "cpu" in self.lanes else []
 
     def total(self, state: EvaluationState) -> int:
         """The number of evaluations in a state, ``queued`` or ``running``, on all lanes."""

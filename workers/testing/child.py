@@ -1,4 +1,4 @@
-"""``python -m workers.testing.child ORDER``: pytest on the tests of one group, which says what happens on a pipe.
+"""``python -m workers.testing.child ORDER SAID``: pytest on the tests of one group; it says on a socket what happens.
 
 It is given the command line of the controlling pytest, so it has the same root folder, settings, conftests and plugins,
 and another choice of tests. What pytest would print, write to its cache and to files is the controlling pytest's to do.
@@ -6,14 +6,14 @@ and another choice of tests. What pytest would print, write to its cache and to 
 What it says are objects with a field ``at``:
 
 =========  =================================================================================
-capture    files in which pytest captures output: ``pid``, and descriptors of it, ``files``
+capture    the files in which pytest captures output come beside it
 start      a test begins: ``nodeid``, ``location``
 report     ``data``: the report of a phase, as pytest makes it for other processes
 finish     a test is over: ``nodeid``, ``location``
 warning    a warning that a test caused: ``nodeid``, ``location``, ``warning``
 wait       ``on``: whether it waits for the device, which a fleet uses
 lost       ``words``: why no test can be run
-renew      a CUDA context is broken: the tests that are left need another process
+renew      the tests that are left need another process: a CUDA context is broken, or this one has had its share
 stop       a test or plugin ends the run. ``how``: exit, stop, fail (``session.shouldfail``) or interrupt (Ctrl-C's
            exception); ``reason``; ``status``: the exit status that it wants, or null
 end        ``status``: pytest's exit status; ``enough``: whether it stopped at as many failures as were allowed;
@@ -24,12 +24,14 @@ end        ``status``: pytest's exit status; ``enough``: whether it stopped at a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +40,7 @@ from typing import Any, Final
 
 import pytest
 
+from workers.judge.channel.lines import say
 from workers.judge.host.alone import room
 from workers.judge.host.turns import turn
 from workers.testing import context
@@ -71,12 +74,18 @@ _UNSET: Final = {
 }
 
 
-def main(order: Order) -> int:
-    """Run the tests, and return pytest's exit status."""
+#: The longest word of a process that has a limit on what it says: a longer report is shortened, in characters.
+_LONGEST: Final = 128 << 10
+#: What is kept of each text of it then: the end of output, and the beginning of what failed.
+_KEPT: Final = 16 << 10
+
+
+def main(order: Order, said: int) -> int:
+    """Run the tests, say on a socket's descriptor what happens, and return pytest's exit status."""
     sys.path[:] = order.searched
     sys.argv[:] = [order.program, *order.args]
-    os.set_inheritable(order.said, False)
-    child = _Child(order)
+    os.set_inheritable(said, False)
+    child = _Child(order, said)
     status = int(pytest.main(list(order.args), plugins=[child]))
     with child.devices():
         fault = context.unload(child.modules)
@@ -92,21 +101,47 @@ class _Child:
         enough: True if pytest stopped at as many failures as were allowed.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, said: int) -> None:
         self._order = order
+        self._said = said
         self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._nbytes = 0
+        self._stderr = os.dup(2)  # before pytest captures it
         self._config: pytest.Config
         self._stopped = False
         self._failed = 0
         self.modules: list[ModuleType] = []
         self.enough = False
 
-    def say(self, at: str, **what: Any) -> None:
+    def say(self, at: str, *, beside: tuple[int, ...] = (), **what: Any) -> None:
         """Tell the controlling pytest, from this process alone: a test may fork and go on in both."""
-        if os.getpid() == self._pid:
-            left = memoryview(json.dumps({"at": at, **what}, default=str).encode() + b"\n")
-            while left:
-                left = left[os.write(self._order.said, left) :]
+        if os.getpid() != self._pid:
+            return
+        line = json.dumps({"at": at, **what}, default=str)
+        if self._order.renew_bytes is not None and len(line) > _LONGEST:
+            line = json.dumps({"at": at, **_shortened(what)}, default=str)
+        if self._order.paths is not None:
+            here, there = (json.dumps(path)[1:-1] for path in self._order.paths)
+            line = line.replace(here, there)
+        self._nbytes += len(line)
+        say(self._said, line.encode(), beside)
+
+    def _has_had_its_share(self) -> bool:
+        most_s, most_bytes = self._order.renew_s or math.inf, self._order.renew_bytes or math.inf
+        return time.monotonic() - self._began > most_s or self._nbytes > most_bytes
+
+    @contextlib.contextmanager
+    def _showing_stacks(self) -> Generator[None]:
+        """Show where the process is if the block takes too long; whoever ends it then cannot."""
+        if self._order.stacks_s is None:
+            yield
+            return
+        faulthandler.dump_traceback_later(self._order.stacks_s, file=self._stderr)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     @contextlib.contextmanager
     def devices(self) -> Generator[None]:
@@ -144,7 +179,7 @@ class _Child:
         manager: Any = session.config.pluginmanager.getplugin("capturemanager")
         with contextlib.suppress(AttributeError, OSError):  # pytest -s, or a pytest that keeps them elsewhere
             capturing = manager._global_capturing
-            self.say("capture", pid=self._pid, files=[one.tmpfile.fileno() for one in (capturing.out, capturing.err)])
+            self.say("capture", beside=tuple(one.tmpfile.fileno() for one in (capturing.out, capturing.err)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, Any, Any]:
@@ -169,8 +204,14 @@ class _Child:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        with contextlib.nullcontext() if item.get_closest_marker(UNLOCKED) else self.devices():
-            return (yield)
+        with (
+            contextlib.nullcontext() if item.get_closest_marker(UNLOCKED) else self.devices(),
+            self._showing_stacks(),
+        ):
+            done = yield
+        if not self._stopped and self._has_had_its_share():
+            self._renew(item.session, "other processes run the rest")
+        return done
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -179,9 +220,7 @@ class _Child:
             return (yield)
         finally:
             if not self._stopped and (fault := context.fault()):
-                self._stopped = True
-                item.session.shouldstop = "a CUDA context is broken"
-                self.say("renew")
+                self._renew(item.session, "a CUDA context is broken")
                 pytest.fail(f"{item.nodeid} left the CUDA context of its process broken: {fault}", pytrace=False)
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
@@ -230,6 +269,12 @@ class _Child:
         elif session.shouldstop and not self._stopped:
             self._stop("stop", str(session.shouldstop))
 
+    def _renew(self, session: pytest.Session, why: str) -> None:
+        """Leave the tests that are left to another process."""
+        self._stopped = True
+        session.shouldstop = why
+        self.say("renew")
+
     def _stop(self, how: str, reason: str, status: int | None = None) -> None:
         _ignore_interrupts()
         with contextlib.suppress(BrokenPipeError):  # it is gone itself
@@ -239,6 +284,22 @@ class _Child:
 def _ignore_interrupts() -> None:
     """Tear fixtures down undisturbed, as the controlling pytest ends all processes for what it is told next."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _shortened(value: Any) -> Any:
+    """Return what is to be said with the end of each output, and the beginning of every other text."""
+    match value:
+        case str():
+            return value if len(value) <= _KEPT else f"{value[:_KEPT]}\n... and {len(value) - _KEPT} characters more"
+        case dict():
+            return {
+                name: [[title, text[-_KEPT:]] for title, text in inner] if name == "sections" else _shortened(inner)
+                for name, inner in value.items()
+            }
+        case list() | tuple():
+            return [_shortened(inner) for inner in value]
+        case _:
+            return value
 
 
 class _Untold:
@@ -252,4 +313,4 @@ class _Untold:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Order.read(Path(sys.argv[1]))))
+    sys.exit(main(Order.read(Path(sys.argv[1])), int(sys.argv[2])))

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import pytest
 
+from kqueue.errors import KqueueError
 from workers.testing import sanitizer
 from workers.testing.groups import Group, grouped
-from workers.testing.job import Job
-from workers.testing.places import Place, places, words
 
 #: Seconds between two looks at jobs that say nothing.
 _LOOK_S: Final = 0.2
@@ -30,6 +29,90 @@ _LOOK_S: Final = 0.2
 _PLAIN: Final = (bool, int, float, str, type(None))
 
 _Phase = Literal["setup", "call", "teardown"]
+#: pytest's exit status where not all could be run for other reasons than the tests'.
+_INTERNAL_ERROR: Final = 3
+
+
+class Running(Protocol):
+    """A process with a group's tests.
+
+    Attributes:
+        sources: descriptors that can be read when it has said or printed something.
+        sanitized: the file in which compute-sanitizer says what it finds; None without it.
+        overdue: True once it was ended because a test took too long.
+        limit_s: most seconds for that.
+        status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and where
+            that is not known.
+        why: how it was ended, where no status tells that; else empty.
+        unrun: why its tests have not run, for no reason of theirs; else empty. Nothing was heard then.
+        last_words: the end of what it has printed.
+    """
+
+    sources: tuple[int, ...]
+    sanitized: Path | None
+    overdue: bool
+    limit_s: float
+    status: int | None
+    why: str
+    unrun: str
+
+    @property
+    def last_words(self) -> str: ...
+
+    def heard(self) -> Iterable[dict[str, Any]]:
+        """Yield what it has said and was not yielded before, without waiting."""
+        ...
+
+    def output(self) -> bytes:
+        """Return what it has printed since the last call, without waiting."""
+        ...
+
+    def watch(self) -> bool:
+        """Return True once it is gone."""
+        ...
+
+    def end(self) -> None:
+        """Tell it to end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, when it is gone."""
+        ...
+
+
+class Host(Protocol):
+    """What runs processes with tests: this host, or a fleet.
+
+    Attributes:
+        words: what the header says of it.
+    """
+
+    words: str
+
+    def open(self, order: dict[str, Any], folder: Path) -> None:
+        """Get ready.
+
+        Args:
+            order: the fields of :class:`~workers.testing.groups.Order` that all processes share.
+            folder: for files of processes.
+        """
+        ...
+
+    def has_room(self) -> bool:
+        """Return whether a process can begin now."""
+        ...
+
+    def start(self, group: Group, *, sanitized: bool) -> Running:
+        """Start a process for a group's tests, under compute-sanitizer or not."""
+        ...
+
+    def over(self, job: Any) -> None:
+        """Take note of the end of a process that was started."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all, also of what still runs."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -67,35 +150,34 @@ class Controller:
     """The plugin that takes the running of tests over from pytest."""
 
     def __init__(self, config: pytest.Config, searched: list[str]) -> None:
-        """Look for places, and for compute-sanitizer if it is asked for.
+        """Look for where tests can run.
 
         Args:
             config: pytest's.
             searched: ``sys.path`` before conftests and test modules changed it.
 
         Raises:
-            ConfigError: a setting names a GPU or a directory that cannot be used, or there is no compute-sanitizer.
+            ConfigError: a setting or an option cannot be followed.
         """
         self._config = config
         self._isolate = config.option.kqueue_isolate
-        self._timeout_s = config.option.kqueue_timeout or math.inf
-        self._sanitizer = sanitizer.command() if config.option.kqueue_sanitize else []
-        self._places = places(config.option.kqueue_slots)
+        self._sanitizes = config.option.kqueue_sanitize
+        self._host = _host(config)
         self._order: dict[str, Any] = {
             "args": [os.fspath(word) for word in config.invocation_params.args],
             "program": sys.argv[0],
             "searched": searched,
         }
         self._session: pytest.Session
-        self._folder: Path
-        self._started = 0
+        #: Groups of which tests were not run, and why.
+        self._unrun: list[str] = []
         self._items: dict[str, pytest.Item] = {}
         self._runs: list[_Run] = []
         self._speaker: _Run | None = None
 
     def pytest_report_header(self) -> str:
         """Say how tests are run."""
-        return f"kqueue: a process for each {self._isolate}, {words(self._places)}"
+        return f"kqueue: a process for each {self._isolate}, {self._host.words}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -110,27 +192,33 @@ class Controller:
         with contextlib.ExitStack() as stack:
             factory: Any = getattr(self._config, "_tmp_path_factory", None)
             if factory is not None:
-                self._folder = factory.getbasetemp()
+                folder = factory.getbasetemp()
             else:
-                self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
-            self._run_all()
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
+            stack.callback(self._host.close)
+            self._host.open(self._order, folder)
+            try:
+                self._run_all()
+            except KqueueError as error:
+                pytest.exit(f"--kqueue: {error}", _INTERNAL_ERROR)
+        if self._unrun:
+            pytest.exit(f"not all tests were run: {'; '.join(self._unrun)}", _INTERNAL_ERROR)
         return True
 
     # Jobs ------------------------------------------------------------------------------------------------
 
     def _run_all(self) -> None:
         waiting: deque[tuple[_Run, bool]] = deque((run, False) for run in self._runs)
-        free = deque(self._places)
-        running: dict[Job, _Run] = {}
+        running: dict[Running, _Run] = {}
         with selectors.DefaultSelector() as selector:
             try:
                 while waiting or running:
-                    while waiting and free:
+                    while waiting and self._host.has_room():
                         run, sanitized = waiting.popleft()
-                        job = self._start(run, free.popleft(), sanitized=sanitized)
+                        job = self._start(run, sanitized=sanitized)
                         running[job] = run
-                        selector.register(job.said, selectors.EVENT_READ)
-                        selector.register(job.printed, selectors.EVENT_READ)
+                        for source in job.sources:
+                            selector.register(source, selectors.EVENT_READ)
                     selector.select(_LOOK_S)
                     for job, run in list(running.items()):
                         gone = job.watch()
@@ -138,10 +226,10 @@ class Controller:
                         for word in job.heard():
                             self._hear(run, job, word)
                         if gone:
-                            selector.unregister(job.said)
-                            selector.unregister(job.printed)
+                            for source in job.sources:
+                                selector.unregister(source)
                             del running[job]
-                            free.append(job.place)
+                            self._host.over(job)
                             try:
                                 again = self._concluded(run, job)
                             finally:
@@ -152,20 +240,11 @@ class Controller:
             finally:
                 self._end(running)
 
-    def _start(self, run: _Run, place: Place, *, sanitized: bool) -> Job:
+    def _start(self, run: _Run, *, sanitized: bool) -> Running:
         run.at, run.finished, run.lost, run.renewed, run.ended = None, 0, "", False, None
-        self._started += 1
-        return Job(
-            run.whole if sanitized else run.group,
-            place,
-            self._order,
-            folder=self._folder / f"kqueue-{self._started}",
-            cwd=self._config.invocation_params.dir,
-            timeout_s=self._timeout_s * (sanitizer.SLOWDOWN if sanitized else 1),
-            sanitizer=self._sanitizer if sanitized else (),
-        )
+        return self._host.start(run.whole if sanitized else run.group, sanitized=sanitized)
 
-    def _end(self, jobs: Iterable[Job]) -> None:
+    def _end(self, jobs: Iterable[Running]) -> None:
         """End jobs that still run, with all that they started."""
         left = list(jobs)
         for job in left:
@@ -176,11 +255,12 @@ class Controller:
                 job.output()
                 deque(job.heard(), maxlen=0)  # it may wait until this is read
                 if gone:
+                    self._host.over(job)
                     job.close()
                     left.remove(job)
             time.sleep(0.01)
 
-    def _show(self, job: Job) -> None:
+    def _show(self, job: Running) -> None:
         printed = job.output()
         if printed and self._config.getoption("capture") == "no" and job.sanitized is None:
             sys.stdout.write(printed.decode(errors="replace"))
@@ -195,17 +275,25 @@ class Controller:
 
     # What a job says -------------------------------------------------------------------------------------
 
-    def _hear(self, run: _Run, job: Job, word: dict[str, Any]) -> None:
+    def _hear(self, run: _Run, job: Running, word: dict[str, Any]) -> None:
         if job.sanitized is not None:
             return  # the tests have been told of; only the findings count
+        try:
+            self._take(run, word)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            run.lost = run.lost or f"its process said what cannot be understood ({type(error).__name__}: {error})"
+
+    def _take(self, run: _Run, word: dict[str, Any]) -> None:
         hook: Any = self._config.hook
         match word:
-            case {"at": "start", "nodeid": name, "location": location}:
+            case {"at": "start", "nodeid": str(name), "location": location}:
+                _known(run, name)
                 self._let_go(run)
                 run.at = (name, "setup")
                 self._tell(run, lambda: hook.pytest_runtest_logstart(nodeid=name, location=location), begins=True)
             case {"at": "report", "data": data}:
                 report = hook.pytest_report_from_serializable(config=self._config, data=_with_tuples(data))
+                _known(run, report.nodeid)
                 if run.at is not None and report.when in ("setup", "call"):
                     run.at = (run.at[0], "call" if report.when == "setup" and report.passed else "teardown")
                 if report.when == "teardown":
@@ -244,7 +332,7 @@ class Controller:
         self._stop_if_told()
         pytest.exit(reason, status)
 
-    def _concluded(self, run: _Run, job: Job) -> bool | None:
+    def _concluded(self, run: _Run, job: Running) -> bool | None:
         """Conclude from a process's end.
 
         Returns:
@@ -252,6 +340,11 @@ class Controller:
         """
         if job.sanitized is not None:
             self._add_findings(run, job.sanitized, job)
+            self._finish(run)
+            return None
+        if job.unrun:
+            self._unrun.append(f"{len(run.group.items)} of {self._place_of(run)} ({job.unrun})")
+            self._let_go(run)
             self._finish(run)
             return None
         began = run.finished > 0 or run.at is not None
@@ -268,16 +361,18 @@ class Controller:
                 self._give_up(run, job, "pytest found this test when it collected, and not in the process of its own")
             else:
                 return False  # what is left has another process
-        if run.failed and self._sanitizer:
+        if run.failed and self._sanitizes:
             return True
         self._finish(run)
         return None
 
-    def _fault(self, run: _Run, job: Job) -> str:
+    def _fault(self, run: _Run, job: Running) -> str:
         """Return in words what is wrong with how a process ended; empty if nothing is."""
         ended = run.ended
         if job.overdue:
             return f"took longer than {job.limit_s:g} s (--kqueue-timeout) and was ended"
+        if job.why:
+            return job.why
         if run.lost and run.group.items:
             return run.lost
         if job.status is None:
@@ -288,7 +383,7 @@ class Controller:
             return _end_in_words(job.status)
         return ""
 
-    def _blame(self, run: _Run, job: Job, why: str) -> None:
+    def _blame(self, run: _Run, job: Running, why: str) -> None:
         """Report a process's fault as the failure of the test that ran, or else of the one that had ended last."""
         if run.at is not None:
             name, phase = run.at
@@ -323,7 +418,7 @@ class Controller:
     def _place_of(self, run: _Run) -> str:
         return f"{self._isolate} {run.whole.name}"
 
-    def _give_up(self, run: _Run, job: Job, why: str) -> None:
+    def _give_up(self, run: _Run, job: Running, why: str) -> None:
         """Report that the tests that are left cannot be run."""
         hook: Any = self._config.hook
         why = why if run.lost else f"its process {_and_said(why, job)}"
@@ -335,7 +430,7 @@ class Controller:
             self._report(run, _report(item, "setup", "failed", why))
             run.held.append(_report(item, "teardown", "passed"))
 
-    def _add_findings(self, run: _Run, log: Path, job: Job) -> None:
+    def _add_findings(self, run: _Run, log: Path, job: Running) -> None:
         found = sanitizer.findings(log)
         if job.overdue:
             found = f"(ended after {job.limit_s:g} s)\n{found}"
@@ -349,7 +444,7 @@ class Controller:
         if report.failed:
             run.failed.append(report)
         self._tell(run, lambda: hook.pytest_runtest_logreport(report=report))
-        if report.failed and self._config.option.maxfail and not self._sanitizer:
+        if report.failed and self._config.option.maxfail and not self._sanitizes:
             self._flush(run)
 
     def _let_go(self, run: _Run) -> None:
@@ -364,7 +459,7 @@ class Controller:
     def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
         """Tell pytest's plugins, at once if no other group speaks: so what is printed of a module stays together."""
         run.events.append((begins, event))
-        if self._speaker is None and not self._sanitizer:
+        if self._speaker is None and not self._sanitizes:
             self._speaker = run
         if self._speaker is run:
             self._flush(run)
@@ -385,10 +480,36 @@ class Controller:
                 if other.over:
                     self._flush(other)
             self._speaker = None
-            if not self._sanitizer:
+            if not self._sanitizes:
                 self._speaker = next((other for other in self._runs if other.events), None)
             if self._speaker is not None:
                 self._flush(self._speaker)
+
+
+def _host(config: pytest.Config) -> Host:
+    option: Any = config.option
+    cwd, timeout_s = config.invocation_params.dir, option.kqueue_timeout or math.inf
+    if not option.kqueue_fleet:
+        from workers.testing.places import Here
+
+        return Here(option.kqueue_slots, cwd=cwd, timeout_s=timeout_s, sanitizing=option.kqueue_sanitize)
+    from workers.testing.fleet import Fleet
+
+    return Fleet(
+        option.kqueue_slots,
+        url=option.kqueue_url,
+        lane=option.kqueue_lane,
+        rootdir=config.rootpath,
+        inifile=config.inipath,
+        cwd=cwd,
+        timeout_s=timeout_s,
+    )
+
+
+def _known(run: _Run, name: str) -> None:
+    """Raise KeyError if a test is none of a group's."""
+    if all(item.nodeid != name for item in run.whole.items):
+        raise KeyError(name)
 
 
 def _report(
@@ -419,7 +540,7 @@ def _end_in_words(status: int) -> str:
     return f"was killed by signal {-status}"
 
 
-def _and_said(why: str, job: Job) -> str:
+def _and_said(why: str, job: Running) -> str:
     return f"{why}\n{job.last_words}".rstrip()
 
 

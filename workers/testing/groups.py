@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job's process is told, as a file of JSON.
+    """What a process of tests is told, as JSON.
 
     Attributes:
         args: pytest's arguments, as the controlling pytest got them.
@@ -39,7 +39,10 @@ class Order:
         files: where they are.
         basetemp: the folder for pytest's temporary directories.
         locks: of the devices that the tests use.
-        said: the descriptor on which the process says what happens, one object of JSON a line.
+        renew_s, renew_bytes: after so much time, and so many bytes of what it has said, the process gives the tests
+            that are left to another; None for never.
+        stacks_s: seconds after which a test's process shows where it is; None for never.
+        paths: a folder that the process knows by the first name, and is to tell of by the second.
     """
 
     args: list[str]
@@ -50,7 +53,10 @@ class Order:
     files: list[str]
     basetemp: str
     locks: list[str]
-    said: int
+    renew_s: float | None = None
+    renew_bytes: int | None = None
+    stacks_s: float | None = None
+    paths: tuple[str, str] | None = None
 
     def write(self, file: Path) -> None:
         """Write it to a file, for another process."""
@@ -60,6 +66,13 @@ class Order:
     def read(cls, file: Path) -> Self:
         """Return what a file holds."""
         return cls(**json.loads(file.read_text()))
+
+
+def named(group: Group) -> dict[str, Any]:
+    """Return the fields of an order that say which tests are to run."""
+    names = [item.nodeid for item in group.items]
+    most = max(map(names.count, set(names)))
+    return {"tests": names, "files": list(dict.fromkeys(str(item.path) for item in group.items)) * most}
 
 
 def grouped(items: Iterable[pytest.Item], isolate: Isolate) -> list[Group]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from workers.judge.channel.lines import Lines
 from workers.judge.sandbox.seal import private_directories
 from workers.testing import keeper
-from workers.testing.groups import Group, Order
-from workers.testing.places import Place
+from workers.testing.groups import Group, Order, named
 
 #: How much is read at once, and how much of the last output is kept, in bytes.
 _READ_BYTES: Final = 1 << 20
@@ -30,32 +30,35 @@ _AROUND_S: Final = 600.0
 #: Seconds in which a keeper says that its program is gone, when all has gone on; then it is killed itself.
 _GONE_S: Final = keeper.GRACE_S + 2 * keeper.KILLED_S + 5
 #: Frames of pytest and of this package in the traceback of a process that dies.
-_FRAME: Final = re.compile(r'  File "(.*/(_pytest|pluggy)/.*|.*/workers/testing/child\.py|<frozen runpy>)"')
+_FRAME: Final = re.compile(
+    r'  File "(.*/(_pytest|pluggy)/.*|.*/workers/testing/(child|sealed)\.py|<frozen runpy>|<string>)"'
+)
 #: Caches of its own keep one module's faults from another. A home of its own would hide settings and data.
 _SHARED: Final = frozenset({"HOME", "XDG_CACHE_HOME", "TMPDIR"})
 
 
 class Job:
-    """A process with tests, and its keeper.
+    """A process with tests on this host, and its keeper.
 
     Attributes:
-        place: where it runs.
-        group: the tests that it runs.
         sanitized: the file in which compute-sanitizer says what it finds; None without it.
         overdue: True once it was ended because it took too long.
         limit_s: most seconds for what it does now, waiting for its device left out.
         status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and if it
             could not be ended.
-        said: descriptor to read what it says.
-        printed: descriptor to read what it prints beside that.
+        sources: what can be read when it has said or printed something.
+        why: always empty: how it has ended its status tells, and what has not run of it, nobody.
     """
+
+    why = unrun = ""
 
     def __init__(
         self,
         group: Group,
-        place: Place,
         order: dict[str, Any],
         *,
+        gpu: str | None,
+        lock: Path,
         folder: Path,
         cwd: Path,
         timeout_s: float,
@@ -65,8 +68,9 @@ class Job:
 
         Args:
             group: the tests to run.
-            place: where to run them.
-            order: the fields of :class:`Order` that all jobs share.
+            order: the fields of :class:`Order` that all processes of the run share.
+            gpu: the UUID of its GPU; None where this host shows none.
+            lock: the lock of its device.
             folder: for its files and caches; created, and removed at its end but for pytest's temporary directories.
             cwd: its working directory.
             timeout_s: most seconds for a test; infinite for no limit.
@@ -75,8 +79,6 @@ class Job:
         Raises:
             OSError: it could not be started.
         """
-        self.group = group
-        self.place = place
         self.overdue = False
         self.status: int | None = None
         self._ended = False
@@ -84,58 +86,44 @@ class Job:
         self._left_s: float | None = None
         self._allow(max(timeout_s, _AROUND_S))
         self._told_at = math.inf
-        self._line = bytearray()
         self._tail = bytearray()
-        self._captured: list[int] = []
         self._scratch = folder / "scratch"
         self._scratch.mkdir(parents=True)
         self.sanitized = self._scratch / "sanitizer" if sanitizer else None
-        self.said, says = os.pipe2(os.O_CLOEXEC)
-        self.printed, prints = os.pipe2(os.O_CLOEXEC)
-        names = [item.nodeid for item in group.items]
-        most = max(map(names.count, set(names)))
+        heard, says = socket.socketpair()
+        self._printed, prints = os.pipe2(os.O_CLOEXEC)
+        self._lines = Lines(heard)
+        self.sources = (self._lines.fileno(), self._printed)
         file = self._scratch / "order.json"
-        Order(
-            **order,
-            tests=names,
-            files=list(dict.fromkeys(str(item.path) for item in group.items)) * most,
-            basetemp=str(folder / "pytest"),
-            locks=[str(place.lock)],
-            said=says,
-        ).write(file)
+        Order(**order, **named(group), basetemp=str(folder / "pytest"), locks=[str(lock)]).write(file)
         program = [word.replace("%s", str(self.sanitized)) for word in sanitizer]
-        program += [sys.executable, "-P", "-m", "workers.testing.child", str(file)]
+        program += [sys.executable, "-P", "-m", "workers.testing.child", str(file), str(says.fileno())]
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.testing.keeper", str(os.getpid()), str(says), *program],
+                [sys.executable, "-P", "-m", "workers.testing.keeper", str(os.getpid()), str(says.fileno()), *program],
                 cwd=cwd,
-                env=self._environment(),
+                env=self._environment(gpu),
                 stdin=subprocess.DEVNULL,
                 stdout=prints,
                 stderr=prints,
                 start_new_session=True,
-                pass_fds=(says,),
+                pass_fds=(says.fileno(),),
             )
         except BaseException:
-            os.close(self.said)
-            os.close(self.printed)
+            self._lines.close()
+            os.close(self._printed)
             raise
         finally:
-            os.close(says)
+            says.close()
             os.close(prints)
-        for descriptor in (self.said, self.printed):
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
+        os.set_blocking(self._printed, False)
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """Yield what the process has said and was not yielded before, without waiting; end it if it takes too long."""
-        for chunk in self._read(self.said):
-            self._line += chunk
-            *lines, rest = self._line.split(b"\n")
-            self._line = rest
-            for line in lines:
-                with contextlib.suppress(ValueError):  # it died within this line
-                    if isinstance(word := json.loads(line or b"0"), dict):
-                        yield self._noted(word)
+        for line in self._lines.read():
+            with contextlib.suppress(ValueError):  # it died within this line
+                if isinstance(word := json.loads(line or b"0"), dict):
+                    yield self._noted(word)
         # Now that all it has said is known, however late this process gets to read it.
         if time.monotonic() > self._deadline and not self.overdue and not self._ended:
             self.overdue = True
@@ -143,7 +131,7 @@ class Job:
 
     def output(self) -> bytes:
         """Return what the process has printed since the last call, without waiting."""
-        chunk = b"".join(self._read(self.printed))
+        chunk = b"".join(self._read(self._printed))
         self._tail += chunk
         del self._tail[:-_KEPT_BYTES]
         return chunk
@@ -151,10 +139,8 @@ class Job:
     @property
     def last_words(self) -> str:
         """The end of what the process printed: captured by pytest for the test that ran, and beside that."""
-        parts = [_end_of(descriptor) for descriptor in self._captured] + [bytes(self._tail)]
-        texts = [part.decode(errors="replace").replace("\0", "\\x00").splitlines() for part in parts]
-        lines = [line for lines in texts for line in lines if not _FRAME.match(line)]
-        return "\n".join(lines).strip()
+        parts = [*map(_end_of, self._lines.descriptors), bytes(self._tail)]
+        return without_frames("\n".join(part.decode(errors="replace").rstrip("\n") for part in parts))
 
     def watch(self) -> bool:
         """Return True once the process is gone with all that it started. A keeper that does not end is killed."""
@@ -173,8 +159,8 @@ class Job:
         if self._keeper.poll() is None:
             self._keeper.kill()
             self._keeper.wait()
-        for descriptor in (self.said, self.printed, *self._captured):
-            os.close(descriptor)
+        self._lines.close()
+        os.close(self._printed)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _tell(self, number: signal.Signals) -> None:
@@ -190,10 +176,6 @@ class Job:
             self._left_s, self._deadline = self._deadline - time.monotonic(), math.inf
         elif word["at"] == "wait" and self._left_s is not None:
             self._left_s, self._deadline = None, time.monotonic() + self._left_s
-        if word["at"] == "capture" and not self._captured:
-            with contextlib.suppress(OSError):  # it is gone already
-                for number in word["files"]:
-                    self._captured.append(os.open(f"/proc/{word['pid']}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
         if word["at"] == "gone":
             self.status = word["status"]
             self._ended = True
@@ -203,7 +185,7 @@ class Job:
         if not self.overdue:  # the limit that it has passed is told
             self.limit_s, self._deadline = seconds, time.monotonic() + seconds
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, gpu: str | None) -> dict[str, str]:
         """Return this process's environment without kqueue's settings, and with caches and a GPU of its own."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
         own = private_directories(str(self._scratch))
@@ -211,14 +193,20 @@ class Job:
             environment[name] = own[name]
         environment["TMPDIR"] = own["TMPDIR"]
         Path(own["TMPDIR"]).mkdir()
-        if self.place.gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self.place.gpu
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         return environment
 
     def _read(self, descriptor: int) -> Iterator[bytes]:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(descriptor, _READ_BYTES):
                 yield chunk
+
+
+def without_frames(text: str) -> str:
+    """Return what a process printed at its end without the frames of pytest and of this package."""
+    lines = text.replace("\0", "\\x00").splitlines()
+    return "\n".join(line for line in lines if not _FRAME.match(line)).strip()
 
 
 def _end_of(descriptor: int) -> bytes:

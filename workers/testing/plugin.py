@@ -48,6 +48,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="most seconds for one test; what comes before the first and after the last has as long, and at least 600;"
         " 0 for no limit (default: 600)",
     )
+    group.addoption("--kqueue-fleet", action="store_true", help="run them on the hosts of a fleet")
+    group.addoption(
+        "--kqueue-lane",
+        default="auto",
+        metavar="LANE",
+        help="with --kqueue-fleet: cpu, gpu, gpu.<model>, or auto, which is gpu where a GPU worker is alive (default)",
+    )
+    group.addoption(
+        "--kqueue-url",
+        metavar="URL",
+        help="with --kqueue-fleet: of `kqueue serve`; the token is KQUEUE_TOKEN (default: the environment's fleet)",
+    )
     group.addoption(
         "--kqueue-sanitize",
         action="store_true",
@@ -89,6 +101,12 @@ def _check(config: pytest.Config) -> None:
             "pytest-cov does not see into the processes of --kqueue: add --no-cov, and measure with `coverage run -m"
             " pytest` and coverage's setting `patch = subprocess`"
         )
+    if config.getoption("kqueue_fleet") and config.getoption("kqueue_sanitize"):
+        raise pytest.UsageError(
+            "--kqueue-sanitize runs tests under compute-sanitizer on this host alone: leave out --kqueue-fleet"
+        )
+    if not config.getoption("kqueue_fleet") and (config.option.kqueue_url or config.option.kqueue_lane != "auto"):
+        raise pytest.UsageError("--kqueue-url and --kqueue-lane say which fleet runs the tests: add --kqueue-fleet")
     if sys.platform != "linux":
         raise pytest.UsageError("--kqueue needs Linux")
 

@@ -48,11 +48,11 @@ def task_to(asked: Examine) -> str:
     return json.dumps([asked.device, fields])
 
 
-def main(*, profile: bool) -> None:
+def main(tool: str) -> None:
     """Import the problem and the kernel in the working directory when told to, and make one call.
 
     Args:
-        profile: call before as well, and have the tool look at the last call alone.
+        tool: what watches. For Nsight Compute there are some calls before, and it looks at the last one alone.
 
     Raises:
         Exception: whatever the two raise.
@@ -60,6 +60,7 @@ def main(*, profile: bool) -> None:
     Path(READY).touch()
     while not Path(GO).exists():
         time.sleep(_LOOK_S)
+    profile = tool == "ncu"
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
     problem = _import(Path(PROBLEM))

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from workers.judge.candidate import examined
+from workers.judge.candidate import examined, started
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import reports
 from workers.judge.channel.protocol import Command, Examine, Order, Reply
@@ -105,23 +105,10 @@ def _start(asked: Examine) -> subprocess.Popen[bytes]:
     # Each tensor in an allocation of its own: else what lies beyond it would be another's, and allowed.
     own = {} if asked.tool == "ncu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parents[3]), asked.tool]
+    program = started.words("workers.judge.candidate.examined", asked.tool)
     return subprocess.Popen([*tool, *program], stdin=subprocess.DEVNULL, env=environment)
 
 
-#: The folder that our packages lie in may not be listed, so that nothing there is found by name.
-_PROGRAM: Final = """
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-folder, tool = sys.argv[1:]
-for name in ("kqueue", "workers"):
-    place = f"{folder}/{name}"
-    spec = spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
-    sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-from workers.judge.candidate import examined
-examined.main(profile=tool == "ncu")
-"""
 _SANITIZER: Final = (
     *("--print-limit", str(_MOST_ERRORS), "--show-backtrace", "device", "--num-callers-device", "4"),
     *("--require-cuda-init", "no", "--strip-paths", "yes"),

@@ -127,6 +127,9 @@ class Order(IntEnum):
     """Let that program go on, and wait for its end."""
     REPORT = 25
     """Write what the tool has said to the memory beside the order."""
+    TEST = 26
+    """Become a program that runs tests of a repository (:class:`Testing`) and says on the socket beside the order what
+    happens. No order is obeyed any more."""
     ARENA = 24
     """In a reference: keep what it holds in this memory of the judge's, where there is room."""
     REST = 20
@@ -586,6 +589,19 @@ class Examine:
     job: Job
     problem: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Testing:
+    """Tests of a repository.
+
+    Attributes:
+        archive: the repository's files (:mod:`workers.judge.candidate.archive`).
+        order: which tests, and how: JSON, for the program that runs them (:mod:`workers.testing.sealed`).
+    """
+
+    archive: str
+    order: str
 
 
 @dataclass(frozen=True, slots=True)

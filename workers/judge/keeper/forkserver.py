@@ -34,7 +34,7 @@ import structlog
 import torch
 
 from kqueue import logs
-from workers.judge.candidate import examiner, harness, reference
+from workers.judge.candidate import examiner, harness, reference, tester
 from workers.judge.channel import flags
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.host import linux, pauses, uids
@@ -85,6 +85,7 @@ _HARNESSES: Final = {
     Role.REFERENCE: reference.ReferenceHarness,
     Role.COMPILED: reference.ReferenceHarness,
     Role.EXAMINED: examiner.Examiner,
+    Role.TESTS: tester.Tester,
 }
 #: Ends that the log does not tell, and those that are the host's trouble.
 _QUIET_ENDS: Final = frozenset({End.STOPPED, End.EXITED})

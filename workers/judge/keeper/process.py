@@ -318,6 +318,33 @@ class SealedProcess:
                 os.close(descriptor)
             raise ProtocolError("memory was announced where there is none to announce")
 
+    def become(self, order: Order, payload: Any, descriptor: int) -> None:
+        """Give an order by which the process becomes another program, which answers nothing; its clock runs on.
+
+        Args:
+            order, payload: the order.
+            descriptor: what the program says its words on.
+
+        Raises:
+            EvaluationEnded: it could not.
+            ForkServerError: as :meth:`receive`.
+        """
+        self.start_clock()
+        self.send(order, payload=payload, fds=(descriptor,))
+        ready, _ = _await(self._seconds + _GRACE_S, self._channel, self._control)
+        if self._channel not in ready:
+            raise self.died()
+        try:
+            reply = receive_record(self._channel)
+        except (ProtocolError, OSError):
+            reply = None  # nothing foreign has run in it so far
+        if isinstance(reply, Reply):
+            raise self._raised(reply)
+
+    def ends(self, words: socket.socket, seconds: float) -> bool:
+        """Wait up to ``seconds`` for words of the program that it has become; return whether it has ended."""
+        return self._control in _readable(seconds, words, self._control)
+
     def answered(self, seconds: float = 0) -> bool:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""
         return bool(_readable(seconds, self._channel, self._control))

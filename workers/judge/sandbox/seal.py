@@ -37,6 +37,8 @@ class Role(StrEnum):
     """A kernel's compilers, without a GPU."""
     EXAMINED = "examined"
     """A kernel with its problem, in a program that a tool watches."""
+    TESTS = "tests"
+    """Tests of a repository, in a program of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,10 @@ class Processes:
 
         return Examiner(self._request, self._device, fork, steps)
 
+    def begin_tests(self) -> SealedProcess:
+        """Fork the process that runs tests of a repository; it waits."""
+        return self._fork(self._profile(Role.TESTS))
+
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""
         for process in self._others:

@@ -50,6 +50,7 @@ from workers.judge.trial import (
     plan,
     provenance,
     static,
+    suite,
     timing,
     tools,
 )
@@ -166,6 +167,7 @@ class _Evaluation:
         self._ran_out = False  # the reference, of memory
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
         self._booking: booking.Booking | None = None
+        self._suite: suite.Suite | None = None
         #: The figures of all calls that were compared.
         self._compared: list[dict[str, Any]] = []
 
@@ -250,6 +252,9 @@ class _Evaluation:
         self._environment_hash = self._records.environment(environment.facts(self._place))
         if self._place.on_gpu:
             self._memory = health.Memory(self._place.device)
+        if self._request.backend is Backend.PYTEST:
+            return self._run_tests()
+        if self._place.on_gpu:
             self._evidence["tf32"] = self._settings.tf32
         self._processes.begin_reference()
         timed = self._settings.timing.enabled
@@ -368,8 +373,28 @@ class _Evaluation:
             return None
         return None if what in self._granted else what
 
+    def _run_tests(self) -> Outcome:
+        """Run tests of a repository. What they take of the GPU's memory nobody knows: a place's share is booked."""
+        if self._place.on_gpu:
+            whole = self._whole["whole"]
+            ledger = booking.Ledger(self._place.ledger, whole)
+            share = whole // self._place.siblings
+            try:
+                with self._steps.timed("wait_for_memory"):
+                    self._booking = ledger.book(share, label=self._place.name, wait_s=GPU_WAIT_S)
+            except booking.NotInTime as error:
+                raise EvaluationEnded(Category.JUDGE_ERROR, str(error), Phase.PREPARE) from None
+            if torch.cuda.mem_get_info()[0] < share:
+                ledger.want_room()
+        self._suite = suite.Suite(self._processes.begin_tests(), self._request)
+        with self._steps.untimed("tests"), self._steps.backstop(Phase.CHECK):
+            return self._suite.run()
+
     def _read_source(self) -> None:
         """Say what can be said of kernel and problem by reading them."""
+        if self._request.backend is Backend.PYTEST:
+            suite.check(self._request)
+            return
         source, policy = self._request.kernel, self._settings.policies.findings
         static.check_problem(self._request.problem)
         given, own = self._settings.tolerance, static.tolerance(self._request.problem)
@@ -778,6 +803,11 @@ class _Evaluation:
             evidence |= {"peak_bytes": report.peak_bytes, "output_bytes": report.output_bytes}
         if outcome.blame is Blame.PROBLEM and reference is not None and reference.process in reports:
             log = reports[reference.process].log
+        if self._suite is not None:
+            evidence |= self._suite.evidence
+            for report in reports.values():
+                log = "\n".join(filter(None, (self._suite.log, report.log)))
+                evidence |= {"peak_bytes": report.peak_bytes, "output_bytes": report.output_bytes}
         return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
 
     def _examine(self) -> None:
@@ -819,7 +849,8 @@ class _Evaluation:
 
     def _check_device(self, outcome: Outcome) -> Outcome:
         """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""
-        if not self._place.on_gpu or self._processes.candidate is None or outcome.category is Category.GPU_UNHEALTHY:
+        nothing_ran = self._processes.candidate is None and self._suite is None
+        if not self._place.on_gpu or nothing_ran or outcome.category is Category.GPU_UNHEALTHY:
             return outcome
         leaked = self._evidence["leaked_bytes"] = self._memory.leak() if self._memory is not None else None
         if leaked:

@@ -25,7 +25,7 @@ def require(backend: Backend) -> None:
     if lacks:
         raise EvaluationEnded(
             Category.JUDGE_ERROR,
-            f"this worker cannot judge {backend} kernels: {'; '.join(lacks)}",
+            f"this worker cannot judge {backend}: {'; '.join(lacks)}",
             Phase.PREPARE,
             missing=lacks,
         )
@@ -33,7 +33,7 @@ def require(backend: Backend) -> None:
 
 def missing(backend: Backend) -> list[str]:
     """Return the tools that a backend lacks here, each with what to do."""
-    packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy"}
+    packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy", Backend.PYTEST: "pytest"}
     lacks: list[str] = []
     if backend in packages and importlib.util.find_spec(packages[backend]) is None:
         lacks.append(f"the package {packages[backend]} is not installed")

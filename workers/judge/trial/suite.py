@@ -1,0 +1,161 @@
+"""Tests of a repository, in the place of a kernel: what pytest says in their process, and how that ends.
+
+It is believed as far as a kernel's own exceptions are: tests decide themselves whether they pass. How their process
+ends, and when, the fork server says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import time
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import TESTS_LINE, Outcome, Phase, Request
+from kqueue.evidence import Facts, Tests
+from workers.judge.channel.lines import Lines
+from workers.judge.channel.protocol import Order, Tag, Testing
+from workers.judge.ending import EvaluationEnded
+from workers.judge.keeper.control import End
+from workers.judge.keeper.process import SealedProcess
+from workers.judge.trial.blame import invalid_problem
+
+#: The most seconds for one evaluation: others wait no longer for the device (:data:`kqueue.limits.GPU_WAIT_S`).
+_MOST_S: Final = 840.0
+#: Seconds beyond a test's limit, in which its process shows where it is.
+_GRACE_S: Final = 2.0
+#: The most that is kept of what pytest says, in bytes. An honest process has others do the rest of its tests before.
+_MOST_BYTES: Final = 2 << 20
+#: The end of what pytest has captured that is kept, in bytes of each file.
+_CAPTURED_BYTES: Final = 16 << 10
+#: Seconds between two looks at the clock.
+_LOOK_S: Final = 0.25
+#: pytest's exit statuses where all was run: the tests passed, and there was none.
+_ALL_RUN: Final = frozenset({0, 5})
+
+
+def check(request: Request) -> None:
+    """Raise EvaluationEnded if what stands in the problem's place is no repository."""
+    if not request.problem.startswith(TESTS_LINE):
+        raise invalid_problem("the stored problem holds no repository's files")
+
+
+class Suite:
+    """Tests that share one sealed process.
+
+    Attributes:
+        log: the end of what they printed, captured by pytest.
+    """
+
+    def __init__(self, process: SealedProcess, request: Request) -> None:
+        """Run nothing yet."""
+        self.log = ""
+        self._process = process
+        self._request = request
+        self._deadlines = request.settings.deadlines
+        self._said: list[str] = []
+        self._failed = 0
+        self._renewed = False
+        self._end: int | None = None
+        self._until = 0.0
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The fields of :class:`~kqueue.evidence.Evidence`."""
+        return {"tests": Tests(words="\n".join(self._said)).model_dump()}
+
+    def run(self) -> Outcome:
+        """Run the tests to the end of their process. They use the device meanwhile.
+
+        Raises:
+            EvaluationEnded: the process did not come to the end of its tests.
+            ForkServerError: the fork server is gone.
+        """
+        process = self._process
+        ours, theirs = socket.socketpair()
+        lines = Lines(ours, _MOST_BYTES)
+        with contextlib.closing(lines):
+            self._until = time.monotonic() + _MOST_S
+            with theirs:
+                self._begin(theirs)
+            while not process.ends(ours, _LOOK_S) and not lines.too_many:
+                for line in lines.read():
+                    self._note(line)
+            for line in lines.read():
+                self._note(line)
+            report = process.stop()
+            self.log = "\n".join(filter(None, map(_end_of, lines.descriptors)))
+            if lines.too_many:
+                raise EvaluationEnded(
+                    Category.OUTPUT_LIMIT,
+                    f"pytest's reports of these tests have more than {_MOST_BYTES} bytes",
+                    process.phase,
+                    reason=End.OUTPUT,
+                )
+        if report.reason is not End.EXITED or report.status is None or not os.WIFEXITED(report.status):
+            raise process.died()
+        status = os.WEXITSTATUS(report.status)
+        if status != self._end or not (status in _ALL_RUN or self._failed or self._renewed):
+            raise process.died()
+        if self._failed:
+            return Outcome(
+                category=Category.TESTS_FAILED,
+                message=f"pytest reported {self._failed} failure{'s' if self._failed > 1 else ''}",
+                phase=Phase.CHECK,
+                facts=Facts(failed=self._failed),
+            )
+        return Outcome(category=Category.PASSED, message="the tests passed")
+
+    def _begin(self, words: socket.socket) -> None:
+        self._enter(Phase.LOAD, self._deadlines.load_s)
+        asked = Testing(self._request.problem, self._request.kernel.removeprefix(TESTS_LINE))
+        try:
+            self._process.become(Order.TEST, asked, words.fileno())
+        except EvaluationEnded as ended:
+            if ended.reply is not None and ended.reply.tag is Tag.PROBLEM:
+                raise invalid_problem(ended.reply.message) from None
+            raise
+
+    def _enter(self, phase: Phase, seconds: float) -> None:
+        self._process.enter(phase, max(min(seconds, self._until - time.monotonic()), 0.0))
+
+    def _note(self, line: bytes) -> None:
+        """Keep a word, and let the limit of what begins now count."""
+        try:
+            text = line.decode("ascii")
+            word = json.loads(text)
+        except (ValueError, RecursionError):
+            return  # the process died within this line
+        if not isinstance(word, dict):
+            return
+        self._said.append(text)
+        match word:
+            case {"at": "start"}:
+                self._enter(Phase.CHECK, self._deadlines.check_s + _GRACE_S)
+            case {"at": "finish"}:
+                self._enter(Phase.CHECK, max(self._deadlines.check_s, self._deadlines.load_s))
+            case {"at": "report", "data": {"outcome": "failed"}} | {"at": "lost"}:
+                self._failed += 1
+            case {"at": "renew"}:
+                self._renewed = True
+            case {"at": "end", "status": int(status), "fault": fault}:
+                self._end = status
+                self._failed += bool(fault)
+            case _:
+                pass
+
+
+def _end_of(descriptor: int) -> str:
+    """Return the end of what a file holds; of anything but a file, which reading may wait for, nothing."""
+    try:
+        held = os.fstat(descriptor)
+        if not stat.S_ISREG(held.st_mode):
+            return ""
+        data = os.pread(descriptor, _CAPTURED_BYTES, max(0, held.st_size - _CAPTURED_BYTES))
+    except OSError:  # such as one that cannot be read
+        return ""
+    return data.decode(errors="replace").strip()

@@ -1,0 +1,252 @@
+"""The hosts of a fleet, which run tests as evaluations: a group's in one sealed process, its reports in the verdict.
+
+So they have what evaluations have: a place in the queue, a lease, other tries when the fleet fails, and one end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from kqueue.categories import Blame, Category
+from kqueue.client import Client
+from kqueue.client.remote import RemoteClient
+from kqueue.contract import TESTS_LINE, Backend, Verdict, parse_request
+from kqueue.errors import ConfigError, UnknownProblem
+from workers.testing import repository, sealed
+from workers.testing.groups import Group, named
+from workers.testing.job import without_frames
+
+if TYPE_CHECKING:
+    from kqueue.client.ticket import Ticket
+
+#: Groups that are with the fleet at once, unless it is told otherwise.
+_AT_ONCE: Final = 64
+#: The most seconds for one test: nobody waits longer for its device.
+_MOST_S: Final = 600.0
+#: What a process may use of a device's time, and say, before it gives the tests that are left to another.
+_RENEW_S: Final = 240.0
+_RENEW_BYTES: Final = 256 << 10
+#: Variables of the sender's that pytest reads. Others are the host's.
+_CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+#: Options that name the sender's folders.
+_FOLDERS: Final = frozenset({"basetemp", "confcutdir", "inifilename", "rootdir"})
+_LABEL: Final = 200
+
+
+class Fleet:
+    """A fleet, which runs tests.
+
+    Attributes:
+        words: what the header says of it.
+    """
+
+    def __init__(
+        self,
+        slots: int | None,
+        *,
+        url: str | None,
+        lane: str,
+        rootdir: Path,
+        inifile: Path | None,
+        cwd: Path,
+        timeout_s: float,
+    ) -> None:
+        """Pack the repository's files; the fleet is asked later.
+
+        Args:
+            slots: the most groups that are with the fleet at once.
+            url: of `kqueue serve`; by default the environment's fleet.
+            lane: where they run.
+            rootdir: pytest's.
+            inifile: the file of pytest's settings, where there is one.
+            cwd: the folder that pytest was started in.
+            timeout_s: most seconds for a test.
+
+        Raises:
+            ConfigError: no fleet is known, the files are too many or too large, or a limit is too long.
+        """
+        if timeout_s > _MOST_S:
+            raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, as others wait for the device")
+        self._root = repository.find(rootdir)
+        self._cwd = cwd.resolve()
+        if not self._cwd.is_relative_to(self._root):
+            raise ConfigError(f"--kqueue-fleet: start pytest within {self._root}, whose files are sent")
+        self._client = Client() if url is None else RemoteClient(url)
+        self._archive = repository.packed(self._root)
+        self._stored = ""
+        self._options = [f"--rootdir={rootdir}"]
+        if inifile is not None and inifile.resolve().is_relative_to(self._root):
+            self._options += ["-c", str(inifile)]
+        self._timeout_s = timeout_s
+        self._lane = lane
+        self._room = slots or _AT_ONCE
+        self._batch = f"pytest-{uuid4().hex}"
+        #: Groups whose submission has begun and whose end is not known.
+        self._open = 0
+        size = len(self._archive) / 2**20
+        self.words = f"up to {self._room} at once, on a fleet (batch {self._batch}, {size:.1f} MiB)"
+
+    def open(self, order: dict[str, Any], folder: Path) -> None:  # noqa: ARG002
+        """Get ready; see :class:`~workers.testing.controller.Host`."""
+        options = {name: value for name, value in order["options"].items() if name not in _FOLDERS}
+        searched = [path for path in order["searched"] if Path(path).resolve().is_relative_to(self._root)]
+        self._order = order | {
+            "args": [*self._options, *order["args"]],
+            "options": options,
+            "searched": searched,
+            "renew_s": _RENEW_S,
+            "renew_bytes": _RENEW_BYTES,
+            "stacks_s": self._timeout_s,
+            sealed.ROOT: str(self._root),
+            sealed.STARTED_IN: str(self._cwd.relative_to(self._root)),
+            sealed.ENVIRONMENT: {name: os.environ[name] for name in _CARRIED if name in os.environ},
+        }
+
+    def has_room(self) -> bool:
+        """Return whether another group may be submitted now."""
+        return self._open < self._room
+
+    def start(self, group: Group, *, sanitized: bool) -> Evaluation:
+        """Submit a group's tests.
+
+        Raises:
+            KqueueError: the fleet refuses them, or cannot be used.
+        """
+        assert not sanitized, "it is refused"
+        for item in group.items:
+            if not item.path.resolve().is_relative_to(self._root):
+                raise ConfigError(f"{item.path} does not lie in {self._root}, whose files are sent")
+        kernel = TESTS_LINE + json.dumps(self._order | named(group))
+        fields: dict[str, Any] = {
+            "kernel": kernel,
+            "backend": Backend.PYTEST,
+            "lane": self._lane,
+            "problem_label": self._root.name[:_LABEL] or None,
+            "kernel_label": group.name[:_LABEL],
+            "batch": self._batch,
+            "reuse": False,
+            "settings": {
+                "timing": {"enabled": False},
+                "deadlines": {"load_s": _MOST_S, "check_s": self._timeout_s},
+                "limits": {"output_bytes": 1 << 30, "processes": 4096},
+            },
+        }
+        self._open += 1
+        return Evaluation(self._submit(fields), self._timeout_s)
+
+    def over(self, job: Evaluation) -> None:  # noqa: ARG002
+        """Take note of a group's end."""
+        self._open -= 1
+
+    def close(self) -> None:
+        """Cancel what is left, also what was accepted when its submission was broken off."""
+        try:
+            if self._open:
+                for ticket in self._client.batch(self._batch):
+                    ticket.cancel()
+        finally:
+            self._client.close()
+
+    def _submit(self, fields: dict[str, Any]) -> Ticket:
+        """Submit a group; the repository's files go with the first alone, as the fleet keeps them by their hash."""
+        if self._stored:
+            try:
+                return self._client.submit(parse_request(fields | {"problem": self._stored}))
+            except UnknownProblem:  # removed meanwhile, as nothing needed them
+                pass
+        request = parse_request(fields | {"problem": self._archive})
+        ticket = self._client.submit(request)
+        self._stored = request.problem_name
+        return ticket
+
+
+class Evaluation:
+    """A group's tests on a fleet; see :class:`~workers.testing.controller.Running`.
+
+    All is heard at its end: so what a try has said that failed is heard of nowhere.
+    """
+
+    sanitized: Path | None = None
+    sources = ()
+
+    def __init__(self, ticket: Ticket, timeout_s: float) -> None:
+        """Wait for a submitted evaluation.
+
+        Args:
+            ticket: the evaluation's.
+            timeout_s: most seconds for a test.
+        """
+        self.overdue = False
+        self.limit_s = timeout_s
+        self.status: int | None = None
+        self.why = self.unrun = self.last_words = ""
+        self._ticket = ticket
+        self._future: Future[Verdict] = ticket.watch()
+        self._cancelled = False
+        self._heard = False
+
+    def watch(self) -> bool:
+        """Return True once it has a verdict, or was cancelled."""
+        return self._cancelled or self._future.done()
+
+    def heard(self) -> Iterator[dict[str, Any]]:
+        """Yield what its process has said, once there is a verdict.
+
+        Raises:
+            KqueueError: the fleet cannot be used.
+        """
+        if self._cancelled or self._heard or not self._future.done():
+            return
+        self._heard = True
+        verdict = self._future.result()
+        words = _words(verdict)
+        self._conclude(verdict, words)
+        if not self.unrun:
+            yield from words
+
+    def output(self) -> bytes:
+        """Return what it has printed, once: the end of that, as a fleet keeps it."""
+        return b""
+
+    def end(self) -> None:
+        """Cancel it."""
+        self._cancelled = True
+        self._future.cancel()
+        self._ticket.cancel()
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    def _conclude(self, verdict: Verdict, words: list[dict[str, Any]]) -> None:
+        self.last_words = without_frames(verdict.log)
+        facts = verdict.facts
+        if verdict.category in (Category.PASSED, Category.TESTS_FAILED):
+            # The judge has seen that it is also how the process ended.
+            self.status = next((word["status"] for word in words if word["at"] == "end"), None)
+        elif verdict.blame in (Blame.FLEET, Blame.NOBODY):
+            self.unrun = f"{verdict.category}: {verdict.message}"
+        elif verdict.category is Category.CRASHED and facts.status is not None:
+            self.status = os.waitstatus_to_exitcode(facts.status)
+        elif verdict.category is Category.TIMEOUT:
+            self.overdue = True
+        else:
+            self.why = f"was ended: {verdict.message}"
+
+
+def _words(verdict: Verdict) -> list[dict[str, Any]]:
+    """Return what a process has said, as far as that can be read: foreign code may have said it."""
+    found: list[dict[str, Any]] = []
+    for line in (verdict.evidence.tests.words if verdict.evidence.tests else "").splitlines():
+        try:
+            word = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(word, dict) and isinstance(word.get("at"), str):
+            found.append(word)
+    return found

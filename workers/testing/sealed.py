@@ -1,0 +1,42 @@
+"""What runs on a host of a fleet: :mod:`~workers.testing.child`, with the sender's folders put in the place of its own.
+
+:mod:`workers.judge.candidate.tester` starts it in the sealed process, where the repository's files lie in a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from workers.testing import child
+from workers.testing.groups import Order
+
+#: The names of what an order holds beside the fields of :class:`Order`: the repository's folder there, the folder in
+#: it that pytest was started in, and variables of the environment.
+ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
+
+
+def main(file: str, repository: str, said: str) -> int:
+    """Run the tests of an order, and return pytest's exit status.
+
+    Args:
+        file: the order's.
+        repository: the folder of the repository's files.
+        said: the number of the socket on which is said what happens.
+    """
+    text = Path(file).read_text(encoding="utf-8")
+    root = json.loads(text)[ROOT]
+    here, there = (json.dumps(path)[1:-1] for path in (repository, root))
+    asked = json.loads(re.sub(re.escape(there) + r"(?![\w.-])", lambda _: here, text))
+    del asked[ROOT]
+    os.environ.update(asked.pop(ENVIRONMENT))
+    # Git keeps no empty folder.
+    started_in = Path(repository, asked.pop(STARTED_IN))
+    started_in.mkdir(parents=True, exist_ok=True)
+    os.chdir(started_in)
+    asked["searched"] = [path for path in asked["searched"] if Path(path).is_dir()] + sys.path
+    asked["paths"] = (repository, root)
+    return child.main(Order(**asked, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
