@@ -10,126 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import Cli
+from tests.testing.projects import CONFTEST, DYING, EXAMPLES, FIRST, LIMIT_S, SECOND, body, plain, results, running
 from tests.waiting import alive, until
 from workers.judge.host.alone import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
 from workers.judge.host.turns import opened, turn
 
-#: Most seconds for a command. Nothing here depends on how long one takes, and the host may be busy.
-LIMIT_S = 300
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
-
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pytest"
-
-CONFTEST = """
-import pytest
-
-def pytest_addoption(parser):
-    parser.addoption("--word", default="none")
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "slowly" in item.name:
-            item.add_marker("slow")
-
-@pytest.fixture(scope="session")
-def word(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("session")
-    print("the session begins")
-    yield request.config.getoption("--word")
-    assert folder.exists()
-"""
-FIRST = """
-import sys, warnings, pytest
-
-@pytest.mark.parametrize("x", ["a/b", "[c]", "d::e", "\\u00fc"])
-def test_named(x, word, tmp_path):
-    print("seen", x)
-    warnings.warn("careful")
-    assert word == "none" and tmp_path.is_dir()
-
-class TestGroup:
-    def test_property(self, record_property):
-        record_property("size", 3)
-
-    @pytest.mark.xfail(reason="known")
-    def test_expected(self):
-        assert 0
-
-    def test_fails(self, word):
-        print("on stdout")
-        print("on stderr", file=sys.stderr)
-        assert word == "another"
-"""
-SECOND = """
-import pytest
-
-def test_slowly(): pass
-
-@pytest.mark.skip(reason="not today")
-def test_skipped(): pass
-
-def test_fails_too(): raise ValueError("no")
-
-@pytest.fixture
-def broken(): raise RuntimeError("fixture")
-
-def test_error(broken): pass
-"""
-
-
-def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest as it is."""
-    return ran(cli, "-P", "-m", "pytest", *arguments)
-
-
-def ran(cli: Cli, *arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment, **changed},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    """The command in a folder of its own, with no plugin of pytest but kqueue's, and devices of its own."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "KQUEUE_SCRATCH": str(tmp_path / "scratch"), "COLUMNS": "120"}
-    environment["PYTEST_ADDOPTS"] = ""  # of the pytest that runs these tests
-    return Cli(folder, environment, patience_s=LIMIT_S)
-
-
-def body(text: str) -> list[str]:
-    """What pytest prints, without its header and the times."""
-    lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
-    return [line.strip() for line in lines if not line.startswith(("platform", "plugins:", "kqueue:", "cachedir"))]
-
-
-def results(file: Path) -> dict[str, str]:
-    """What JUnit's XML says of each test: empty if it passed, or else the kind and the text of what it says."""
-    found: dict[str, str] = {}
-    for case in ElementTree.parse(file).getroot().iter("testcase"):
-        assert case.attrib["name"] not in found
-        said = [f"{one.tag}: {one.attrib.get('message')} {one.text}" for one in case if one.tag in {"failure", "error"}]
-        found[case.attrib["name"]] = " ".join(said)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -222,30 +114,6 @@ def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> Non
     assert "1 passed, 1 error" in done.stdout
 
 
-DYING = """
-import ctypes, os, signal, pytest
-
-@pytest.fixture
-def dies():
-    os._exit(3)
-
-@pytest.fixture
-def dies_late():
-    yield
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def test_first(): pass
-def test_segfault():
-    print("reached")
-    ctypes.string_at(0)
-def test_exit(): os._exit(0)
-def test_setup(dies): pass
-def test_teardown(dies_late): pass
-def test_between(): pass
-def test_last(): pass
-"""
-
-
 def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
     """It is named, with the signal or status and what it printed; the tests behind it run in another process."""
     cli.write("test_dying.py", DYING)
@@ -323,25 +191,6 @@ def test_what_a_test_leaves_behind_is_ended(cli: Cli) -> None:
     )
     assert cli("pytest").returncode == 0
     assert not alive(int((cli.directory / "pid").read_text()))
-
-
-@contextmanager
-def running(cli: Cli, *options: str) -> Generator[subprocess.Popen[str]]:
-    """The command, while it runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kqueue", "pytest", *options],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 WAITING = """

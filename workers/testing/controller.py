@@ -29,6 +29,7 @@ _LOOK_S: Final = 0.2
 _PLAIN: Final = (bool, int, float, str, type(None))
 
 _Phase = Literal["setup", "call", "teardown"]
+_PHASES: Final = ("setup", "call", "teardown")
 #: pytest's exit status where not all could be run for other reasons than the tests'.
 _INTERNAL_ERROR: Final = 3
 
@@ -279,47 +280,73 @@ class Controller:
         if job.sanitized is not None:
             return  # the tests have been told of; only the findings count
         try:
-            self._take(run, word)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            heard = self._checked(run, word)
+        except Exception as error:  # noqa: BLE001 -- foreign code may have said it, on a host that is not this one
             run.lost = run.lost or f"its process said what cannot be understood ({type(error).__name__}: {error})"
-
-    def _take(self, run: _Run, word: dict[str, Any]) -> None:
+            return
         hook: Any = self._config.hook
-        match word:
-            case {"at": "start", "nodeid": str(name), "location": location}:
-                _known(run, name)
+        match word["at"]:
+            case "start":
                 self._let_go(run)
-                run.at = (name, "setup")
-                self._tell(run, lambda: hook.pytest_runtest_logstart(nodeid=name, location=location), begins=True)
-            case {"at": "report", "data": data}:
-                report = hook.pytest_report_from_serializable(config=self._config, data=_with_tuples(data))
-                _known(run, report.nodeid)
-                if run.at is not None and report.when in ("setup", "call"):
-                    run.at = (run.at[0], "call" if report.when == "setup" and report.passed else "teardown")
-                if report.when == "teardown":
+                run.at = (heard.nodeid, "setup")
+                begin = {"nodeid": heard.nodeid, "location": heard.location}
+                self._tell(run, lambda: hook.pytest_runtest_logstart(**begin), begins=True)
+            case "report":
+                if run.at is not None and heard.when in ("setup", "call"):
+                    run.at = (run.at[0], "call" if heard.when == "setup" and heard.passed else "teardown")
+                if heard.when == "teardown":
                     self._let_go(run)
-                    run.held.append(report)
+                    run.held.append(heard)
                 else:
-                    self._report(run, report)
-            case {"at": "finish", "nodeid": name, "location": _}:
+                    self._report(run, heard)
+            case "finish":
                 run.at = None
                 run.finished += 1
-                self._taken(run, name)
-            case {"at": "warning", "warning": warning, "nodeid": name, "location": location}:
-                given = {"when": "runtest", "nodeid": name, "location": location}
-                self._tell(run, lambda: _warn(hook, warning, given))
-            case {"at": "stop", "how": how, "reason": reason, "status": status}:
+                self._taken(run, heard.nodeid)
+            case "warning":
+                given = {"when": "runtest", "nodeid": word["nodeid"], "location": word["location"]}
+                self._tell(run, lambda: _warn(hook, heard, given))
+            case "stop":
                 self._let_go(run)
                 self._flush(run)
-                self._stop(how, reason, status)
-            case {"at": "lost", "words": why}:
-                run.lost = why
-            case {"at": "renew"}:
+                self._stop(word["how"], word["reason"], word["status"])
+            case "lost":
+                run.lost = heard
+            case "renew":
                 run.renewed = True
-            case {"at": "end"}:
-                run.ended = word
+            case "end":
+                run.ended = heard
             case _:
                 pass
+
+    def _checked(self, run: _Run, word: dict[str, Any]) -> Any:
+        """Return what a word is about, if it is one of a process with this group's tests: a test, a report, fields.
+
+        Raises:
+            Exception: it is not.
+        """
+        match word:
+            case {"at": "start" | "finish", "nodeid": name}:
+                return _named(run, name)
+            case {"at": "report", "data": data}:
+                given = {"config": self._config, "data": _with_tuples(data)}
+                report = self._config.hook.pytest_report_from_serializable(**given)
+                report.location = _named(run, report.nodeid).location
+                if report.when not in _PHASES or report.outcome not in ("passed", "failed", "skipped"):
+                    raise ValueError("a report of no test")
+                return report
+            case {"at": "warning", "warning": {"module": str(), "name": str(), "words": str()} as warning}:
+                return warning
+            case {"at": "stop", "how": str(), "reason": str(), "status": int() | None}:
+                return None
+            case {"at": "lost", "words": str(words)}:
+                return words
+            case {"at": "end", "status": int(), "enough": bool(), "fault": str()}:
+                return word
+            case {"at": "start" | "finish" | "report" | "warning" | "stop" | "lost" | "end" as at}:
+                raise ValueError(f"a word {at!r} that lacks something")
+            case _:
+                return None
 
     def _stop(self, how: str, reason: str, status: int | None) -> None:
         """End the run as a test or plugin wants it to."""
@@ -506,10 +533,12 @@ def _host(config: pytest.Config) -> Host:
     )
 
 
-def _known(run: _Run, name: str) -> None:
-    """Raise KeyError if a test is none of a group's."""
-    if all(item.nodeid != name for item in run.whole.items):
-        raise KeyError(name)
+def _named(run: _Run, name: str) -> pytest.Item:
+    """Return a test of a group by its node id, or raise KeyError."""
+    for item in run.whole.items:
+        if item.nodeid == name:
+            return item
+    raise KeyError(name)
 
 
 def _report(

@@ -5,19 +5,21 @@ So they have what evaluations have: a place in the queue, a lease, other tries w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from kqueue.categories import Blame, Category
 from kqueue.client import Client
 from kqueue.client.remote import RemoteClient
 from kqueue.contract import TESTS_LINE, Backend, Verdict, parse_request
-from kqueue.errors import ConfigError, UnknownProblem
+from kqueue.errors import ConfigError, KqueueError, UnknownProblem
 from workers.testing import repository, sealed
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
@@ -37,6 +39,8 @@ _CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AU
 #: Options that name the sender's folders.
 _FOLDERS: Final = frozenset({"basetemp", "confcutdir", "inifilename", "rootdir"})
 _LABEL: Final = 200
+#: The folder of the repository's files on a host (:mod:`workers.judge.candidate.tester`), as a process prints it.
+_THERE: Final = re.compile(r"/[\w./-]+/[0-9a-f]{32}/repository(?=/)")
 
 
 class Fleet:
@@ -89,6 +93,7 @@ class Fleet:
         self._batch = f"pytest-{uuid4().hex}"
         #: Groups whose submission has begun and whose end is not known.
         self._open = 0
+        self._over: set[UUID] = set()
         size = len(self._archive) / 2**20
         self.words = f"up to {self._room} at once, on a fleet (batch {self._batch}, {size:.1f} MiB)"
 
@@ -138,20 +143,23 @@ class Fleet:
             },
         }
         self._open += 1
-        return Evaluation(self._submit(fields), self._timeout_s)
+        return Evaluation(self._submit(fields), self._root, self._timeout_s)
 
-    def over(self, job: Evaluation) -> None:  # noqa: ARG002
+    def over(self, job: Evaluation) -> None:
         """Take note of a group's end."""
-        self._open -= 1
+        if not job.cancelled:
+            self._open -= 1
+            self._over.add(job.ticket.evaluation_id)
 
     def close(self) -> None:
         """Cancel what is left, also what was accepted when its submission was broken off."""
-        try:
-            if self._open:
-                for ticket in self._client.batch(self._batch):
+        with (
+            contextlib.suppress(KqueueError),
+            contextlib.closing(self._client),
+        ):  # if it is away, they end by themselves
+            for ticket in self._client.batch(self._batch) if self._open else ():
+                if ticket.evaluation_id not in self._over:
                     ticket.cancel()
-        finally:
-            self._client.close()
 
     def _submit(self, fields: dict[str, Any]) -> Ticket:
         """Submit a group; the repository's files go with the first alone, as the fleet keeps them by their hash."""
@@ -170,69 +178,77 @@ class Evaluation:
     """A group's tests on a fleet; see :class:`~workers.testing.controller.Running`.
 
     All is heard at its end: so what a try has said that failed is heard of nowhere.
+
+    Attributes:
+        ticket: the evaluation's.
+        cancelled: True once it was told to end.
     """
 
     sanitized: Path | None = None
     sources = ()
 
-    def __init__(self, ticket: Ticket, timeout_s: float) -> None:
+    def __init__(self, ticket: Ticket, root: Path, timeout_s: float) -> None:
         """Wait for a submitted evaluation.
 
         Args:
             ticket: the evaluation's.
+            root: the repository's folder here.
             timeout_s: most seconds for a test.
         """
+        self.ticket = ticket
+        self.cancelled = False
         self.overdue = False
         self.limit_s = timeout_s
         self.status: int | None = None
         self.why = self.unrun = self.last_words = ""
-        self._ticket = ticket
+        self._root = root
         self._future: Future[Verdict] = ticket.watch()
-        self._cancelled = False
-        self._heard = False
+        self._verdict: Verdict | None = None
+        self._words: list[dict[str, Any]] = []
+        self._printed = b""
 
     def watch(self) -> bool:
-        """Return True once it has a verdict, or was cancelled."""
-        return self._cancelled or self._future.done()
-
-    def heard(self) -> Iterator[dict[str, Any]]:
-        """Yield what its process has said, once there is a verdict.
+        """Return True once it has a verdict, or was cancelled.
 
         Raises:
             KqueueError: the fleet cannot be used.
         """
-        if self._cancelled or self._heard or not self._future.done():
-            return
-        self._heard = True
-        verdict = self._future.result()
-        words = _words(verdict)
-        self._conclude(verdict, words)
-        if not self.unrun:
-            yield from words
+        if self._verdict is None and not self.cancelled and self._future.done():
+            self._verdict = self._future.result()
+            self._conclude(self._verdict)
+        return self.cancelled or self._verdict is not None
+
+    def heard(self) -> Iterator[dict[str, Any]]:
+        """Yield what its process has said, once there is a verdict."""
+        words, self._words = self._words, []
+        yield from words
 
     def output(self) -> bytes:
-        """Return what it has printed, once: the end of that, as a fleet keeps it."""
-        return b""
+        """Return what it has printed, once there is a verdict: the end of that, as a fleet keeps it."""
+        printed, self._printed = self._printed, b""
+        return printed
 
     def end(self) -> None:
-        """Cancel it."""
-        self._cancelled = True
+        """Wait for it no longer; :meth:`Fleet.close` cancels it."""
+        self.cancelled = True
         self._future.cancel()
-        self._ticket.cancel()
 
     def close(self) -> None:
         """Let go of it."""
 
-    def _conclude(self, verdict: Verdict, words: list[dict[str, Any]]) -> None:
-        self.last_words = without_frames(verdict.log)
-        facts = verdict.facts
-        if verdict.category in (Category.PASSED, Category.TESTS_FAILED):
-            # The judge has seen that it is also how the process ended.
-            self.status = next((word["status"] for word in words if word["at"] == "end"), None)
-        elif verdict.blame in (Blame.FLEET, Blame.NOBODY):
+    def _conclude(self, verdict: Verdict) -> None:
+        log = _THERE.sub(str(self._root), verdict.log)
+        self._printed, self.last_words = log.encode(), without_frames(log)
+        if verdict.blame in (Blame.FLEET, Blame.NOBODY):
             self.unrun = f"{verdict.category}: {verdict.message}"
-        elif verdict.category is Category.CRASHED and facts.status is not None:
-            self.status = os.waitstatus_to_exitcode(facts.status)
+            return
+        self._words = _words(verdict)
+        status = verdict.facts.status
+        if verdict.category in (Category.PASSED, Category.TESTS_FAILED):
+            # The judge has seen that its process has ended so.
+            self.status = next((word.get("status") for word in self._words if word["at"] == "end"), None)
+        elif verdict.category is Category.CRASHED and status is not None:
+            self.status = os.waitstatus_to_exitcode(status)
         elif verdict.category is Category.TIMEOUT:
             self.overdue = True
         else:

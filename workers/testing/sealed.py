@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from workers.judge.host import linux
 from workers.testing import child
 from workers.testing.groups import Order
 
@@ -27,6 +28,7 @@ def main(file: str, repository: str, said: str) -> int:
         repository: the folder of the repository's files.
         said: the number of the socket on which is said what happens.
     """
+    linux.set_name("kq-tests")
     text = Path(file).read_text(encoding="utf-8")
     root = json.loads(text)[ROOT]
     here, there = (json.dumps(path)[1:-1] for path in (repository, root))

@@ -177,7 +177,8 @@ class _Evaluation:
             self._blackbox.enter(Phase.PREPARE)
             self._read_source()
             with self._watch:
-                outcome = self._judge()
+                self._prepare()
+                outcome = self._run_tests() if self._request.backend is Backend.PYTEST else self._judge()
         except EvaluationEnded as ended:
             outcome = ended.outcome
             self._ran_out = isinstance(ended, OutOfAllowance)
@@ -247,13 +248,13 @@ class _Evaluation:
             facts=Facts(instead_of=outcome.category, allowed_bytes=self._plan.candidate),
         )
 
-    def _judge(self) -> Outcome:
+    def _prepare(self) -> None:
         tools.require(self._request.backend)
         self._environment_hash = self._records.environment(environment.facts(self._place))
         if self._place.on_gpu:
             self._memory = health.Memory(self._place.device)
-        if self._request.backend is Backend.PYTEST:
-            return self._run_tests()
+
+    def _judge(self) -> Outcome:
         if self._place.on_gpu:
             self._evidence["tf32"] = self._settings.tf32
         self._processes.begin_reference()

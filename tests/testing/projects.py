@@ -1,0 +1,153 @@
+"""Projects with tests, `kqueue pytest` and pytest on them, and what is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cli.command import Cli
+
+#: Most seconds for a command. Nothing here depends on how long one takes, and the host may be busy.
+LIMIT_S = 300
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "pytest"
+
+CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--word", default="none")
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "slowly" in item.name:
+            item.add_marker("slow")
+
+@pytest.fixture(scope="session")
+def word(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("session")
+    print("the session begins")
+    yield request.config.getoption("--word")
+    assert folder.exists()
+"""
+FIRST = """
+import sys, warnings, pytest
+
+@pytest.mark.parametrize("x", ["a/b", "[c]", "d::e", "\\u00fc"])
+def test_named(x, word, tmp_path):
+    print("seen", x)
+    warnings.warn("careful")
+    assert word == "none" and tmp_path.is_dir()
+
+class TestGroup:
+    def test_property(self, record_property):
+        record_property("size", 3)
+
+    @pytest.mark.xfail(reason="known")
+    def test_expected(self):
+        assert 0
+
+    def test_fails(self, word):
+        print("on stdout")
+        print("on stderr", file=sys.stderr)
+        assert word == "another"
+"""
+SECOND = """
+import pytest
+
+def test_slowly(): pass
+
+@pytest.mark.skip(reason="not today")
+def test_skipped(): pass
+
+def test_fails_too(): raise ValueError("no")
+
+@pytest.fixture
+def broken(): raise RuntimeError("fixture")
+
+def test_error(broken): pass
+"""
+
+
+DYING = """
+import ctypes, os, signal, pytest
+
+@pytest.fixture
+def dies():
+    os._exit(3)
+
+@pytest.fixture
+def dies_late():
+    yield
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_first(): pass
+def test_segfault():
+    print("reached")
+    ctypes.string_at(0)
+def test_exit(): os._exit(0)
+def test_setup(dies): pass
+def test_teardown(dies_late): pass
+def test_between(): pass
+def test_last(): pass
+"""
+
+
+def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest as it is."""
+    return ran(cli, "-P", "-m", "pytest", *arguments)
+
+
+def ran(cli: Cli, *arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment, **changed},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def body(text: str) -> list[str]:
+    """What pytest prints, without its header and the times."""
+    lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
+    return [line.strip() for line in lines if not line.startswith(("platform", "plugins:", "kqueue:", "cachedir"))]
+
+
+def results(file: Path) -> dict[str, str]:
+    """What JUnit's XML says of each test: empty if it passed, or else the kind and the text of what it says."""
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        assert case.attrib["name"] not in found
+        said = [f"{one.tag}: {one.attrib.get('message')} {one.text}" for one in case if one.tag in {"failure", "error"}]
+        found[case.attrib["name"]] = " ".join(said)
+    return found
+
+
+@contextmanager
+def running(cli: Cli, *options: str) -> Generator[subprocess.Popen[str]]:
+    """The command, while it runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kqueue", "pytest", *options],
+        cwd=cli.directory,
+        env={**os.environ, **cli.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
