@@ -16,7 +16,7 @@ from kqueue.local.fleet import LocalFleet
 
 
 @contextmanager
-def live_fleet() -> Iterator[LocalFleet]:
+def live_fleet(*, http: bool = False) -> Iterator[LocalFleet]:
     """Run a fleet with two slots that judges all anew. Without its programs skip the test, or fail it in CI."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
@@ -25,7 +25,7 @@ def live_fleet() -> Iterator[LocalFleet]:
             home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False, probe_share=0
         )
         try:
-            running = LocalFleet(config, durable=False).start()
+            running = LocalFleet(config, durable=False, http=http).start()
         except LocalFleetError as error:
             if os.environ.get("CI"):
                 raise

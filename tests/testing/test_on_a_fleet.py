@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
     """A fleet with two slots."""
-    with live_fleet() as running:
+    with live_fleet(http=True) as running:
         yield running
 
 
@@ -217,8 +217,9 @@ def test_the_tests_of_a_worker_that_is_killed_run_again(on_fleet: Cli, engine: E
     assert process.returncode == 0, out
     assert "2 passed" in out
     with engine.connect() as connection:
-        tries = connection.execute(text("SELECT attempts FROM verdicts ORDER BY finished_at DESC LIMIT 1")).scalar_one()
-    assert tries == 2
+        last = text("SELECT id FROM evaluations ORDER BY submitted_at DESC LIMIT 1")
+        count = text("SELECT count(*) FROM attempts WHERE evaluation_id = :id")
+        assert connection.execute(count, {"id": connection.execute(last).scalar_one()}).scalar_one() == 2
 
 
 def test_ctrl_c_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> None:
@@ -288,13 +289,13 @@ def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
 def test_it_travels_by_http(on_fleet: Cli, fleet: LocalFleet, tmp_path: Path) -> None:
     """A sender needs no more than the address of `kqueue serve` and a token; a refusal is said."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
-    known = load(home=fleet.config.home_path)
-    assert known.url is not None
-    url = ["--url", known.url]
-    away = {"KQUEUE_HOME": str(tmp_path / "home")}
-    token = {} if known.token is None else {"KQUEUE_TOKEN": known.token.get_secret_value()}
-    done = on_fleet("pytest", "--fleet", *url, **away, **token)
+    assert fleet.http_url is not None
+    token = load(home=fleet.config.home_path, url=fleet.http_url).token
+    assert token is not None
+    url = ["--url", fleet.http_url]
+    away = {"KQUEUE_HOME": str(tmp_path / "home"), "KQUEUE_TOKEN": token.get_secret_value()}
+    done = on_fleet("pytest", "--fleet", *url, **away)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-    done = on_fleet("pytest", "--fleet", "--lane", "gpu.h200", *url, **away, **token)
+    done = on_fleet("pytest", "--fleet", "--lane", "gpu.h200", *url, **away)
     assert done.returncode == 3
     assert "no live worker serves gpu.h200" in done.stdout

@@ -7,6 +7,7 @@ fork server, which watches and ends it, tells how the tests' process ended.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,8 @@ from workers.judge.channel.protocol import Command, Order, Reply, Testing
 _PROGRAM: Final = "workers.testing.sealed"
 REPOSITORY: Final = "repository"
 ORDER: Final = "order.json"
-#: What kernels are given and tests would not expect: how torch takes memory, and what it asks for GPUs.
-_KERNELS_OWN: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK")
+#: What kernels have in their environment and tests would not expect: how torch takes memory, and what it asks for GPUs.
+_NOT_THEIRS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
 class Tester(Harness):
@@ -48,8 +49,9 @@ class Tester(Harness):
         except archive.NotAnArchive as error:
             raise ProblemError(str(error)) from None
         Path(ORDER).write_text(asked.order, encoding="utf-8")
-        for name in _KERNELS_OWN:
-            os.environ.pop(name, None)
+        for name in [name for name in os.environ if name in _NOT_THEIRS or name.startswith("KQUEUE_")]:
+            del os.environ[name]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
         sys.stdout.flush()
         sys.stderr.flush()
         os.set_inheritable(said, True)
