@@ -374,6 +374,8 @@ class Request(_Model):
         sources = [self.kernel] if self.names_problem else [self.problem, self.kernel]
         if any(source.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST) for source in sources):
             raise ValueError("a repository's tests are no kernel: `kqueue pytest --fleet` submits them")
+        if self.backend is Backend.PYTEST and self.settings.examine:
+            raise ValueError("compute-sanitizer and Nsight Compute examine kernels, not a repository's tests")
         return self
 
     @model_validator(mode="after")

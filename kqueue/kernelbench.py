@@ -17,7 +17,7 @@ from statistics import fmean, geometric_mean
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Comparison, Deadlines, Precision, Request, Verdict, parse_request
+from kqueue.contract import KERNEL_BACKENDS, Backend, Comparison, Deadlines, Precision, Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 
@@ -199,11 +199,11 @@ def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, 
 
 
 def _backend(name: object) -> Backend:
-    try:
-        return Backend(str(name).lower())
-    except ValueError:
-        known = ", ".join(Backend)
-        raise InvalidRequest(f"backend: {name!r} cannot be judged here; use one of {known}") from None
+    backend = str(name).lower()
+    if backend not in KERNEL_BACKENDS:
+        known = ", ".join(KERNEL_BACKENDS)
+        raise InvalidRequest(f"backend: {name!r} cannot be judged here; use one of {known}")
+    return Backend(backend)
 
 
 def _precision(name: object) -> Precision:

@@ -34,6 +34,7 @@ _FACTS: Final[dict[str, Any]] = {
     "of": 4,
     "first": [{"index": [0], "expected": 1.0, "got": 2.0}],
     "hack": "decoy",
+    "failed": 2,
     "clocks": {"sm_mhz": 210.0},
 }
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from kqueue import charts, examinations
 from kqueue.charts import Theme
-from kqueue.contract import HASH, Backend, Precision
+from kqueue.contract import HASH, KERNEL_BACKENDS, Precision
 from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
@@ -116,7 +116,7 @@ async def problem(
         request,
         "problem.html",
         asked=asked_for(**filters),
-        choices={"precision": list(Precision), "backend": list(Backend)},
+        choices={"precision": list(Precision), "backend": list(KERNEL_BACKENDS)},
         can_draw=can_draw(),
         **fields,
     )

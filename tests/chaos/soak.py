@@ -39,7 +39,7 @@ from kqueue import Client
 from kqueue.categories import Category
 from kqueue.cli.render import print_table
 from kqueue.config import Config, load
-from kqueue.contract import Backend, Deadlines, Request, Timing
+from kqueue.contract import KERNEL_BACKENDS, Backend, Deadlines, Request, Timing
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.local.process import Child, wait_until_ready
 from kqueue.store.engine import connect, transaction
@@ -185,7 +185,7 @@ def _gallery(lane: str) -> list[Entry]:
     """The entries that are judged, each made quick."""
     from workers.judge.trial.tools import missing
 
-    able = {backend for backend in Backend if not missing(backend)} - {Backend.CPP, Backend.CUDA}
+    able = {backend for backend in KERNEL_BACKENDS if not missing(backend)} - {Backend.CPP, Backend.CUDA}
     left_out = {
         entry.name
         for entry in entries("cpu")

@@ -6,6 +6,7 @@ from typing import Final
 
 from sqlalchemy import and_, false, func, literal_column, select
 
+from kqueue.contract import TESTS_LINE, Backend
 from kqueue.states import EvaluationState
 from kqueue.store.models import Attempt, Evaluation, Kernel, Problem
 
@@ -20,12 +21,15 @@ EXPIRED_INDEXED: Final = and_(EXPIRED, Evaluation.expires_at <= func.now())
 #: True for an evaluation that somebody asked for. The others are the fleet's own (:mod:`kqueue.store.probes`), which
 #: are nobody's: no report counts or lists them, no producer pays for them.
 REAL: Final = Evaluation.probe.is_(False)
-#: True for a problem or kernel, of the statement around it, that no probe is made of. Indexes have the probes.
-REAL_PROBLEM: Final = ~(
-    select(Evaluation.id).where(Evaluation.problem_hash == Problem.hash, Evaluation.probe).correlate(Problem).exists()
+#: True for a problem or kernel, of the statement around it, that no probe is made of, nor tests of a repository.
+#: Indexes have the probes. Of a long source that is not compressed Postgres reads the beginning alone.
+REAL_PROBLEM: Final = and_(
+    ~select(Evaluation.id).where(Evaluation.problem_hash == Problem.hash, Evaluation.probe).correlate(Problem).exists(),
+    func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE,
 )
-REAL_KERNEL: Final = ~(
-    select(Evaluation.id).where(Evaluation.kernel_hash == Kernel.hash, Evaluation.probe).correlate(Kernel).exists()
+REAL_KERNEL: Final = and_(
+    ~select(Evaluation.id).where(Evaluation.kernel_hash == Kernel.hash, Evaluation.probe).correlate(Kernel).exists(),
+    Kernel.backend != Backend.PYTEST,
 )
 #: True for an attempt whose lease has run out.
 OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())
