@@ -371,8 +371,8 @@ class Request(_Model):
 
     @model_validator(mode="after")
     def _tests_are_tests(self) -> Self:
-        sources = [self.kernel] if self.names_problem else [self.problem, self.kernel]
-        if any(source.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST) for source in sources):
+        # A problem may be named by its hash alone: the judge sees whether it is of the same kind.
+        if self.kernel.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST):
             raise ValueError("a repository's tests are no kernel: `kqueue pytest --fleet` submits them")
         if self.backend is Backend.PYTEST and self.settings.examine:
             raise ValueError("compute-sanitizer and Nsight Compute examine kernels, not a repository's tests")

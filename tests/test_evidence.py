@@ -54,6 +54,7 @@ STORED: dict[str, Any] = {
         "basis": "the candidate's own profile",
     },
     "provenance_error": "nothing was recorded",
+    "tests": {"words": '{"at": "renew"}'},
     "sanitized": [
         {
             "tool": "memcheck",

@@ -76,7 +76,9 @@ def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
     Raises:
         OSError: nobody listens.
     """
-    with socket.socket(fileno=os.dup(words)) as target:
-        data = memoryview(line + b"\n")
-        sent = socket.send_fds(target, [data], descriptors) if descriptors else 0
-        target.sendall(data[sent:])
+    left = memoryview(line + b"\n")
+    if descriptors:
+        with socket.socket(fileno=os.dup(words)) as target:
+            left = left[socket.send_fds(target, [left], descriptors) :]
+    while left:
+        left = left[os.write(words, left) :]

@@ -393,8 +393,8 @@ class _Evaluation:
 
     def _read_source(self) -> None:
         """Say what can be said of kernel and problem by reading them."""
+        suite.check(self._request)
         if self._request.backend is Backend.PYTEST:
-            suite.check(self._request)
             return
         source, policy = self._request.kernel, self._settings.policies.findings
         static.check_problem(self._request.problem)

@@ -15,7 +15,7 @@ import time
 from typing import Any, Final
 
 from kqueue.categories import Category
-from kqueue.contract import TESTS_LINE, Outcome, Phase, Request
+from kqueue.contract import TESTS_LINE, Backend, Outcome, Phase, Request
 from kqueue.evidence import Facts, Tests
 from workers.judge.channel.lines import Lines
 from workers.judge.channel.protocol import Order, Tag, Testing
@@ -39,9 +39,10 @@ _ALL_RUN: Final = frozenset({0, 5})
 
 
 def check(request: Request) -> None:
-    """Raise EvaluationEnded if what stands in the problem's place is no repository."""
-    if not request.problem.startswith(TESTS_LINE):
-        raise invalid_problem("the stored problem holds no repository's files")
+    """Raise EvaluationEnded if a repository's files stand in a problem's place for a kernel, or a problem in theirs."""
+    if request.problem.startswith(TESTS_LINE) is not (request.backend is Backend.PYTEST):
+        what = "no repository's files" if request.backend is Backend.PYTEST else "a repository's files, and no problem"
+        raise invalid_problem(f"the stored source holds {what}")
 
 
 class Suite:
