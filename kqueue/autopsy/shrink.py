@@ -428,6 +428,8 @@ def refused(result: Result) -> str | None:
         return "the kernel passed: there is no failure to look into"
     if not result.judged:
         return f"{result.category}: this says nothing about the kernel ({result.message})"
+    if result.evidence.tests is not None:
+        return "it is of a repository's tests, and no kernel: pytest's report has all there is"
     if result.category not in SHRUNK or result.phase in _EARLY:
         return f"{result.category}: inputs and their sizes do not decide this failure; its verdict has all there is"
     return None
