@@ -29,7 +29,8 @@ def pytest(
     fleet: Annotated[bool, typer.Option("--fleet", help="Run the modules on the hosts of a fleet.")] = False,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --fleet: of `kqueue serve`, by default KQUEUE_URL.")
+        str | None,
+        typer.Option(metavar="URL", help="With --fleet: of its `kqueue serve`; the token is KQUEUE_TOKEN."),
     ] = None,
 ) -> None:
     """Run a repository's tests with pytest, each module in a fresh process and CUDA context.

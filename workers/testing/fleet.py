@@ -77,6 +77,7 @@ class Fleet:
         """
         if timeout_s > _MOST_S:
             raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, as others wait for the device")
+        rootdir = rootdir.resolve()
         self._root = repository.find(rootdir)
         self._cwd = cwd.resolve()
         if not self._cwd.is_relative_to(self._root):
@@ -86,7 +87,7 @@ class Fleet:
         self._stored = ""
         self._options = [f"--rootdir={rootdir}"]
         if inifile is not None and inifile.resolve().is_relative_to(self._root):
-            self._options += ["-c", str(inifile)]
+            self._options += ["-c", str(inifile.resolve())]
         self._timeout_s = timeout_s
         self._lane = lane
         self._room = slots or _AT_ONCE
@@ -100,6 +101,7 @@ class Fleet:
     def open(self, order: dict[str, Any], folder: Path) -> None:  # noqa: ARG002
         """Get ready; see :class:`~workers.testing.controller.Host`."""
         options = {name: value for name, value in order["options"].items() if name not in _FOLDERS}
+        options["log_file"] = os.devnull  # it may lie where no test can write
         searched = [path for path in order["searched"] if Path(path).resolve().is_relative_to(self._root)]
         self._order = order | {
             "args": [*self._options, *order["args"]],
@@ -153,10 +155,8 @@ class Fleet:
 
     def close(self) -> None:
         """Cancel what is left, also what was accepted when its submission was broken off."""
-        with (
-            contextlib.suppress(KqueueError),
-            contextlib.closing(self._client),
-        ):  # if it is away, they end by themselves
+        # Where the fleet is away, they end by themselves.
+        with contextlib.suppress(KqueueError), contextlib.closing(self._client):
             for ticket in self._client.batch(self._batch) if self._open else ():
                 if ticket.evaluation_id not in self._over:
                     ticket.cancel()
