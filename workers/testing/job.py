@@ -122,7 +122,7 @@ class Job:
         """Yield what the process has said and was not yielded before, without waiting; end it if it takes too long."""
         for line in self._lines.read():
             with contextlib.suppress(ValueError):  # it died within this line
-                if isinstance(word := json.loads(line or b"0"), dict):
+                if isinstance(word := json.loads(line or b"0"), dict) and isinstance(word.get("at"), str):
                     yield self._noted(word)
         # Now that all it has said is known, however late this process gets to read it.
         if time.monotonic() > self._deadline and not self.overdue and not self._ended:
@@ -172,12 +172,12 @@ class Job:
             self._allow(self._timeout_s)
         elif word["at"] == "finish":
             self._allow(max(self._timeout_s, _AROUND_S))
-        elif word["at"] == "wait" and word["on"]:
+        elif word["at"] == "wait" and word.get("on"):
             self._left_s, self._deadline = self._deadline - time.monotonic(), math.inf
         elif word["at"] == "wait" and self._left_s is not None:
             self._left_s, self._deadline = None, time.monotonic() + self._left_s
         if word["at"] == "gone":
-            self.status = word["status"]
+            self.status = word.get("status")
             self._ended = True
         return word
 
