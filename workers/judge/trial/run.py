@@ -368,6 +368,8 @@ class _Evaluation:
         """Return what the evaluation may have failed for want of, and has when it begins anew."""
         if self._ran_out:
             what = _Scarce.ALL_MEMORY
+        elif self._suite is not None:
+            return None
         elif outcome.category is Category.TIMEOUT and outcome.phase is Phase.CHECK and self._shares_checks:
             what = _Scarce.ALONE  # others' work has taken of its time
         else:
