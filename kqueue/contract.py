@@ -374,8 +374,9 @@ class Request(_Model):
         # A problem may be named by its hash alone: the judge sees whether it is of the same kind.
         if self.kernel.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST):
             raise ValueError("a repository's tests are no kernel: `kqueue pytest --fleet` submits them")
-        if self.backend is Backend.PYTEST and self.settings.examine:
-            raise ValueError("compute-sanitizer and Nsight Compute examine kernels, not a repository's tests")
+        watched = self.settings.examine not in (Examination(), Examination(sanitize=(Sanitizer.MEMCHECK,)))
+        if self.backend is Backend.PYTEST and watched:
+            raise ValueError("a repository's tests can be run under compute-sanitizer's memcheck alone")
         return self
 
     @model_validator(mode="after")

@@ -450,6 +450,8 @@ class Tests(Part):
 
     words: str
     """One JSON object a line, as `workers/testing/child.py` lists them: reports above all."""
+    findings: str | None = _ABSENT
+    """The beginning of what compute-sanitizer wrote. None where it was not asked for."""
 
 
 # The place ---------------------------------------------------------------------------------------------

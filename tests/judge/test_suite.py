@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -174,6 +176,44 @@ def test_a_host_without_pytest_is_no_fault_of_the_tests(monkeypatch: pytest.Monk
     assert tools.missing(tools.Backend.PYTEST) == ["the package pytest is not installed"]
 
 
+TOOL = """#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+echo "========= Invalid __global__ write of size 4 bytes" > "$2"
+shift 2
+exec "$@"
+"""
+
+
+def test_tests_are_watched_by_compute_sanitizer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, judge_environment: None
+) -> None:
+    """A stand-in for it writes what is told; its process ends as the tests' does. Without the tool the fleet failed."""
+    request = asked(tmp_path, "def test_it(): assert 0\n", names=["test_it"], examine={"sanitize": ["memcheck"]})
+    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as name:
+        Path(name).chmod(0o755)
+        tool = Path(name) / "compute-sanitizer"
+        tool.write_text(TOOL)
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{name}{os.pathsep}{os.environ['PATH']}")
+        with Rig() as own:
+            outcome = own.judge(request)
+            tool.unlink()
+            without = own.judge(request)
+    lacking = [
+        measure
+        for measure in ("own_uid", "seccomp", "files", "mounts")
+        if own.forkserver.isolation[measure] is not True
+    ]
+    if lacking:
+        assert outcome.category is Category.JUDGE_ERROR
+        return
+    assert outcome.category is Category.TESTS_FAILED, outcome.message
+    assert outcome.evidence.tests is not None
+    assert outcome.evidence.tests.findings == "========= Invalid __global__ write of size 4 bytes"
+    assert without.category is Category.JUDGE_ERROR
+    assert "compute-sanitizer is not installed" in without.message
+
+
 def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
     """Their sources are told apart by the first line, also where the problem is named by its hash alone."""
     request = asked(tmp_path, "def test_it(): pass\n", names=["test_it"])
@@ -186,6 +226,7 @@ def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
         {"kernel": "class ModelNew: ..."},
         named | {"backend": "torch"},
         {"settings": {"examine": {"profile": True}, "timing": {"enabled": False}}},
+        {"settings": {"examine": {"sanitize": ["racecheck"]}, "timing": {"enabled": False}}},
     ):
         with pytest.raises(InvalidRequest, match="tests"):
             parse_request(dict(request) | wrong)

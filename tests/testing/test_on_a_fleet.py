@@ -275,12 +275,16 @@ def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
     on_fleet.write("large.bin", os.urandom(13 << 20))
     for options, words in (
         ([], "the largest are large.bin (13.0 MiB)"),
-        (["--sanitize"], "leave out --kqueue-fleet"),
         (["--kqueue-timeout", "601"], "at most 600 s"),
+        (["--sanitize", "--lane", "cpu"], "compute-sanitizer needs a GPU"),
     ):
         done = on_fleet("pytest", "--fleet", *options)
         assert done.returncode == 4
         assert words in done.stdout + done.stderr
+    (on_fleet.directory / "large.bin").unlink()
+    done = on_fleet("pytest", "--fleet", "--sanitize")
+    assert done.returncode == 3
+    assert "no live worker serves gpu" in done.stdout
     done = on_fleet("pytest", "--lane", "cpu")
     assert done.returncode == 4
     assert "add --kqueue-fleet" in done.stderr

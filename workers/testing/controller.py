@@ -39,7 +39,7 @@ class Running(Protocol):
 
     Attributes:
         sources: descriptors that can be read when it has said or printed something.
-        sanitized: the file in which compute-sanitizer says what it finds; None without it.
+        sanitized: whether it runs under compute-sanitizer.
         overdue: True once it was ended because a test took too long.
         limit_s: most seconds for that.
         status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and where
@@ -47,10 +47,11 @@ class Running(Protocol):
         why: how it was ended, where no status tells that; else empty.
         unrun: why its tests have not run, for no reason of theirs; else empty. Nothing was heard then.
         last_words: the end of what it has printed.
+        findings: what compute-sanitizer has found, in words.
     """
 
     sources: tuple[int, ...]
-    sanitized: Path | None
+    sanitized: bool
     overdue: bool
     limit_s: float
     status: int | None
@@ -59,6 +60,9 @@ class Running(Protocol):
 
     @property
     def last_words(self) -> str: ...
+
+    @property
+    def findings(self) -> str: ...
 
     def heard(self) -> Iterable[dict[str, Any]]:
         """Yield what it has said and was not yielded before, without waiting."""
@@ -263,7 +267,7 @@ class Controller:
 
     def _show(self, job: Running) -> None:
         printed = job.output()
-        if printed and self._config.getoption("capture") == "no" and job.sanitized is None:
+        if printed and self._config.getoption("capture") == "no" and not job.sanitized:
             sys.stdout.write(printed.decode(errors="replace"))
             sys.stdout.flush()
 
@@ -277,7 +281,7 @@ class Controller:
     # What a job says -------------------------------------------------------------------------------------
 
     def _hear(self, run: _Run, job: Running, word: dict[str, Any]) -> None:
-        if job.sanitized is not None:
+        if job.sanitized:
             return  # the tests have been told of; only the findings count
         try:
             heard = self._checked(run, word)
@@ -365,8 +369,8 @@ class Controller:
         Returns:
             None if all is known of the group; else whether its next process runs under compute-sanitizer.
         """
-        if job.sanitized is not None:
-            self._add_findings(run, job.sanitized, job)
+        if job.sanitized:
+            self._add_findings(run, job)
             self._finish(run)
             return None
         if job.unrun:
@@ -457,8 +461,8 @@ class Controller:
             self._report(run, _report(item, "setup", "failed", why))
             run.held.append(_report(item, "teardown", "passed"))
 
-    def _add_findings(self, run: _Run, log: Path, job: Running) -> None:
-        found = sanitizer.findings(log)
+    def _add_findings(self, run: _Run, job: Running) -> None:
+        found = job.findings
         if job.overdue:
             found = f"(ended after {job.limit_s:g} s)\n{found}"
         for report in run.failed:
@@ -530,6 +534,7 @@ def _host(config: pytest.Config) -> Host:
         inifile=config.inipath,
         cwd=cwd,
         timeout_s=timeout_s,
+        sanitizing=option.kqueue_sanitize,
     )
 
 

@@ -20,7 +20,7 @@ from kqueue.client import Client
 from kqueue.client.remote import RemoteClient
 from kqueue.contract import TESTS_LINE, Backend, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
-from workers.testing import repository, sealed
+from workers.testing import repository, sanitizer, sealed
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
 
@@ -60,6 +60,7 @@ class Fleet:
         inifile: Path | None,
         cwd: Path,
         timeout_s: float,
+        sanitizing: bool,
     ) -> None:
         """Pack the repository's files; the fleet is asked later.
 
@@ -71,10 +72,13 @@ class Fleet:
             inifile: the file of pytest's settings, where there is one.
             cwd: the folder that pytest was started in.
             timeout_s: most seconds for a test.
+            sanitizing: whether tests are to be run under compute-sanitizer.
 
         Raises:
-            ConfigError: no fleet is known, the files are too many or too large, or a limit is too long.
+            ConfigError: no fleet is known, the files are too many or too large, or a limit or the lane does not do.
         """
+        if sanitizing and lane == "cpu":
+            raise ConfigError("--kqueue-sanitize: compute-sanitizer needs a GPU: choose another lane than cpu")
         if timeout_s > _MOST_S:
             raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, as others wait for the device")
         rootdir = rootdir.resolve()
@@ -89,7 +93,7 @@ class Fleet:
         if inifile is not None and inifile.resolve().is_relative_to(self._root):
             self._options += ["-c", str(inifile.resolve())]
         self._timeout_s = timeout_s
-        self._lane = lane
+        self._lane = "gpu" if sanitizing and lane == "auto" else lane
         self._room = slots or _AT_ONCE
         self._batch = f"pytest-{uuid4().hex}"
         #: Groups whose submission has begun and whose end is not known.
@@ -125,13 +129,15 @@ class Fleet:
         Raises:
             KqueueError: the fleet refuses them, or cannot be used.
         """
-        assert not sanitized, "it is refused"
         for item in group.items:
             if not item.path.resolve().is_relative_to(self._root):
                 raise ConfigError(f"{item.path} does not lie in {self._root}, whose files are sent")
-        kernel = TESTS_LINE + json.dumps(self._order | named(group))
+        slower, order = sanitizer.SLOWDOWN if sanitized else 1, self._order | named(group)
+        timeout_s = min(self._timeout_s * slower, _MOST_S)
+        if sanitized:  # all of it is watched, as far as that comes
+            order |= {"renew_s": None, "stacks_s": None}
         fields: dict[str, Any] = {
-            "kernel": kernel,
+            "kernel": TESTS_LINE + json.dumps(order),
             "backend": Backend.PYTEST,
             "lane": self._lane,
             "problem_label": self._root.name[:_LABEL] or None,
@@ -140,12 +146,13 @@ class Fleet:
             "reuse": False,
             "settings": {
                 "timing": {"enabled": False},
-                "deadlines": {"load_s": _MOST_S, "check_s": self._timeout_s},
+                "examine": {"sanitize": ["memcheck"] if sanitized else []},
+                "deadlines": {"load_s": _MOST_S, "check_s": timeout_s},
                 "limits": {"output_bytes": 1 << 30, "processes": 4096},
             },
         }
         self._open += 1
-        return Evaluation(self._submit(fields), self._root, self._timeout_s)
+        return Evaluation(self._submit(fields), self._root, timeout_s, sanitized=sanitized)
 
     def over(self, job: Evaluation) -> None:
         """Take note of a group's end."""
@@ -184,17 +191,19 @@ class Evaluation:
         cancelled: True once it was told to end.
     """
 
-    sanitized: Path | None = None
     sources = ()
 
-    def __init__(self, ticket: Ticket, root: Path, timeout_s: float) -> None:
+    def __init__(self, ticket: Ticket, root: Path, timeout_s: float, *, sanitized: bool) -> None:
         """Wait for a submitted evaluation.
 
         Args:
             ticket: the evaluation's.
             root: the repository's folder here.
             timeout_s: most seconds for a test.
+            sanitized: whether it runs under compute-sanitizer.
         """
+        self.sanitized = sanitized
+        self.findings = ""
         self.ticket = ticket
         self.cancelled = False
         self.overdue = False
@@ -240,8 +249,10 @@ class Evaluation:
         log = _THERE.sub(str(self._root), verdict.log)
         self._printed, self.last_words = log.encode(), without_frames(log)
         if verdict.blame in (Blame.FLEET, Blame.NOBODY):
-            self.unrun = f"{verdict.category}: {verdict.message}"
+            self.unrun = self.findings = f"{verdict.category}: {verdict.message}"
             return
+        if verdict.evidence.tests is not None:
+            self.findings = sanitizer.shown(verdict.evidence.tests.findings or "")
         self._words = _words(verdict)
         status = verdict.facts.status
         if verdict.category in (Category.PASSED, Category.TESTS_FAILED):

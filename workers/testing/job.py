@@ -21,6 +21,7 @@ from workers.judge.channel.lines import Lines
 from workers.judge.sandbox.seal import private_directories
 from workers.testing import keeper
 from workers.testing.groups import Group, Order, named
+from workers.testing.sanitizer import findings
 
 #: How much is read at once, and how much of the last output is kept, in bytes.
 _READ_BYTES: Final = 1 << 20
@@ -41,7 +42,7 @@ class Job:
     """A process with tests on this host, and its keeper.
 
     Attributes:
-        sanitized: the file in which compute-sanitizer says what it finds; None without it.
+        sanitized: whether it runs under compute-sanitizer.
         overdue: True once it was ended because it took too long.
         limit_s: most seconds for what it does now, waiting for its device left out.
         status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and if it
@@ -89,14 +90,15 @@ class Job:
         self._tail = bytearray()
         self._scratch = folder / "scratch"
         self._scratch.mkdir(parents=True)
-        self.sanitized = self._scratch / "sanitizer" if sanitizer else None
+        self.sanitized = bool(sanitizer)
+        self._found = self._scratch / "sanitizer"
         heard, says = socket.socketpair()
         self._printed, prints = os.pipe2(os.O_CLOEXEC)
         self._lines = Lines(heard)
         self.sources = (self._lines.fileno(), self._printed)
         file = self._scratch / "order.json"
         Order(**order, **named(group), basetemp=str(folder / "pytest"), locks=[str(lock)]).write(file)
-        program = [word.replace("%s", str(self.sanitized)) for word in sanitizer]
+        program = [word.replace("%s", str(self._found)) for word in sanitizer]
         program += [sys.executable, "-P", "-m", "workers.testing.child", str(file), str(says.fileno())]
         try:
             self._keeper = subprocess.Popen(
@@ -135,6 +137,11 @@ class Job:
         self._tail += chunk
         del self._tail[:-_KEPT_BYTES]
         return chunk
+
+    @property
+    def findings(self) -> str:
+        """What compute-sanitizer has found."""
+        return findings(self._found)
 
     @property
     def last_words(self) -> str:

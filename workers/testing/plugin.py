@@ -101,10 +101,6 @@ def _check(config: pytest.Config) -> None:
             "pytest-cov does not see into the processes of --kqueue: add --no-cov, and measure with `coverage run -m"
             " pytest` and coverage's setting `patch = subprocess`"
         )
-    if config.getoption("kqueue_fleet") and config.getoption("kqueue_sanitize"):
-        raise pytest.UsageError(
-            "--kqueue-sanitize runs tests under compute-sanitizer on this host alone: leave out --kqueue-fleet"
-        )
     if not config.getoption("kqueue_fleet") and (config.option.kqueue_url or config.option.kqueue_lane != "auto"):
         raise pytest.UsageError("--kqueue-url and --kqueue-lane say which fleet runs the tests: add --kqueue-fleet")
     if sys.platform != "linux":

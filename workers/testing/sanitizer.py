@@ -33,9 +33,14 @@ def command() -> list[str]:
 def findings(log: Path) -> str:
     """Return what compute-sanitizer has written, shortened."""
     try:
-        text = log.read_text(errors="replace").strip()
+        return shown(log.read_text(errors="replace"))
     except OSError:
-        text = ""
+        return shown("")
+
+
+def shown(text: str) -> str:
+    """Return what compute-sanitizer has written as a report shows it."""
+    text = text.strip()
     if not text:
         return "it wrote nothing"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}\n... and {len(text) - _SHOWN} characters more"

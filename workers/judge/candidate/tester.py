@@ -14,12 +14,15 @@ from typing import Final
 
 from workers.judge.candidate import archive, started
 from workers.judge.candidate.harness import Harness, ProblemError
+from workers.judge.channel import lines
 from workers.judge.channel.protocol import Command, Order, Reply, Testing
 
 #: The program's module; the folder of the repository and the file of the order in its working directory.
 _PROGRAM: Final = "workers.testing.sealed"
 REPOSITORY: Final = "repository"
 ORDER: Final = "order.json"
+#: What compute-sanitizer writes. The judge reads it by a descriptor, which comes before all others.
+_LOG: Final = "tool.log"
 #: What kernels have in their environment and tests would not expect: how torch takes memory, and what it asks for GPUs.
 _NOT_THEIRS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
@@ -54,6 +57,10 @@ class Tester(Harness):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
         sys.stdout.flush()
         sys.stderr.flush()
-        os.set_inheritable(said, True)
         program = started.words(_PROGRAM, str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY), str(said))
+        if asked.sanitizer:
+            log = str(Path.cwd() / _LOG)
+            lines.say(said, b"", (os.open(log, os.O_RDWR | os.O_CREAT, 0o600),))
+            program = [asked.sanitizer, "--tool", "memcheck", "--log-file", log, *program]
+        os.set_inheritable(said, True)
         os.execv(program[0], program)  # noqa: S606 -- the seal stays; the channel closes, which tells the judge

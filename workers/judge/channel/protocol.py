@@ -598,10 +598,12 @@ class Testing:
     Attributes:
         archive: the repository's files (:mod:`workers.judge.candidate.archive`).
         order: which tests, and how: JSON, for the program that runs them (:mod:`workers.testing.sealed`).
+        sanitizer: where compute-sanitizer is, which is to watch the program; empty for no such.
     """
 
     archive: str
     order: str
+    sanitizer: str
 
 
 @dataclass(frozen=True, slots=True)

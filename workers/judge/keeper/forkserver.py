@@ -86,7 +86,10 @@ _HARNESSES: Final = {
     Role.COMPILED: reference.ReferenceHarness,
     Role.EXAMINED: examiner.Examiner,
     Role.TESTS: tester.Tester,
+    Role.WATCHED: tester.Tester,
 }
+#: Roles whose program a tool watches.
+_BELOW_A_TOOL: Final = frozenset({Role.EXAMINED, Role.WATCHED})
 #: Ends that the log does not tell, and those that are the host's trouble.
 _QUIET_ENDS: Final = frozenset({End.STOPPED, End.EXITED})
 _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
@@ -493,7 +496,7 @@ class ForkServer:
         Raises:
             OSError: this host does not have them.
         """
-        if role is not Role.EXAMINED:
+        if role not in _BELOW_A_TOOL:
             return self._ground.means
         if isinstance(self._ground.examining, str):
             raise OSError(self._ground.examining)

@@ -39,6 +39,8 @@ class Role(StrEnum):
     """A kernel with its problem, in a program that a tool watches."""
     TESTS = "tests"
     """Tests of a repository, in a program of their own."""
+    WATCHED = "watched"
+    """The same, below a tool that watches them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,7 @@ class Processes:
 
     def begin_tests(self) -> SealedProcess:
         """Fork the process that runs tests of a repository; it waits."""
-        return self._fork(self._profile(Role.TESTS))
+        return self._fork(self._profile(Role.WATCHED if self._settings.examine else Role.TESTS))
 
     def stop_others(self) -> None:
         """End all but the candidate and the reference, which is held to its share of memory."""

@@ -784,7 +784,7 @@ class _Evaluation:
         outcome = killed.settle(outcome, reports.values(), alone=self._place.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
         lacks = self._lacks(outcome)
-        if self._settings.examine and lacks is None and examine.is_worthwhile(outcome):
+        if self._suite is None and self._settings.examine and lacks is None and examine.is_worthwhile(outcome):
             self._examine()
         if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
             self._processes.begin_next()

@@ -20,10 +20,12 @@ from kqueue.evidence import Facts, Tests
 from workers.judge.channel.lines import Lines
 from workers.judge.channel.protocol import Order, Tag, Testing
 from workers.judge.ending import EvaluationEnded
+from workers.judge.host import toolchain
 from workers.judge.keeper.control import End
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial.blame import invalid_problem
 
+_SANITIZER: Final = "compute-sanitizer"
 #: The most seconds for one evaluation: others wait no longer for the device (:data:`kqueue.limits.GPU_WAIT_S`).
 _MOST_S: Final = 840.0
 #: Seconds beyond a test's limit, in which its process shows where it is.
@@ -32,6 +34,8 @@ _GRACE_S: Final = 2.0
 _MOST_BYTES: Final = 2 << 20
 #: The end of what pytest has captured that is kept, in bytes of each file.
 _CAPTURED_BYTES: Final = 16 << 10
+#: What is kept of what compute-sanitizer has written, in bytes.
+_FOUND_BYTES: Final = 16 << 10
 #: Seconds between two looks at the clock.
 _LOOK_S: Final = 0.25
 #: pytest's exit statuses where all was run: the tests passed, and there was none.
@@ -53,8 +57,19 @@ class Suite:
     """
 
     def __init__(self, process: SealedProcess, request: Request) -> None:
-        """Run nothing yet."""
+        """Run nothing yet.
+
+        Raises:
+            EvaluationEnded: ``judge_error``: this host has no compute-sanitizer, which is asked for.
+        """
         self.log = ""
+        self._sanitizer = ""
+        self._found: str | None = None
+        if request.settings.examine:
+            self._sanitizer = toolchain.program(_SANITIZER) or ""
+            if not self._sanitizer:
+                lacks = f"{_SANITIZER} is not installed on this host: it comes with the CUDA toolkit"
+                raise EvaluationEnded(Category.JUDGE_ERROR, lacks, Phase.PREPARE, missing=[lacks])
         self._process = process
         self._request = request
         self._deadlines = request.settings.deadlines
@@ -67,7 +82,7 @@ class Suite:
     @property
     def evidence(self) -> dict[str, Any]:
         """The fields of :class:`~kqueue.evidence.Evidence`."""
-        return {"tests": Tests(words="\n".join(self._said)).model_dump()}
+        return {"tests": Tests(words="\n".join(self._said), findings=self._found).model_dump()}
 
     def run(self) -> Outcome:
         """Run the tests to the end of their process. They use the device meanwhile.
@@ -89,7 +104,11 @@ class Suite:
             for line in lines.read():
                 self._note(line)
             report = process.stop()
-            self.log = "\n".join(filter(None, map(_end_of, lines.descriptors)))
+            captured = lines.descriptors
+            if self._sanitizer:
+                self._found = "".join(_read(log, _FOUND_BYTES, at_end=False) for log in captured[:1])
+                captured = captured[1:]
+            self.log = "\n".join(filter(None, (_read(one, _CAPTURED_BYTES, at_end=True) for one in captured)))
             if lines.too_many:
                 raise EvaluationEnded(
                     Category.OUTPUT_LIMIT,
@@ -113,7 +132,7 @@ class Suite:
 
     def _begin(self, words: socket.socket) -> None:
         self._enter(Phase.LOAD, self._deadlines.load_s)
-        asked = Testing(self._request.problem, self._request.kernel.removeprefix(TESTS_LINE))
+        asked = Testing(self._request.problem, self._request.kernel.removeprefix(TESTS_LINE), self._sanitizer)
         try:
             self._process.become(Order.TEST, asked, words.fileno())
         except EvaluationEnded as ended:
@@ -150,13 +169,13 @@ class Suite:
                 pass
 
 
-def _end_of(descriptor: int) -> str:
-    """Return the end of what a file holds; of anything but a file, which reading may wait for, nothing."""
+def _read(descriptor: int, most: int, *, at_end: bool) -> str:
+    """Return the beginning or the end of what a file holds; of anything else, which reading may wait for, nothing."""
     try:
         held = os.fstat(descriptor)
         if not stat.S_ISREG(held.st_mode):
             return ""
-        data = os.pread(descriptor, _CAPTURED_BYTES, max(0, held.st_size - _CAPTURED_BYTES))
+        data = os.pread(descriptor, most, max(0, held.st_size - most) if at_end else 0)
     except OSError:  # such as one that cannot be read
         return ""
     return data.decode(errors="replace").strip()
