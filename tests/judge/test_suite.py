@@ -137,6 +137,15 @@ def test_paths_are_the_sender_s(rig: Rig, tmp_path: Path) -> None:
     assert outcome.facts.failed == 1
 
 
+def test_a_process_that_says_nothing_more_is_waited_for(rig: Rig, tmp_path: Path) -> None:
+    """Whoever closes all descriptors has told of no end, and is believed no pass; the judge does not spin meanwhile."""
+    body = "import os, time\ndef test_it():\n    os.closerange(3, 1024)\n    time.sleep(2)\n    os._exit(0)\n"
+    outcome = rig.judge(asked(tmp_path, body, names=["test_it"]))
+    assert outcome.category is Category.CRASHED
+    assert outcome.evidence.cpu_s is not None
+    assert outcome.evidence.cpu_s["judge"] < 1.5
+
+
 def test_nobody_speaks_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, judge_environment: None) -> None:
     """A process that says again and again that a test begins has no more than its share of the time."""
     monkeypatch.setattr(suite, "_MOST_S", 4.0)

@@ -18,6 +18,7 @@ class Lines:
     Attributes:
         descriptors: those that were sent.
         nbytes: how much was said.
+        ended: True once nobody can say anything more.
     """
 
     def __init__(self, source: socket.socket, most: float = float("inf")) -> None:
@@ -30,6 +31,7 @@ class Lines:
         source.setblocking(False)
         self.descriptors: list[int] = []
         self.nbytes = 0
+        self.ended = False
         self._source = source
         self._most = most
         self._rest = b""
@@ -50,13 +52,16 @@ class Lines:
                 data, descriptors, _, _ = socket.recv_fds(
                     self._source, _READ_BYTES, 2 * _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
                 )
-            except (BlockingIOError, ConnectionResetError):
+            except BlockingIOError:
                 return
+            except ConnectionResetError:
+                data, descriptors = b"", []
             kept = _MOST_DESCRIPTORS - len(self.descriptors)
             self.descriptors += descriptors[:kept]
             for descriptor in descriptors[kept:]:
                 os.close(descriptor)
             if not data:
+                self.ended = True
                 return
             self.nbytes += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")

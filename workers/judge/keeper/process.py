@@ -341,9 +341,9 @@ class SealedProcess:
         if isinstance(reply, Reply):
             raise self._raised(reply)
 
-    def ends(self, words: socket.socket, seconds: float) -> bool:
+    def ends(self, seconds: float, *words: socket.socket) -> bool:
         """Wait up to ``seconds`` for words of the program that it has become; return whether it has ended."""
-        return self._control in _readable(seconds, words, self._control)
+        return self._control in _readable(seconds, *words, self._control)
 
     def answered(self, seconds: float = 0) -> bool:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""

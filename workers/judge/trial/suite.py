@@ -98,7 +98,7 @@ class Suite:
             self._until = time.monotonic() + _MOST_S
             with theirs:
                 self._begin(theirs)
-            while not process.ends(ours, _LOOK_S) and not lines.too_many:
+            while not process.ends(_LOOK_S, *(() if lines.ended else (ours,))) and not lines.too_many:
                 for line in lines.read():
                     self._note(line)
             for line in lines.read():
