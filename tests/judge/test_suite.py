@@ -16,6 +16,7 @@ from kqueue.contract import MAX_SOURCE_BYTES, TESTS_LINE, Outcome, Request, pars
 from kqueue.errors import InvalidRequest
 from tests.judge.rig import Rig
 from workers.judge.candidate.archive import NotAnArchive, pack, unpack
+from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import suite, tools
 
 ROOT = "/home/sender/project"
@@ -162,6 +163,25 @@ def test_it(request):
     with Rig() as own:
         outcome = own.judge(asked(tmp_path, module, names=["test_it"]))
     assert outcome.category is Category.TIMEOUT
+    assert "4 s together" in outcome.message
+
+
+def test_nobody_takes_much_more_of_a_gpu_than_is_booked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, judge_environment: None
+) -> None:
+    """What this place holds grows beyond the share: the tests are ended, and not for a fault of the fleet."""
+    begin = suite.Suite.__init__
+    holds = iter([5 << 30, 6 << 30])
+
+    def begun(own: suite.Suite, process: SealedProcess, request: Request, *_: object) -> None:
+        begin(own, process, request, 1 << 30, lambda: next(holds, 9 << 30))
+
+    monkeypatch.setattr(suite.Suite, "__init__", begun)
+    with Rig() as own:
+        outcome = own.judge(asked(tmp_path, "import time\ndef test_it(): time.sleep(1000)\n", names=["test_it"]))
+    assert outcome.category is Category.GPU_OUT_OF_MEMORY
+    assert (outcome.facts.held_bytes, outcome.facts.allowed_bytes) == (4 << 30, 1 << 30)
+    assert outcome.blame is Blame.CANDIDATE
 
 
 @pytest.mark.parametrize("archive", ["no base64", "aGVsbG8="], ids=["text", "no archive"])

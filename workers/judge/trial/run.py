@@ -81,6 +81,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MUCH_BYTES: Final = 256 << 20
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
+#: Ends of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
+_OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
 #: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
 _ROOM_BYTES: Final = 64 << 20
 
@@ -229,7 +231,7 @@ class _Evaluation:
 
         All processes of the evaluation are gone: what it had booked must be free, or others hold it.
         """
-        if outcome.category is not Category.GPU_OUT_OF_MEMORY or self._booking is None:
+        if outcome.category is not Category.GPU_OUT_OF_MEMORY or self._booking is None or self._suite is not None:
             return outcome
         assert self._processes.candidate is not None
         try:
@@ -370,8 +372,8 @@ class _Evaluation:
             what = _Scarce.ALL_MEMORY
         elif self._suite is not None:
             return None
-        elif outcome.category is Category.TIMEOUT and outcome.phase is Phase.CHECK and self._shares_checks:
-            what = _Scarce.ALONE  # others' work has taken of its time
+        elif outcome.category in _OVERDUE and outcome.phase is not Phase.TIME and "untimed_check" in self._steps.begun:
+            what = _Scarce.ALONE  # others' work has taken of its time, or of the reference's
         else:
             return None
         return None if what in self._granted else what
@@ -379,7 +381,8 @@ class _Evaluation:
     def _run_tests(self) -> Outcome:
         """Run tests of a repository. What they take of the GPU's memory nobody knows: a place's share is booked."""
         self._book(plan.of_first_draw(**self._whole, alone=False))
-        self._suite = suite.Suite(self._processes.begin_tests(), self._request)
+        held = partial(health.held_bytes, self._place.device) if self._place.on_gpu else lambda: None
+        self._suite = suite.Suite(self._processes.begin_tests(), self._request, self._plan.total, held)
         with self._steps.untimed("tests"), self._steps.backstop(Phase.CHECK):
             return self._suite.run()
 

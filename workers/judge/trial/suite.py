@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from kqueue.categories import Category
@@ -26,8 +27,9 @@ from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial.blame import invalid_problem
 
 _SANITIZER: Final = "compute-sanitizer"
-#: The most seconds for one evaluation: others wait no longer for the device (:data:`kqueue.limits.GPU_WAIT_S`).
-_MOST_S: Final = 840.0
+#: The most seconds for one evaluation: who waits for the device waits for others that are before it too, and for all of
+#: them :data:`kqueue.limits.GPU_WAIT_S`.
+_MOST_S: Final = 720.0
 #: Seconds beyond a test's limit, in which its process shows where it is.
 _GRACE_S: Final = 2.0
 #: The most that is kept of what pytest says, in bytes. An honest process has others do the rest of its tests before.
@@ -36,8 +38,11 @@ _MOST_BYTES: Final = 2 << 20
 _CAPTURED_BYTES: Final = 16 << 10
 #: What is kept of what compute-sanitizer has written, in bytes.
 _FOUND_BYTES: Final = 16 << 10
-#: Seconds between two looks at the clock.
+#: Seconds between two looks at the clock, and at the GPU's memory.
 _LOOK_S: Final = 0.25
+_MEMORY_S: Final = 1.0
+#: What tests may take of a GPU's memory beyond what is booked before they are ended, in bytes: their context, and more.
+_SLACK_BYTES: Final = 2 << 30
 #: pytest's exit statuses where all was run: the tests passed, and there was none.
 _ALL_RUN: Final = frozenset({0, 5})
 
@@ -56,8 +61,14 @@ class Suite:
         log: the end of what they printed, captured by pytest.
     """
 
-    def __init__(self, process: SealedProcess, request: Request) -> None:
+    def __init__(self, process: SealedProcess, request: Request, booked: int, held: Callable[[], int | None]) -> None:
         """Run nothing yet.
+
+        Args:
+            process: the process.
+            request: asks for the tests.
+            booked: what they may take of the GPU's memory, in bytes.
+            held: tells what this place holds of it, in bytes; None where that is not known.
 
         Raises:
             EvaluationEnded: ``judge_error``: this host has no compute-sanitizer, which is asked for.
@@ -72,12 +83,16 @@ class Suite:
                 raise EvaluationEnded(Category.JUDGE_ERROR, lacks, Phase.PREPARE, missing=[lacks])
         self._process = process
         self._request = request
+        self._booked = booked
+        self._held = held
+        self._held_before = held() or 0
+        self._held_more = 0
         self._deadlines = request.settings.deadlines
         self._said: list[str] = []
         self._failed = 0
         self._renewed = False
         self._end: int | None = None
-        self._until = 0.0
+        self._until = self._look_at = 0.0
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -101,6 +116,8 @@ class Suite:
             while not process.ends(_LOOK_S, *(() if lines.ended else (ours,))) and not lines.too_many:
                 for line in lines.read():
                     self._note(line)
+                if self._takes_too_much():
+                    break
             for line in lines.read():
                 self._note(line)
             report = process.stop()
@@ -109,13 +126,11 @@ class Suite:
                 self._found = "".join(_read(log, _FOUND_BYTES, at_end=False) for log in captured[:1])
                 captured = captured[1:]
             self.log = "\n".join(filter(None, (_read(one, _CAPTURED_BYTES, at_end=True) for one in captured)))
-            if lines.too_many:
-                raise EvaluationEnded(
-                    Category.OUTPUT_LIMIT,
-                    f"pytest's reports of these tests have more than {_MOST_BYTES} bytes",
-                    process.phase,
-                    reason=End.OUTPUT,
-                )
+            too_many = lines.too_many
+        if too_many:
+            message = f"pytest's reports of these tests have more than {_MOST_BYTES} bytes"
+            raise EvaluationEnded(Category.OUTPUT_LIMIT, message, process.phase, reason=End.OUTPUT)
+        self._enforce_limits(report.reason)
         if report.reason is not End.EXITED or report.status is None or not os.WIFEXITED(report.status):
             raise process.died()
         status = os.WEXITSTATUS(report.status)
@@ -129,6 +144,29 @@ class Suite:
                 facts=Facts(failed=self._failed),
             )
         return Outcome(category=Category.PASSED, message="the tests passed")
+
+    def _takes_too_much(self) -> bool:
+        """Return whether tests hold much more of the GPU's memory than is booked: others may have booked that."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _MEMORY_S
+            self._held_more = (self._held() or 0) - self._held_before
+        return self._held_more > self._booked + _SLACK_BYTES
+
+    def _enforce_limits(self, reason: End) -> None:
+        """Raise EvaluationEnded if the tests were ended for what they took of the device."""
+        if self._held_more > self._booked + _SLACK_BYTES:
+            raise EvaluationEnded(
+                Category.GPU_OUT_OF_MEMORY,
+                f"the tests held {self._held_more} bytes of the GPU's memory, of which {self._booked} are their share",
+                self._process.phase,
+                held_bytes=self._held_more,
+                allowed_bytes=self._booked,
+            )
+        if reason is End.DEADLINE and time.monotonic() >= self._until:
+            died = self._process.died().outcome
+            message = f"the tests of one process may take {_MOST_S:g} s together, imports and collection included"
+            raise EvaluationEnded(died.category, message, died.phase, **died.facts.model_dump())
 
     def _begin(self, words: socket.socket) -> None:
         self._enter(Phase.LOAD, self._deadlines.load_s)
