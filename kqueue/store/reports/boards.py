@@ -433,14 +433,23 @@ def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[
 def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profiled]:
     """Return the last profile of each kernel of a problem, the latest first, on the device of the very last one."""
     profile: Any = Verdict.evidence["profile"]
+    # Chosen before anybody looks into the evidence, which is large.
+    latest = (
+        select(Verdict.evaluation_id)
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .where(Evaluation.problem_hash == problem_hash, PROFILED, REAL)
+        .order_by(Verdict.finished_at.desc(), Evaluation.id)
+        .limit(_PROFILES)
+        .subquery()
+    )
     query = (
         select(Evaluation.id, Evaluation.kernel_hash, Evaluation.kernel_label, profile, Environment.device)
+        .join(latest, latest.c.evaluation_id == Evaluation.id)
         .join(Verdict, Verdict.evaluation_id == Evaluation.id)
         .join(Attempt, Attempt.id == Verdict.attempt_id)
         .join(Environment, Environment.hash == Attempt.environment_hash)
-        .where(Evaluation.problem_hash == problem_hash, PROFILED, profile["by"].astext == "ncu", REAL)
+        .where(profile["by"].astext == "ncu")
         .order_by(Verdict.finished_at.desc(), Evaluation.id)
-        .limit(_PROFILES)
     )
     with transaction(engine) as connection:
         rows = connection.execute(query).all()
