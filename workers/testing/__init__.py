@@ -4,6 +4,7 @@
 :mod:`~workers.testing.plugin`      the options, and what the controlling pytest does with them
 :mod:`~workers.testing.groups`      which tests share a process, and what is told of them
 :mod:`~workers.testing.controller`  runs groups side by side, and hands their reports to pytest
+:mod:`~workers.testing.claims`      what a process says, checked before pytest is told of it
 :mod:`~workers.testing.places`      this host: GPUs and slots, and their locks, which a fleet here shares
 :mod:`~workers.testing.job`         one process of tests here: its start, its messages, its end
 :mod:`~workers.testing.keeper`      the process between: it ends a job's process with all that it started

@@ -10,7 +10,7 @@ capture    the files in which pytest captures output come beside it
 start      a test begins: ``nodeid``, ``location``
 report     ``data``: the report of a phase, as pytest makes it for other processes
 finish     a test is over: ``nodeid``, ``location``
-warning    a warning that a test caused: ``nodeid``, ``location``, ``warning``
+warning    a warning that a test caused: ``nodeid``, ``warning``
 wait       ``on``: whether it waits for the device, which a fleet uses
 lost       ``words``: why no test can be run
 renew      the tests that are left need another process: a CUDA context is broken, or this one has had its share
@@ -27,6 +27,7 @@ import contextlib
 import faulthandler
 import fcntl
 import json
+import linecache
 import math
 import os
 import signal
@@ -242,17 +243,20 @@ class _Child:
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
         self.say("finish", nodeid=nodeid, location=location)
 
-    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str) -> None:
         if when == "runtest":  # others were seen when the controlling pytest collected
-            kind = warning_message.category
+            kind, source = warning_message.category, warning_message.line
+            if source is None:  # the controlling pytest, which prints it, opens no file by a name that it is told
+                source = linecache.getline(warning_message.filename, warning_message.lineno)
             warning = {
                 "module": kind.__module__,
                 "name": kind.__qualname__,
                 "words": str(warning_message.message),
                 "file": warning_message.filename,
                 "line": warning_message.lineno,
+                "source": source,
             }
-            self.say("warning", nodeid=nodeid, location=location, warning=warning)
+            self.say("warning", nodeid=nodeid, warning=warning)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if isinstance(excinfo.value, pytest.exit.Exception):

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, cast
 import pytest
 
 from kqueue.errors import KqueueError
-from workers.testing import sanitizer
+from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
 
 #: Seconds between two looks at jobs that say nothing.
@@ -29,7 +28,6 @@ _LOOK_S: Final = 0.2
 _PLAIN: Final = (bool, int, float, str, type(None))
 
 _Phase = Literal["setup", "call", "teardown"]
-_PHASES: Final = ("setup", "call", "teardown")
 #: pytest's exit status where not all could be run for other reasons than the tests'.
 _INTERNAL_ERROR: Final = 3
 
@@ -308,8 +306,7 @@ class Controller:
                 run.finished += 1
                 self._taken(run, heard.nodeid)
             case "warning":
-                given = {"when": "runtest", "nodeid": word["nodeid"], "location": word["location"]}
-                self._tell(run, lambda: _warn(hook, heard, given))
+                self._tell(run, lambda: hook.pytest_warning_recorded.call_historic(kwargs=heard))
             case "stop":
                 self._let_go(run)
                 self._flush(run)
@@ -333,19 +330,25 @@ class Controller:
             case {"at": "start" | "finish", "nodeid": name}:
                 return _named(run, name)
             case {"at": "report", "data": data}:
-                given = {"config": self._config, "data": _with_tuples(data)}
+                given = {"config": self._config, "data": claims.with_tuples(data)}
                 report = self._config.hook.pytest_report_from_serializable(**given)
                 report.location = _named(run, report.nodeid).location
-                if report.when not in _PHASES or report.outcome not in ("passed", "failed", "skipped"):
-                    raise ValueError("a report of no test")
+                claims.check_report(report)
                 return report
-            case {"at": "warning", "warning": {"module": str(), "name": str(), "words": str()} as warning}:
-                return warning
-            case {"at": "stop", "how": str(), "reason": str(), "status": int() | None}:
+            case {"at": "warning", "nodeid": name, "warning": dict(warning)}:
+                return {
+                    "warning_message": claims.warning(cast("dict[str, Any]", warning)),
+                    "when": "runtest",
+                    "nodeid": _named(run, name).nodeid,
+                    "location": None,
+                }
+            case {"at": "stop", "how": str(), "reason": str(), "status": status} if status is None or claims.is_number(
+                status
+            ):
                 return None
             case {"at": "lost", "words": str(words)}:
                 return words
-            case {"at": "end", "status": int(), "enough": bool(), "fault": str()}:
+            case {"at": "end", "status": status, "enough": bool(), "fault": str()} if claims.is_number(status):
                 return word
             case {"at": "start" | "finish" | "report" | "warning" | "stop" | "lost" | "end" as at}:
                 raise ValueError(f"a word {at!r} that lacks something")
@@ -554,17 +557,6 @@ def _report(
     return pytest.TestReport(item.nodeid, item.location, keywords, outcome, text, phase, start=now, stop=now)
 
 
-def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a report's data with tuples where reports have some, which JSON has made lists."""
-    changed = dict(data)
-    for name in ("location", "longrepr"):
-        if isinstance(data.get(name), list):
-            changed[name] = tuple(data[name])
-    for name in ("sections", "user_properties"):
-        changed[name] = [tuple(pair) for pair in data.get(name) or ()]
-    return changed
-
-
 def _end_in_words(status: int) -> str:
     if status >= 0:
         return f"ended with exit status {status}, before pytest was done or after"
@@ -576,10 +568,3 @@ def _end_in_words(status: int) -> str:
 
 def _and_said(why: str, job: Running) -> str:
     return f"{why}\n{job.last_words}".rstrip()
-
-
-def _warn(hook: Any, warning: dict[str, Any], given: dict[str, Any]) -> None:
-    """Tell pytest's plugins of a warning that another process has caught."""
-    kind = cast("type[Warning]", type(warning["name"], (Warning,), {"__module__": warning["module"]}))
-    message = warnings.WarningMessage(kind(warning["words"]), kind, warning["file"], warning["line"])
-    hook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **given})

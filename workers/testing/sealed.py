@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from workers.judge.host import linux
 from workers.testing import child
@@ -29,11 +30,9 @@ def main(file: str, repository: str, said: str) -> int:
         said: the number of the socket on which is said what happens.
     """
     linux.set_name("kq-tests")
-    text = Path(file).read_text(encoding="utf-8")
-    root = json.loads(text)[ROOT]
-    here, there = (json.dumps(path)[1:-1] for path in (repository, root))
-    asked = json.loads(re.sub(re.escape(there) + r"(?![\w.-])", lambda _: here, text))
-    del asked[ROOT]
+    asked = json.loads(Path(file).read_text(encoding="utf-8"))
+    root = asked.pop(ROOT)
+    asked = moved(asked, root, repository)
     os.environ.update(asked.pop(ENVIRONMENT))
     # Git keeps no empty folder.
     started_in = Path(repository, asked.pop(STARTED_IN))
@@ -42,3 +41,20 @@ def main(file: str, repository: str, said: str) -> int:
     asked["searched"] = [path for path in asked["searched"] if Path(path).is_dir()] + sys.path
     asked["paths"] = (repository, root)
     return child.main(Order(**asked, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
+
+
+def moved(value: Any, there: str, here: str) -> Any:
+    """Return a value with a folder in the place of another, wherever a text names it or what lies in it.
+
+    It may stand within an option or a test's name. A path of other folders may hold the same words: ``/app`` is not
+    meant by ``backend/app``.
+    """
+    match value:
+        case str():
+            return re.sub(rf"(?<![\w./]){re.escape(there)}(?![\w.-])", lambda _: here, value)
+        case dict():
+            return {name: moved(inner, there, here) for name, inner in cast("dict[str, Any]", value).items()}
+        case list():
+            return [moved(inner, there, here) for inner in cast("list[Any]", value)]
+        case _:
+            return value

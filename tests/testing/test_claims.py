@@ -1,0 +1,187 @@
+"""What is believed of a process of tests: no word of it ends the run, or opens a file here, or commands a terminal."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from workers.testing import claims, sealed
+from workers.testing.controller import Controller, Running, _Run
+from workers.testing.groups import Group
+
+WARNING = {"module": "builtins", "name": "UserWarning", "words": "careful", "file": "f.py", "line": 3, "source": "x()"}
+
+
+@pytest.fixture
+def hear(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], _Run]:
+    """Have a controlling pytest hear a word about this test, and return what it knows then."""
+    controller = Controller.__new__(Controller)
+    hook = SimpleNamespace(
+        pytest_report_from_serializable=request.config.hook.pytest_report_from_serializable,
+        pytest_runtest_logreport=dict,
+        pytest_warning_recorded=SimpleNamespace(call_historic=dict),
+    )
+    option = SimpleNamespace(maxfail=0)
+    controller._config = cast("pytest.Config", SimpleNamespace(hook=hook, option=option))
+    controller._sanitizes, controller._speaker = False, None
+    controller._session = cast("pytest.Session", SimpleNamespace(shouldfail=False, shouldstop=False))
+
+    def heard(word: dict[str, Any]) -> _Run:
+        items = cast("list[pytest.Item]", [request.node])
+        run = _Run(Group("m", list(items)), Group("m", list(items)))
+        job = cast("Running", SimpleNamespace(sanitized=False))
+        controller._hear(run, job, json.loads(json.dumps({"nodeid": request.node.nodeid, **word})))
+        return run
+
+    return heard
+
+
+def report(request: pytest.FixtureRequest, **fields: object) -> dict[str, Any]:
+    """The data of a report on this test, with other fields."""
+    made = pytest.TestReport(request.node.nodeid, ("f.py", 1, "t"), {}, "passed", None, "call", duration=0.5)
+    return request.config.hook.pytest_report_to_serializable(config=request.config, report=made) | fields
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"at": "warning", "nodeid": None, "warning": WARNING},
+        {"at": "warning", "nodeid": "another.py::test", "warning": WARNING},
+        {"at": "warning", "warning": {"module": "builtins", "name": "W", "words": "no file"}},
+        {"at": "warning", "warning": WARNING | {"file": 3}},
+        {"at": "warning", "warning": WARNING | {"line": True}},
+        {"at": "warning", "warning": WARNING | {"line": 1 << 80}},
+        {"at": "warning", "warning": WARNING | {"source": None}},
+        {"at": "warning", "warning": WARNING | {"name": "W\0"}},
+        {"at": "warning", "warning": WARNING | {"name": "\udc80"}},
+        {"at": "end", "status": True, "enough": False, "fault": ""},
+        {"at": "end", "status": "x", "enough": False, "fault": ""},
+        {"at": "stop", "how": "exit", "reason": "", "status": 1 << 80},
+    ],
+    ids=json.dumps,
+)
+def test_a_malformed_word_is_noted_and_ends_nothing(hear: Callable[[dict[str, Any]], _Run], word: Any) -> None:
+    """The run goes on, and what the process has said counts as a failure of it."""
+    assert "cannot be understood" in hear(word).lost
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"toterminal": "x"},
+        {"passed": True},
+        {"node": "gw0"},
+        {"_id": "x"},
+        {"duration": "abc"},
+        {"duration": True},
+        {"start": None},
+        {"keywords": ["x"]},
+        {"wasxfail": 3},
+        {"sections": [["one"]]},
+        {"sections": [["title", 3]]},
+        {"user_properties": [[1, 2]]},
+        {"outcome": "skipped"},
+        {"outcome": "skipped", "longrepr": ["f.py", 1]},
+        {"outcome": "failed"},
+        {"outcome": "failed", "longrepr": {"reprcrash": 3}},
+        {
+            "outcome": "failed",
+            "longrepr": {
+                "reprcrash": {"path": "f.py", "lineno": 1, "message": 3},
+                "reprtraceback": {"reprentries": [], "extraline": None, "style": "long"},
+                "chain": None,
+                "sections": [],
+            },
+        },
+        {
+            "outcome": "failed",
+            "longrepr": {
+                "reprcrash": None,
+                "reprtraceback": {
+                    "reprentries": [{"type": "ReprEntryNative", "data": {"lines": [3]}}],
+                    "extraline": None,
+                    "style": "native",
+                },
+                "chain": None,
+                "sections": [],
+            },
+        },
+        {"outcome": "xfailed"},
+        {"outcome": "no name"},
+        {"outcome": "x" * 100},
+    ],
+    ids=json.dumps,
+)
+def test_a_malformed_report_is_noted_and_ends_nothing(
+    hear: Callable[[dict[str, Any]], _Run], request: pytest.FixtureRequest, fields: dict[str, Any]
+) -> None:
+    """Plugins believe a report's fields, so they are of the types that pytest gives them."""
+    run = hear({"at": "report", "data": report(request, **fields)})
+    assert "cannot be understood" in run.lost
+    assert not run.failed
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"outcome": "rerun", "rerun": 0},
+        {"outcome": "skipped", "longrepr": ["f.py", 1, "Skipped: so"]},
+        {"outcome": "skipped", "wasxfail": "reason: known"},
+        {"outcome": "failed", "longrepr": "words"},
+        {"user_properties": [["size", {"x": 3}]], "sections": [["Captured stdout call", "seen"]]},
+        {"_report_type": "SubTestReport", "_subtest.context": {"msg": "m", "kwargs": {"i": "3"}}},
+    ],
+    ids=json.dumps,
+)
+def test_a_report_is_heard(
+    hear: Callable[[dict[str, Any]], _Run], request: pytest.FixtureRequest, fields: dict[str, Any]
+) -> None:
+    """Also those of plugins, with outcomes and fields of their own."""
+    assert not hear({"at": "report", "data": report(request, **fields)}).lost
+
+
+def test_a_warning_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line of source is what the process has said, and nothing where that has found none."""
+    secret = tmp_path / "secret"
+    secret.write_text("the secret\n")
+    monkeypatch.delattr(linecache, "getline")
+    from _pytest.warnings import warning_record_to_str
+
+    for source in ("x()", ""):
+        message = claims.warning(WARNING | {"file": str(secret), "line": 1, "source": source})
+        told = warning_record_to_str(message)
+        assert "the secret" not in told
+        assert source in told
+
+
+def test_no_text_commands_a_terminal() -> None:
+    """Colours, tabs and new lines stay, all else is shown as what it is. Names of tests are compared, not shown."""
+    said = {"nodeid": "\x1b", "data": {"nodeid": "\x1b", "more": {"nodeid": "\x1b"}}}
+    said["texts"] = ["\x1b[1;31mred\x1b[0m\ttab\r\n", "\x1b]0;title\x07", "\x1b[2J", "\x9b2J", 3]
+    assert claims.cleaned(said) == {
+        "nodeid": "\x1b",
+        "data": {"nodeid": "\x1b", "more": {"nodeid": "\\x1b"}},
+        "texts": ["\x1b[1;31mred\x1b[0m\ttab\n", "\\x1b]0;title\\x07", "\\x1b[2J", "\\x9b2J", 3],
+    }
+
+
+def test_a_folder_is_moved_and_another_with_its_name_is_not() -> None:
+    """`/app` is often the root folder in a container, and `backend/app` a folder in it."""
+    order = {
+        "tests": ["backend/app/test_a.py::t", "test_b.py::t[one-/app/data]"],
+        "options": {"rootdir": "/app", "url": "http://app/x", "n": 3},
+        "args": ["--junitxml=/app/x.xml", "/apple", "/app-2/x", "../app/x", os.fspath(Path("/srv/app"))],
+    }
+    assert sealed.moved(order, "/app", "/there") == {
+        "tests": ["backend/app/test_a.py::t", "test_b.py::t[one-/there/data]"],
+        "options": {"rootdir": "/there", "url": "http://app/x", "n": 3},
+        "args": ["--junitxml=/there/x.xml", "/apple", "/app-2/x", "../app/x", "/srv/app"],
+    }
