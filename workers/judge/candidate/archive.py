@@ -22,7 +22,8 @@ def pack(root: Path, files: Iterable[PurePosixPath]) -> str:
 
     Args:
         root: the folder that they lie in.
-        files: their paths there. Links that lead out of it are followed, and broken ones left out.
+        files: their paths there. Links that lead out of it to files are followed; those that lead out of it to folders, and
+            broken ones, are left out.
 
     Raises:
         OSError: one cannot be read.
@@ -31,7 +32,7 @@ def pack(root: Path, files: Iterable[PurePosixPath]) -> str:
     with tarfile.open(fileobj=packed, mode="w:xz", preset=6, format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(files):
             path = root / name
-            link = path.is_symlink()
+            link = path.is_symlink() and path.exists()  # one that leads to itself cannot be followed
             inside = link and path.resolve().is_relative_to(root) and not path.readlink().is_absolute()
             if not inside and not path.is_file():
                 continue

@@ -1,0 +1,112 @@
+"""Which files of a repository travel to a fleet's hosts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kqueue.errors import ConfigError
+from workers.judge.candidate.archive import unpack
+from workers.testing import repository
+
+
+def write(root: Path, *names: str) -> None:
+    """Make files."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run Git."""
+    subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(each.name for each in folder.iterdir())
+
+
+def travelled(root: Path, tmp_path: Path) -> Path:
+    """The folder as a host has it."""
+    there = tmp_path / "there"
+    unpack(repository.packed(root), there)
+    return there
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["Git", "no Git"])
+def test_links_are_kept(tmp_path: Path, known: bool) -> None:
+    """Those to folders too. What leads out is followed if it is a file; what leads nowhere is left out."""
+    root = tmp_path / "project"
+    write(root, "data/a.txt")
+    write(tmp_path, "outside.txt", "away/b.txt")
+    links = {
+        "folder": "data",
+        "file": "data/a.txt",
+        "out": "../outside.txt",
+        "away": "../away",
+        "loop": "loop",
+        "x": "y",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    if known:
+        git(tmp_path, "init", "-q", "project")
+    there = travelled(root, tmp_path)
+    assert names(there) == ["data", "file", "folder", "out"]
+    assert (there / "folder").readlink() == Path("data")
+    assert (there / "folder/a.txt").read_text() == "data/a.txt"
+    assert (there / "file").readlink() == Path("data/a.txt")
+    assert (there / "out").read_text() == "outside.txt"
+    assert not (there / "out").is_symlink()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["Git", "no Git"])
+def test_a_repository_within_has_its_own_word(tmp_path: Path, known: bool) -> None:
+    """What it ignores does not travel, whether or not it lies in another."""
+    root = tmp_path / "project"
+    write(
+        root, "a.txt", "inner/.env", "inner/b.txt", "inner/.github/c.txt", "venv/pyvenv.cfg" if not known else "d.txt"
+    )
+    (root / "inner/.gitignore").write_text(".env\n")
+    git(root, "init", "-q", "inner")
+    if known:
+        git(tmp_path, "init", "-q", "project")
+    there = travelled(root, tmp_path)
+    assert names(there / "inner") == [".github", ".gitignore", "b.txt"]
+    assert not (there / "venv").exists()
+    assert (there / "a.txt").exists()
+
+
+def test_all_may_be_ignored(tmp_path: Path) -> None:
+    """Then nothing travels."""
+    write(tmp_path / "project", "secret")
+    git(tmp_path, "init", "-q", "project")
+    (tmp_path / "project/.git/info/exclude").write_text("*\n")
+    assert names(travelled(tmp_path / "project", tmp_path)) == []
+
+
+@pytest.mark.parametrize("broken", ["refused", "missing"])
+def test_a_repository_that_git_does_not_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Git's words are said. What it would ignore, such as credentials, does not travel unasked."""
+    git(tmp_path, "init", "-q", "project")
+    inside = tmp_path / "project/tests"
+    write(inside, ".env")
+    if broken == "missing":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        words = "No such file"
+    else:
+        (tmp_path / "bin").mkdir()
+        program = tmp_path / "bin/git"
+        program.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        words = "dubious ownership"
+    for asked in (repository.find, repository.packed):
+        with pytest.raises(ConfigError, match=words):
+            asked(inside)
