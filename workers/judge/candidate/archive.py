@@ -22,8 +22,8 @@ def pack(root: Path, files: Iterable[PurePosixPath]) -> str:
 
     Args:
         root: the folder that they lie in.
-        files: their paths there. Links that lead out of it to files are followed; those that lead out of it to folders, and
-            broken ones, are left out.
+        files: their paths there. Links that lead out of it to files are followed; broken ones, and those that lead out
+            to folders, are left out.
 
     Raises:
         OSError: one cannot be read.
