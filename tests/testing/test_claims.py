@@ -165,11 +165,11 @@ def test_a_warning_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_no_text_commands_a_terminal() -> None:
     """Colours, tabs and new lines stay, all else is shown as what it is. Names of tests are compared, not shown."""
     said = {"nodeid": "\x1b", "data": {"nodeid": "\x1b", "more": {"nodeid": "\x1b"}}}
-    said["texts"] = ["\x1b[1;31mred\x1b[0m\ttab\r\n", "\x1b]0;title\x07", "\x1b[2J", "\x9b2J", 3]
+    said["texts"] = ["\x1b[1;31mred\x1b[0m\ttab\r\n", "\x1b]0;title\x07", "\x1b[2J", "\x9b2J", "over\rwritten", 3]
     assert claims.cleaned(said) == {
         "nodeid": "\x1b",
         "data": {"nodeid": "\x1b", "more": {"nodeid": "\\x1b"}},
-        "texts": ["\x1b[1;31mred\x1b[0m\ttab\n", "\\x1b]0;title\\x07", "\\x1b[2J", "\\x9b2J", 3],
+        "texts": ["\x1b[1;31mred\x1b[0m\ttab\n", "\\x1b]0;title\\x07", "\\x1b[2J", "\\x9b2J", "over\nwritten", 3],
     }
 
 

@@ -26,6 +26,7 @@ _NOT_SAID: Final = ("_id", "node")
 _MOST: Final = 1 << 31
 #: What colours a text, as reports are with ``--color=yes``.
 _COLOUR: Final = re.compile(r"(\x1b\[[\d;:]{0,64}m)", re.ASCII)
+_RETURN: Final = re.compile(r"\r\n?")
 
 
 def is_number(value: object) -> TypeGuard[int]:
@@ -116,10 +117,13 @@ def cleaned(word: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """Return a value with texts that are fit for a terminal (:mod:`kqueue.text`), in colour where they are."""
+    """Return a value with texts that are fit for a terminal (:mod:`kqueue.text`), in colour where they are.
+
+    What overwrites a line, such as a bar of progress, becomes a line of its own.
+    """
     match value:
         case str():
-            parts = _COLOUR.split(value.replace("\r\n", "\n"))
+            parts = _COLOUR.split(_RETURN.sub("\n", value))
             return "".join(part if number % 2 else clean(part) for number, part in enumerate(parts))
         case dict():
             return {shown(name): shown(inner) for name, inner in cast("dict[str, Any]", value).items()}

@@ -18,9 +18,9 @@ from uuid import UUID, uuid4
 from kqueue.categories import Blame, Category
 from kqueue.client import Client
 from kqueue.client.remote import RemoteClient
-from kqueue.contract import TESTS_LINE, Backend, Verdict, parse_request
+from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
-from workers.testing import repository, sanitizer, sealed
+from workers.testing import claims, repository, sanitizer, sealed
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
 
@@ -39,8 +39,11 @@ _CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AU
 #: Options that name the sender's folders.
 _FOLDERS: Final = frozenset({"basetemp", "confcutdir", "inifilename", "rootdir"})
 _LABEL: Final = 200
-#: The folder of the repository's files on a host (:mod:`workers.judge.candidate.tester`), as a process prints it.
-_THERE: Final = re.compile(r"/[\w./-]+/[0-9a-f]{32}/repository(?=/)")
+#: The folder of the repository's files on a host (:mod:`workers.judge.candidate.tester`), as a process prints it, with
+#: what stands before it. It is looked for once in a run of such characters, as a log may consist of slashes.
+_THERE: Final = re.compile(r"(?<![\w./-])([\w.-]*)/[\w./-]+/[0-9a-f]{32}/repository(?=/)")
+#: How a verdict says that a phase took too long. Of the limit for all of a process's tests it says something else.
+_PHASE_S: Final = "did not end within its deadline"
 
 
 class Fleet:
@@ -246,34 +249,57 @@ class Evaluation:
         """Let go of it."""
 
     def _conclude(self, verdict: Verdict) -> None:
-        log = _THERE.sub(str(self._root), verdict.log)
+        log = claims.shown(here(verdict.log, self._root))
         self._printed, self.last_words = log.encode(), without_frames(log)
+        told = f"{verdict.category}: {claims.shown(verdict.message)}"
         if verdict.blame in (Blame.FLEET, Blame.NOBODY):
-            self.unrun = self.findings = f"{verdict.category}: {verdict.message}"
+            self.unrun = self.findings = told
             return
-        if verdict.evidence.tests is not None:
-            self.findings = sanitizer.shown(verdict.evidence.tests.findings or "")
-        self._words = _words(verdict)
-        status = verdict.facts.status
-        if verdict.category in (Category.PASSED, Category.TESTS_FAILED):
+        self._words = words(verdict)
+        status, ended_well = verdict.facts.status, verdict.category in (Category.PASSED, Category.TESTS_FAILED)
+        if ended_well:
             # The judge has seen that its process has ended so.
-            self.status = next((word.get("status") for word in self._words if word["at"] == "end"), None)
+            self.status = _last_status(self._words)
         elif verdict.category is Category.CRASHED and status is not None:
             self.status = os.waitstatus_to_exitcode(status)
-        elif verdict.category is Category.TIMEOUT:
+        elif verdict.category is Category.TIMEOUT and _in_a_test(verdict, self._words):
             self.overdue = True
         else:
-            self.why = f"was ended: {verdict.message}"
+            self.why = f"was ended: {claims.shown(verdict.message)}"
+        found = sanitizer.shown(verdict.evidence.tests.findings or "") if verdict.evidence.tests is not None else ""
+        self.findings = claims.shown(found) if ended_well or self.overdue else f"{told}\n{claims.shown(found)}".rstrip()
 
 
-def _words(verdict: Verdict) -> list[dict[str, Any]]:
+def here(log: str, root: Path) -> str:
+    """Return what a process on a host has printed, with the repository's folder here in the place of that there."""
+    return _THERE.sub(lambda found: f"{found[1]}{root}", log)
+
+
+def _last_status(said: list[dict[str, Any]]) -> int | None:
+    """Return the status in the last word of an end, which the judge has compared."""
+    for word in reversed(said):
+        match word:
+            case {"at": "end", "status": status, "fault": _} if claims.is_number(status):
+                return status
+            case _:
+                pass
+    return None
+
+
+def _in_a_test(verdict: Verdict, said: list[dict[str, Any]]) -> bool:
+    """Return whether it is a test that took too long: neither what comes before and after, nor all of them together."""
+    last = next((word["at"] for word in reversed(said) if word["at"] in ("start", "finish")), "")
+    return verdict.phase is Phase.CHECK and last == "start" and verdict.message.endswith(_PHASE_S)
+
+
+def words(verdict: Verdict) -> list[dict[str, Any]]:
     """Return what a process has said, as far as that can be read: foreign code may have said it."""
     found: list[dict[str, Any]] = []
     for line in (verdict.evidence.tests.words if verdict.evidence.tests else "").splitlines():
         try:
             word = json.loads(line)
+            if isinstance(word, dict) and isinstance(word.get("at"), str):
+                found.append(claims.cleaned(word))
         except (ValueError, RecursionError):
-            continue
-        if isinstance(word, dict) and isinstance(word.get("at"), str):
-            found.append(word)
+            pass
     return found
