@@ -37,7 +37,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -75,10 +75,20 @@ _UNSET: Final = {
 }
 
 
-#: The longest word of a process that has a limit on what it says: a longer report is shortened, in characters.
+#: The longest report of a process that has a limit on what it says, in characters, and what it may always have.
 _LONGEST: Final = 128 << 10
-#: What is kept of each text of it then: the end of output, and the beginning of what failed.
+_SHORTEST: Final = 4 << 10
+#: The part of what is left to be said that one report may take, and the part of all from which on no warning is said.
+_SHARE: Final = 4
+#: What is kept of each text of a longer one, at first and in the end: the end of output, the beginning of what failed.
 _KEPT: Final = 16 << 10
+_LEAST: Final = 64
+#: Of a list one entry is kept for so many characters of a text. All that pytest reads as tuples is shorter than four.
+_CHARACTERS: Final = 16
+#: The fields of a report that is long in all others.
+_BARE: Final = frozenset(
+    {"$report_type", "nodeid", "location", "outcome", "when", "duration", "start", "stop", "longrepr", "wasxfail"}
+)
 
 
 def main(order: Order, said: int) -> int:
@@ -120,8 +130,11 @@ class _Child:
         if os.getpid() != self._pid:
             return
         line = json.dumps({"at": at, **what}, default=str)
-        if self._order.renew_bytes is not None and len(line) > _LONGEST:
-            line = json.dumps({"at": at, **_shortened(what)}, default=str)
+        if (most := self._order.said_bytes) is not None:
+            left = most - self._nbytes
+            if at == "warning" and self._nbytes > most // _SHARE:
+                return
+            line = bounded(line, max(min(left // _SHARE, _LONGEST), _SHORTEST))
         if self._order.paths is not None:
             here, there = (json.dumps(path)[1:-1] for path in self._order.paths)
             line = line.replace(here, there)
@@ -293,20 +306,55 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _shortened(value: Any) -> Any:
-    """Return what is to be said with the end of each output, and the beginning of every other text."""
+def bounded(line: str, most: int) -> str:
+    """Return a word, with less and less of its texts and lists until it is not longer than that, where that can be."""
+    if len(line) <= most:
+        return line
+    word, shorter, kept = json.loads(line), line, _KEPT
+    while len(shorter) > most and kept >= _LEAST:
+        shorter = json.dumps(_shortened(word, kept))
+        kept //= 2
+    if len(shorter) > most and word["at"] == "report":
+        shorter = json.dumps(word | {"data": _bare(_shortened(word["data"], _LEAST))})
+    return shorter
+
+
+def _shortened(value: Any, kept: int) -> Any:
+    """Return what is to be said with the end of each output, and the beginning of every other text.
+
+    Of long lists, such as the lines of a comparison, the beginning and the end are kept.
+    """
     match value:
         case str():
-            return value if len(value) <= _KEPT else f"{value[:_KEPT]}\n... and {len(value) - _KEPT} characters more"
+            return value if len(value) <= kept else f"{value[:kept]}\n... and {len(value) - kept} characters more"
         case dict():
+            named = cast("dict[str, Any]", value)
             return {
-                name: [[title, text[-_KEPT:]] for title, text in inner] if name == "sections" else _shortened(inner)
-                for name, inner in value.items()
+                name: [[_shortened(title, kept), text[-kept:], *rest] for title, text, *rest in inner][-kept // 256 :]
+                if name == "sections"
+                else inner
+                if name == "nodeid"
+                else _shortened(inner, kept)
+                for name, inner in named.items()
             }
-        case list() | tuple():
-            return [_shortened(inner) for inner in value]
+        case list():
+            entries = cast("list[Any]", value)
+            half = kept // _CHARACTERS // 2
+            if len(entries) > 2 * half:
+                more = [f"... and {len(entries) - 2 * half} lines more"] if isinstance(entries[half], str) else []
+                entries = [*entries[:half], *more, *entries[-half:]]
+            return [_shortened(inner, kept) for inner in entries]
         case _:
             return value
+
+
+def _bare(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a report with nothing but what it must have."""
+    found = {name: inner for name, inner in data.items() if name in _BARE} | {"keywords": {}, "sections": []}
+    if isinstance(found["longrepr"], dict):
+        crash = found["longrepr"].get("reprcrash") or {}
+        found["longrepr"] = f"{crash.get('message', '')}\n... and more than a report may have"
+    return found
 
 
 class _Untold:

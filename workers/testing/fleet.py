@@ -34,6 +34,8 @@ _MOST_S: Final = 600.0
 #: What a process may use of a device's time, and say, before it gives the tests that are left to another.
 _RENEW_S: Final = 240.0
 _RENEW_BYTES: Final = 256 << 10
+#: About how much it may say in all, which is less than a judge listens to (:mod:`workers.judge.trial.suite`).
+_SAID_BYTES: Final = 1536 << 10
 #: Variables of the sender's that pytest reads. Others are the host's.
 _CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 #: Options that name the sender's folders.
@@ -116,6 +118,7 @@ class Fleet:
             "searched": searched,
             "renew_s": _RENEW_S,
             "renew_bytes": _RENEW_BYTES,
+            "said_bytes": _SAID_BYTES,
             "stacks_s": self._timeout_s,
             sealed.ROOT: str(self._root),
             sealed.STARTED_IN: str(self._cwd.relative_to(self._root)),
@@ -138,7 +141,7 @@ class Fleet:
         slower, order = sanitizer.SLOWDOWN if sanitized else 1, self._order | named(group)
         timeout_s = min(self._timeout_s * slower, _MOST_S)
         if sanitized:  # all of it is watched, as far as that comes
-            order |= {"renew_s": None, "stacks_s": None}
+            order |= {"renew_s": None, "renew_bytes": None, "stacks_s": None}
         fields: dict[str, Any] = {
             "kernel": TESTS_LINE + json.dumps(order),
             "backend": Backend.PYTEST,

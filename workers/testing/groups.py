@@ -41,6 +41,7 @@ class Order:
         locks: of the devices that the tests use.
         renew_s, renew_bytes: after so much time, and so many bytes of what it has said, the process gives the tests
             that are left to another; None for never.
+        said_bytes: about how much it may say; it then says less of what it reports. None for no limit.
         stacks_s: seconds after which a test's process shows where it is; None for never.
         paths: a folder that the process knows by the first name, and is to tell of by the second.
     """
@@ -55,6 +56,7 @@ class Order:
     locks: list[str]
     renew_s: float | None = None
     renew_bytes: int | None = None
+    said_bytes: int | None = None
     stacks_s: float | None = None
     paths: tuple[str, str] | None = None
 

@@ -1,0 +1,97 @@
+"""How much a process of tests says: as much as a judge listens to, and no more."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from workers.judge.trial import suite
+from workers.testing import child, claims
+from workers.testing.groups import Order
+
+
+def order(**fields: Any) -> Order:
+    """An order of a fleet's, or with other limits."""
+    given = {"args": [], "program": "", "searched": [], "options": {}, "tests": [], "files": [], "basetemp": ""}
+    limits = {"renew_bytes": 256 << 10, "said_bytes": 1536 << 10}
+    return Order(**given, locks=[], **limits | fields)
+
+
+def said(asked: Order, *words: dict[str, Any]) -> list[bytes]:
+    """What a process says of words."""
+    ours, theirs = socket.socketpair()
+    lines: list[bytes] = []
+
+    def listen() -> None:
+        while data := ours.recv(1 << 20):
+            lines.append(data)
+
+    listener = threading.Thread(target=listen)
+    with ours, theirs:
+        listener.start()
+        speaker = child._Child(asked, theirs.fileno())
+        for word in words:
+            speaker.say(**word)
+        theirs.shutdown(socket.SHUT_WR)
+        listener.join()
+    return b"".join(lines).splitlines()
+
+
+def failure(request: pytest.FixtureRequest, message: str, **fields: Any) -> dict[str, Any]:
+    """The data of a report of a test that failed with a message."""
+    with pytest.raises(AssertionError) as info:
+        raise AssertionError(message)
+    made = pytest.TestReport(
+        request.node.nodeid, ("f.py", 1, "t"), {}, "failed", request.node.repr_failure(info), "call", **fields
+    )
+    return request.config.hook.pytest_report_to_serializable(config=request.config, report=made)
+
+
+WARNING = {"at": "warning", "nodeid": "x", "warning": {"words": "careful " * 20}}
+
+
+@pytest.mark.parametrize("limits", [{}, {"renew_bytes": None}], ids=["tests", "sanitized"])
+def test_a_judge_hears_the_end(request: pytest.FixtureRequest, limits: dict[str, Any]) -> None:
+    """After ten thousand warnings of a test, and failures that are compared at length."""
+    data = failure(request, "\n".join(f"  at {number}" for number in range(20_000)))
+    words = [WARNING] * 10_000 + [{"at": "report", "data": data}] * 40 + [{"at": "end"}]
+    heard = said(order(**limits), *words)
+    assert sum(map(len, heard)) < suite._MOST_BYTES
+    assert json.loads(heard[-1]) == {"at": "end"}
+    assert len([line for line in heard if b'"report"' in line]) == 40
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sections": [("Captured stdout call", "x" * 10_000)] * 1_000},
+        {"user_properties": [("size", "y" * 100)] * 20_000},
+        {"extra": {str(number): number for number in range(50_000)}},
+        {"more": [[[["z" * 100] * 20] * 20] * 20] * 20},
+    ],
+    ids=lambda fields: "".join(fields),
+)
+def test_a_report_is_bounded_as_a_whole(request: pytest.FixtureRequest, fields: dict[str, Any]) -> None:
+    """Whatever of it is long; and pytest can still read it."""
+    data = failure(request, "\n".join(f"  at {number}" for number in range(20_000)), **fields)
+    [line] = said(order(), {"at": "report", "data": data})
+    assert len(line) <= child._LONGEST
+    read = json.loads(line)["data"]
+    report = request.config.hook.pytest_report_from_serializable(config=request.config, data=claims.with_tuples(read))
+    claims.check_report(report)
+    assert report.failed
+    assert "at 0" in report.longreprtext
+    assert "more" in report.longreprtext
+
+
+def test_what_is_short_is_said_as_it_is(request: pytest.FixtureRequest) -> None:
+    """And all of it where nobody limits it."""
+    data = failure(request, "so")
+    assert json.loads(said(order(), {"at": "report", "data": data})[0])["data"] == json.loads(json.dumps(data))
+    unlimited = order(renew_bytes=None, said_bytes=None)
+    assert len(said(unlimited, {"at": "x", "words": "y" * 1_000_000})[0]) > 1_000_000
