@@ -10,13 +10,14 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
 import pytest
@@ -26,7 +27,8 @@ from kqueue.contract import Phase
 from tests.judge.rig import Rig
 from tests.memory import held
 from tests.waiting import until
-from workers.judge.channel import reports
+from workers.judge.candidate.archive import pack
+from workers.judge.channel import protocol, reports
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import Examine, Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -45,7 +47,11 @@ SEALED = {
     "candidate": Role.CANDIDATE,
     "builder": Role.BUILDER,
     "examined": Role.EXAMINED,
+    "tests": Role.TESTS,
+    "watched": Role.WATCHED,
 }
+#: Those that become pytest. A tool's program is on the host, so the second is tried without one.
+_PYTEST = ("tests", "watched")
 #: Stands for a tool: it takes a tool's options, and runs the program that it is to watch.
 _TOOL = f"""#!/bin/sh
 while [ "$1" != "{sys.executable}" ]; do shift; done
@@ -140,6 +146,7 @@ class Cast:
     rig: Rig
     other_uid: int
     targets: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    words: list[socket.socket] = field(default_factory=list[socket.socket])
 
     def fork(self, role: str, slot_uid: int) -> tuple[SealedProcess, int, str]:
         """A fresh sealed process; its pid and directory."""
@@ -160,7 +167,7 @@ class Cast:
         before = set(linux.children(self.rig.forkserver.pid))
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
         process.enter(Phase.PREPARE, 60.0)
-        if role != "examined":
+        if role != "examined" and role not in _PYTEST:
             process.order(Order.OPEN, payload=Opening("cpu"))
         found: list[int] = []
 
@@ -176,6 +183,9 @@ class Cast:
 
     def load(self, process: SealedProcess, role: str, source: str) -> None:
         """Have foreign code of a role run in a process."""
+        if role in _PYTEST:
+            self._test(process, textwrap.dedent(source))
+            return
         mark = {"reference": "MARK-OF-THE-PROBLE" + "M"}.get(role, "MARK-OF-THE-KERNE" + "L")
         entry = "Model" if role == "reference" else "ModelNew"
         whole = f"# {mark}\n{textwrap.dedent(source)}\n{_MODEL.format(entry=entry)}"
@@ -189,6 +199,36 @@ class Cast:
     def shelf(self) -> Path:
         """Where the tool lies, in reach of an examined kernel."""
         return self.rig.place.scratch / "shelf"
+
+    def _test(self, process: SealedProcess, source: str) -> None:
+        """Have a process become pytest, and wait until a test runs or it has ended."""
+        folder = Path(tempfile.mkdtemp(prefix="kqueue-roles-"))
+        try:
+            mark = f"MARK = 'MARK-OF-THE-PROBLE' + 'M'\nimport os\nos.chdir('..')\n{source}"
+            (folder / "conftest.py").write_text(mark)
+            (folder / "test_a.py").write_text("import time\ndef test_a(): time.sleep(1_000)\n")
+            archive = pack(folder, [PurePosixPath("conftest.py"), PurePosixPath("test_a.py")])
+        finally:
+            shutil.rmtree(folder)
+        order = {
+            "root": "/home/sender/project",
+            "started_in": ".",
+            "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            "args": ["-p", "kqueue"],
+            "program": "MARK-OF-THE-KERNE" + "L",
+            "searched": [],
+            "options": {},
+            "tests": ["test_a.py::test_a"],
+            "files": ["/home/sender/project/test_a.py"],
+        }
+        ours, theirs = socket.socketpair()
+        self.words.append(ours)
+        process.enter(Phase.LOAD, 60.0)
+        with theirs:
+            process.become(Order.TEST, protocol.Testing(archive, json.dumps(order), ""), theirs.fileno())
+        said = b""
+        while b'"start"' not in said and not process.ends(0.5, ours):
+            said += ours.recv(1 << 16)
 
     def _examine(self, process: SealedProcess, kernel: str) -> None:
         """Have a kernel run below a tool, beside a problem."""
@@ -234,6 +274,8 @@ def cast() -> Iterator[Cast]:
             assert rig.place.uid is not None
             other = uids.hold(rig.place.uid + 1)
             made = Cast(rig, other.uid)
+            # Tests have the uid of a candidate, of which there is one at a time.
+            slots = {role: uids.hold(other.uid + 1) for role in _PYTEST}
             sealed: list[SealedProcess] = []
             try:
                 for role in ("judge", "worker parent", "supervisor"):
@@ -249,7 +291,7 @@ def cast() -> Iterator[Cast]:
                     made.targets[role] = (stand_in.pid, str(place))
                 made.targets["fork server"] = (rig.forkserver.pid, str(rig.place.scratch))
                 for role in SEALED:
-                    process, pid, scratch = made.fork(role, rig.place.uid)
+                    process, pid, scratch = made.fork(role, slots[role].uid if role in slots else rig.place.uid)
                     sealed.append(process)
                     made.load(process, role, _OPEN)
                     made.targets[role] = (pid, scratch)
@@ -257,7 +299,10 @@ def cast() -> Iterator[Cast]:
             finally:
                 for process in sealed:
                     process.stop()
-                other.release()
+                for words in made.words:
+                    words.close()
+                for slot in (other, *slots.values()):
+                    slot.release()
                 for stand_in in stand_ins:
                     stand_in.communicate()
                 shutil.rmtree(root)
@@ -270,7 +315,7 @@ def reached(cast: Cast) -> dict[str, dict[str, list[bool]]]:
     for role in SEALED:
         process, _, _ = cast.fork(role, cast.other_uid)
         attack = f"TARGETS = {cast.targets!r}\n{_ATTACK}"
-        if role == "examined":
+        if role == "examined" or role in _PYTEST:
             cast.load(process, role, attack)
             said = process.stop().log
         else:
