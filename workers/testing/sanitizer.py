@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from kqueue.errors import ConfigError
+from workers.judge.candidate import started
 from workers.judge.host import toolchain
 
 #: Most characters of its findings that a report shows.
@@ -27,7 +28,7 @@ def command() -> list[str]:
         raise ConfigError(
             "--kqueue-sanitize: compute-sanitizer is neither on PATH nor below CUDA_HOME; the CUDA toolkit has it"
         )
-    return [program, "--tool", "memcheck", "--log-file", "%s"]
+    return started.watching(program, "%s")
 
 
 def findings(log: Path) -> str:

@@ -24,3 +24,8 @@ sys.exit(import_module(module).main(*sys.argv[1:]))
 def words(module: str, *arguments: str) -> list[str]:
     """Return the words of the program that calls ``main`` of a module; what that returns is its exit status."""
     return [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[3]), module, *arguments]
+
+
+def watching(sanitizer: str, log: str) -> list[str]:
+    """Return the words before a program's with which compute-sanitizer watches it, and writes to a file."""
+    return [sanitizer, "--tool", "memcheck", "--log-file", log]

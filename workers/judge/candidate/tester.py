@@ -61,6 +61,6 @@ class Tester(Harness):
         if asked.sanitizer:
             log = str(Path.cwd() / _LOG)
             lines.say(said, b"", (os.open(log, os.O_RDWR | os.O_CREAT, 0o600),))
-            program = [asked.sanitizer, "--tool", "memcheck", "--log-file", log, *program]
+            program = [*started.watching(asked.sanitizer, log), *program]
         os.set_inheritable(said, True)
         os.execv(program[0], program)  # noqa: S606 -- the seal stays; the channel closes, which tells the judge
