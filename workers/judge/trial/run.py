@@ -370,8 +370,6 @@ class _Evaluation:
         """Return what the evaluation may have failed for want of, and has when it begins anew."""
         if self._ran_out:
             what = _Scarce.ALL_MEMORY
-        elif self._suite is not None:
-            return None
         elif outcome.category in _OVERDUE and outcome.phase is not Phase.TIME and "untimed_check" in self._steps.begun:
             what = _Scarce.ALONE  # others' work has taken of its time, or of the reference's
         else:
@@ -449,7 +447,8 @@ class _Evaluation:
         Returns:
             the reference; the candidate, which runs nothing yet; and the case.
         """
-        self._book(plan.of_first_draw(**self._whole, alone=_Scarce.ALL_MEMORY in self._granted))
+        alone = _Scarce.ALL_MEMORY in self._granted
+        self._book(plan.of_first_draw(**self._whole, alone=alone))
         told = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             self._reference.await_opening()
@@ -461,9 +460,7 @@ class _Evaluation:
         self._evidence["inputs"] = [
             {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
         ]
-        self._book(
-            plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=_Scarce.ALL_MEMORY in self._granted)
-        )
+        self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=alone))
         with self._untimed_if_large("reference"), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             reference.allow(self._plan.reference)
             reference.widen()
