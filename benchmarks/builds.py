@@ -6,8 +6,9 @@ The kernels are KernelBench's form of `load_inline`, with default headers, and a
 - a kernel through a fleet that is idle: compiled for the first time, and the same again;
 - a batch of kernels through that fleet: all for the first time, and the same again.
 
-All verdicts must be `passed`; the exit status says whether they were. The result is JSON, on stdout or in FILE. Latency
-is from submission to verdict, and includes everything that an evaluation has: checks, timing, the queue.
+All verdicts must be `passed`; the exit status says whether they were. The result is JSON, on stdout or in FILE; each
+figure is told on stderr as soon as it is known. Latency is from submission to verdict, and includes everything that an
+evaluation has: checks, timing, the queue.
 """
 
 from __future__ import annotations
@@ -167,27 +168,34 @@ def told(verdicts: list[Verdict]) -> dict[str, Any]:
 
 
 def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[str, Any]:
-    """Return all figures: seconds, and kernels a minute."""
+    """Return all figures: seconds, and kernels a minute. Each is told as soon as it is known."""
+    result: dict[str, Any] = {}
+
+    def tell(name: str, value: object) -> None:
+        result[name] = value
+        print(name, json.dumps(value), file=sys.stderr, flush=True)
+
     # The first evaluation of a problem finds its reference's time, too.
     one_by_one(client, requests(kernels(backend, 0, 1), backend))
     few = kernels(backend, 100, plainly)
-    result: dict[str, Any] = {"plain_s": [round(s, 2) for s in plain(few, backend)]}
+    tell("plain_s", [round(s, 2) for s in plain(few, backend)])
     for name in ("cold", "seen"):
         seconds, verdicts = one_by_one(client, requests(few, backend))
-        result[f"{name}_s"] = [round(s, 2) for s in seconds]
-        result[f"{name}_verdicts"] = told(verdicts)
+        tell(f"{name}_s", [round(s, 2) for s in seconds])
+        tell(f"{name}_verdicts", told(verdicts))
     ratio = statistics.median(result["cold_s"]) / statistics.median(result["plain_s"])
-    result["cold_over_plain"] = round(ratio, 3)
+    tell("cold_over_plain", round(ratio, 3))
     many = requests(kernels(backend, 1000, count), backend)
     for name in ("cold", "seen"):
         # The same again several times, as one round of it is short.
         wanted = many if name == "cold" else many * 4
         seconds, verdicts = batch(client, wanted)
-        result[f"batch_{name}"] = {
+        figures = {
             "kernels": len(wanted),
             "seconds": round(seconds, 2),
             "per_minute": round(60 * len(wanted) / seconds, 1),
-        } | told(verdicts)
+        }
+        tell(f"batch_{name}", figures | told(verdicts))
     return result
 
 
