@@ -111,12 +111,13 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
     """Obey orders until the judge is gone."""
     obeying = kind(page)
     while (command := receive_command(channel)) is not None:
-        reply = obeying.obey(command)
+        replies = obeying.obey(command)
         for export in obeying.exports.pending():
             send_with_fds(channel, export.pack(), export.descriptors)
             for descriptor in export.descriptors:
                 os.close(descriptor)
-        channel.send(reply.pack())
+        for reply in replies:
+            channel.send(reply.pack())
         if (failure := obeying.settle_after(command)) is not None:
             channel.send(failure.pack())
 
@@ -169,6 +170,7 @@ class Harness:
     Attributes:
         holds_sets: True if memory that was announced must stay so, until the judge lets go of it.
         device: ``cpu`` or ``cuda``.
+        is_serial: True if the device works for this process on one thing after the other: one hardware queue is open.
     """
 
     holds_sets = False
@@ -178,13 +180,14 @@ class Harness:
         self._flags = page
         self._path = (directory or Path.cwd()) / f"{MODULE}.py"
         self.device = "cpu"
+        self.is_serial = False
         self._job: Job
         self._class: Any
         self.own = Instance()
         self.exports = Exports()
         self._semaphores: Semaphores
         self._empty: torch.Tensor
-        self.orders: dict[Order, Callable[[Command], Reply]] = {
+        self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
             Order.CONSTRUCT: self._construct,
@@ -202,13 +205,13 @@ class Harness:
             Order.ALLOW: self._allow,
         }
 
-    def obey(self, command: Command) -> Reply:
+    def obey(self, command: Command) -> list[Reply]:
         """Carry out an order; whatever the foreign code raises becomes an answer."""
         try:
-            return self.orders[command.order](command)
+            replies = self.orders[command.order](command)
         except BaseException as error:  # noqa: BLE001 -- the kernel may raise anything, SystemExit too
-            traceback.print_exc()
-            return self._raised(command, error)
+            return [self.failed(command, error)]
+        return replies if isinstance(replies, list) else [replies]
 
     def settle_after(self, command: Command) -> Reply | None:
         """Wait for a call that was answered ahead of its end; the answer if it fails after all."""
@@ -217,8 +220,7 @@ class Harness:
         try:
             self.settle()
         except Exception as error:  # noqa: BLE001 -- whatever the device has to say
-            traceback.print_exc()
-            return self._raised(command, error)
+            return self.failed(command, error)
         return None
 
     @property
@@ -226,13 +228,10 @@ class Harness:
         """True if the model runs on a GPU."""
         return self.device == "cuda"
 
-    def instance(self, command: Command) -> Instance:  # noqa: ARG002
-        """Return the model that a command means."""
-        return self.own
-
     def _open(self, command: Command) -> Reply:
         opening: Opening = command.payload
         self.device = opening.device
+        self.is_serial = opening.queues == 1
         if self.on_gpu:
             if opening.launch_blocking:
                 os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
@@ -346,7 +345,7 @@ class Harness:
 
     def _bind_inputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
-        own = self.instance(command)
+        own = self.own
         own.forget()
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
@@ -359,7 +358,7 @@ class Harness:
 
     def _bind_outputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
-        own = self.instance(command)
+        own = self.own
         own.structure = binding.structure
         # What forward allocates next may lie where this has been: what it does not write then shows.
         for spec in binding.buffers:
@@ -392,8 +391,7 @@ class Harness:
                 self.settle()
         except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised
             if not launched and _tag(error) in (Tag.COMPILE, Tag.RESOURCES):
-                traceback.print_exc()
-                return self._raised(command, error)
+                return self.failed(command, error)
         finally:
             self._flags[flags.COMPILING] = 0
         with contextlib.suppress(OSError, TypeError, ValueError):
@@ -401,7 +399,7 @@ class Harness:
         return self.done(command)
 
     def _run(self, command: Command) -> Reply:
-        own = self.instance(command)
+        own = self.own
         own.forget()
         positional, keywords = own.arguments()
         set_seed(command.seed)
@@ -466,7 +464,7 @@ class Harness:
 
     def deliver(self, command: Command, output: Any) -> Reply:
         """Hand outputs of the reference's form over; describe any others."""
-        own = self.instance(command)
+        own = self.own
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
@@ -519,16 +517,22 @@ class Harness:
 
     def settle(self) -> None:
         """Wait for the device, and raise what it has to say about launches that nobody checked."""
+        self.see_launches()
         if self.on_gpu:
-            if code := cudart().cudaGetLastError():
-                raise UncheckedLaunchError(code)
             torch.cuda.synchronize()
+
+    def see_launches(self) -> None:
+        """Raise what the device has to say about launches that nobody checked, so far."""
+        if self.on_gpu and (code := cudart().cudaGetLastError()):
+            raise UncheckedLaunchError(code)
 
     def done(self, command: Command) -> Reply:
         """Return the reply to an order that has nothing to tell."""
         return Reply(Answer.DONE, command.sequence)
 
-    def _raised(self, command: Command, error: BaseException) -> Reply:
+    def failed(self, command: Command, error: BaseException) -> Reply:
+        """Print an exception that ended an order, and return the reply that tells of it."""
+        traceback.print_exception(error)
         tag, code = _tag(error), _cuda_code(error)
         if code == 0 and self.on_gpu and tag in (Tag.OTHER, Tag.CUDA):
             code = _context_code()

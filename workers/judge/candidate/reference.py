@@ -95,13 +95,9 @@ class ReferenceHarness(Harness):
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
             Order.ARENA: self._take_arena,
-            Order.RUN: self._answer,
+            Order.ANSWER: self._answer,
             Order.REST: self._rest,
         }
-
-    def instance(self, command: Command) -> Instance:
-        """Return the model that a command means."""
-        return self._wide if command.wide else self.own
 
     def take_module(self, module: Any) -> None:
         """Find the functions of a problem beside its model."""
@@ -268,53 +264,78 @@ class ReferenceHarness(Harness):
             for tensor in tensors:
                 self._arena.let_go(tensor)
 
-    def _answer(self, command: Command) -> Reply:
+    def _answer(self, command: Command) -> list[Reply]:
+        """Answer questions about inputs that are held.
+
+        The device is waited for when all of them are asked: each wait is for a turn on its processors, where others
+        use it too. Only a problem that may use several streams is waited for before its answer is copied.
+        """
+        asks: tuple[Ask, ...] = command.payload
+        try:
+            replies = [self._answer_one(command, ask) for ask in asks]
+            self.settle()
+        except Exception as error:  # noqa: BLE001 -- whatever the device has to say
+            return [self.failed(command, error)] * len(asks)
+        if any(ask.wide for ask in asks) and self.on_gpu:
+            held_now = torch.cuda.memory_stats_as_nested_dict()
+            if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
+                torch.cuda.empty_cache()
+        return replies
+
+    def _answer_one(self, command: Command, ask: Ask) -> Reply:
         """One call on inputs that are held; tells whether it drew random numbers, and changes inputs."""
-        ask: Ask | None = command.payload
-        if ask is None:
-            return self._run(command)
         held = self._sets[ask.slot]
         if ask.afresh:
             self._forget(held.answers)
             held.answers.clear()
-        if command.wide:
-            output, drew = self._call(command, held, self._widened(held.inputs, ask))
-        else:
-            given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
-            versions = [tensor._version for tensor in given]
-            # Its first call is looked at in earnest: what is written behind torch's back changes no version.
-            few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
-            before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
-            output, drew = self._call(command, held, given)
-            self._has_answered = True
-            changed = versions != [tensor._version for tensor in given] or not _same(given, before)
-            if changed and not self._mutates:
-                self._mutates = True
-                self._restore(held)
-                output, drew = self._call(command, held, [tensor.clone() for tensor in held.inputs])
-        reply = self._hand_over(command, held, output, drew=drew)
-        if command.wide and self.on_gpu:
-            held_now = torch.cuda.memory_stats_as_nested_dict()
-            if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
-                torch.cuda.empty_cache()
-        return reply
+        try:
+            if ask.wide:
+                output, drew = self._call(ask, held, self._widened(held.inputs, ask))
+            else:
+                output, drew = self._call_looking(ask, held)
+            return self._hand_over(command, ask, held, output, drew=drew)
+        except BaseException as error:  # noqa: BLE001 -- the problem may raise anything, SystemExit too
+            return self.failed(command, error)
+
+    def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool]:
+        """Call the model, and see whether it changes its inputs: if so it gets copies, from then on."""
+        given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
+        versions = [tensor._version for tensor in given]
+        # Its first call is looked at in earnest: what is written behind torch's back changes no version.
+        few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
+        before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
+        output, drew = self._call(ask, held, given)
+        self._has_answered = True
+        changed = versions != [tensor._version for tensor in given] or not _same(given, before)
+        if changed and not self._mutates:
+            self._mutates = True
+            self._restore(held)
+            output, drew = self._call(ask, held, [tensor.clone() for tensor in held.inputs])
+        return output, drew
 
     @staticmethod
     def _widened(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         set_seed(ask.nudge_seed)
         return [(moved(t, ask.nudge) if ask.nudge else t).to(widened(t.dtype)) for t in inputs]
 
-    def _call(self, command: Command, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+    def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """Return the model's output, and whether random numbers were drawn for it."""
-        own = self.instance(command)
+        own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         positional, keywords = put_together(held.arrangement, tensors)
-        with _default_dtype(torch.float64) if command.wide else contextlib.nullcontext(), torch.no_grad():
-            set_seed(command.seed)
+        with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
+            set_seed(ask.seed)
             before = self._random_state()
             output = own.model(*positional, **keywords)
-            self.settle()
+            if self.is_serial:
+                self.see_launches()
+            else:
+                self.settle()
             return output, not torch.equal(before, self._random_state())
+
+    def _instance(self, ask: Ask) -> Instance:
+        """Return the model that a question is for."""
+        return self._wide if ask.wide else self.own
 
     def _restore(self, held: _Set) -> None:
         """Draw inputs anew that a call has changed."""
@@ -323,9 +344,9 @@ class ReferenceHarness(Harness):
             for tensor, drawn in zip(held.inputs, again, strict=True):
                 tensor.copy_(drawn)
 
-    def _hand_over(self, command: Command, held: _Set, output: Any, *, drew: bool) -> Reply:
+    def _hand_over(self, command: Command, ask: Ask, held: _Set, output: Any, *, drew: bool) -> Reply:
         """Say where an answer lies, whatever its form."""
-        own = self.instance(command)
+        own = self._instance(ask)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         places: list[Place] = []
@@ -338,7 +359,6 @@ class ReferenceHarness(Harness):
             if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # else it is an input, and lives as long
             places.append(replace(place, index=0 if number is None else number + 1))
-        self.settle()
         return Reply(
             Answer.DONE,
             command.sequence,
@@ -346,7 +366,7 @@ class ReferenceHarness(Harness):
             tensors=tuple(TensorSpec.of(tensor) for tensor in tensors),
             places=tuple(places),
             drew=drew,
-            written_bytes=0 if command.wide else self._written(output),
+            written_bytes=0 if ask.wide else self._written(output),
             mutated=self._mutates,
         )
 

@@ -34,7 +34,7 @@ MAX_STRUCTURE_BYTES: Final = 1024
 
 _MAGIC: Final = 0x6B71_0001
 _EXPORT_MAGIC: Final = 0x6B71_0002
-_COMMAND = struct.Struct("=IIQq??")
+_COMMAND = struct.Struct("=IIQq?")
 #: What is short, how much of it was asked for and there is, the kernel's name, its constants and options.
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
 _REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
@@ -87,8 +87,7 @@ class Order(IntEnum):
     BIND_OUTPUTS = 5
     """Know the outputs' form."""
     RUN = 6
-    """Call forward on the shared inputs; in a reference, if the payload is an :class:`Ask`, on inputs that it holds.
-    The reply says where the outputs lie."""
+    """Call forward on the shared inputs. The reply says where the outputs lie."""
     TIME = 7
     """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
     before the forward."""
@@ -119,7 +118,10 @@ class Order(IntEnum):
     RELEASE = 21
     """In a reference: let go of input sets and of the answers to them (:class:`Release`)."""
     WIDEN = 19
-    """In a reference: make a copy of the model in float64, which commands marked ``wide`` then use."""
+    """In a reference: make a copy of the model in float64, of which questions may be asked then."""
+    ANSWER = 27
+    """In a reference: answer the questions of the payload (a tuple of :class:`Ask`), each with a reply that says where
+    the outputs lie."""
     EXAMINE = 22
     """Start a program for the kernel and its problem, under a tool (:class:`Examine`). It waits before it opens the
     device."""
@@ -559,12 +561,16 @@ class Ask:
 
     Attributes:
         slot: the set's number.
+        seed: the forward's.
+        wide: ask the model in float64.
         nudge: how far each value is moved before, as a share; 0 for not at all.
         nudge_seed: what it is moved by.
         afresh: let go of earlier answers to the set before.
     """
 
     slot: int
+    seed: int
+    wide: bool = False
     nudge: float = 0.0
     nudge_seed: int = 0
     afresh: bool = False
@@ -622,14 +628,13 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An order as the sealed process receives it; ``wide`` means its model in float64."""
+    """An order as the sealed process receives it."""
 
     order: Order
     sequence: int
     seed: int
     payload: Any
     descriptors: tuple[int, ...]
-    wide: bool = False
 
 
 def send_command(
@@ -640,7 +645,6 @@ def send_command(
     seed: int = 0,
     payload: Any = None,
     fds: tuple[int, ...] = (),
-    wide: bool = False,
 ) -> None:
     """Send an order, ``payload`` as a pickle in a memfd of its own, ``fds`` beside it.
 
@@ -656,7 +660,7 @@ def send_command(
         attached.insert(0, memory)
     try:
         signed = seed if seed < 2**63 else seed - 2**64
-        head = _COMMAND.pack(_MAGIC, order, sequence, signed, payload is not None, wide)
+        head = _COMMAND.pack(_MAGIC, order, sequence, signed, payload is not None)
         send_with_fds(channel, head, attached)
     finally:
         if memory >= 0:
@@ -668,14 +672,14 @@ def receive_command(channel: socket.socket) -> Command | None:
     data, fds = receive_with_fds(channel, _COMMAND.size)
     if not data:
         return None
-    _, order, sequence, seed, has_payload, wide = _COMMAND.unpack_from(data)
+    _, order, sequence, seed, has_payload = _COMMAND.unpack_from(data)
     payload = None
     if has_payload:
         memory = fds.pop(0)
         os.lseek(memory, 0, os.SEEK_SET)
         with os.fdopen(memory, "rb") as stream:
             payload = pickle.load(stream)  # noqa: S301 -- written by the judge, for the candidate alone
-    return Command(Order(order), sequence, seed, payload, tuple(fds), wide)
+    return Command(Order(order), sequence, seed, payload, tuple(fds))
 
 
 def receive_record(channel: socket.socket) -> Reply | Export | None:

@@ -9,8 +9,6 @@ import os
 import select
 import signal
 import socket
-from collections import deque
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -40,8 +38,6 @@ from workers.judge.sandbox.seal import Profile
 
 #: Seconds beyond a deadline after which the fork server itself is taken to have failed.
 _GRACE_S: Final = 30.0
-#: Orders that are given ahead of the replies to those before: a socket has room for so many and as many replies.
-_AHEAD: Final = 8
 #: Seconds between two looks at the clock while a process is waited for.
 _LOOK_S: Final = 0.25
 #: CUDA's codes that say a launch asked for too much: invalid value (too much dynamic shared memory),
@@ -220,45 +216,34 @@ class SealedProcess:
         self.stop_clock()
         return reply
 
-    def order_all(self, orders: Sequence[dict[str, Any]]) -> list[Reply | EvaluationEnded]:
-        """Give orders on the phase's clock, some ahead of the replies to those before.
-
-        Args:
-            orders: each as arguments of :meth:`send`.
+    def order_each(self, order: Order, count: int, **arguments: Any) -> list[Reply | EvaluationEnded]:
+        """Give an order that has ``count`` replies, on the phase's clock, and wait for them.
 
         Returns:
-            the reply to each, or what became of it where the process lives on.
+            the replies, or what became of each where the process lives on.
 
         Raises:
             EvaluationEnded: the process has ended.
             ForkServerError: as :meth:`receive`.
         """
-        replies: list[Reply | EvaluationEnded] = []
-        ahead: deque[int] = deque()
         self.start_clock()
-        for order in orders:
-            if len(ahead) == _AHEAD:
-                replies.append(self._outcome(ahead.popleft()))
-            ahead.append(self.send(**order))
-        replies += [self._outcome(sequence) for sequence in ahead]
+        sequence = self.send(order, **arguments)
+        replies: list[Reply | EvaluationEnded] = []
+        for _ in range(count):
+            try:
+                replies.append(self.receive(sequence))
+            except EvaluationEnded as ended:
+                if self.ended is not None:
+                    raise
+                replies.append(ended)
         self.stop_clock()
         return replies
 
-    def _outcome(self, sequence: int) -> Reply | EvaluationEnded:
-        try:
-            return self.receive(sequence)
-        except EvaluationEnded as ended:
-            if self.ended is not None:
-                raise
-            return ended
-
-    def send(
-        self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = (), wide: bool = False
-    ) -> int:
+    def send(self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = ()) -> int:
         """Give an order without waiting; return its number."""
         sequence = next(self._sequence)
         try:
-            send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds, wide=wide)
+            send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds)
         except OSError:
             raise self.died() from None
         return sequence

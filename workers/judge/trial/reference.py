@@ -693,23 +693,23 @@ class Reference:
 
     def _ask_together(self, cases: Sequence[Case]) -> list[_Answer]:
         """Have the process answer cases, one behind the other, without waiting for each."""
-        orders: list[_Question] = []
+        questions: list[_Question] = []
         wide = 0
         for case in cases:
-            orders.append(_Question(case))
+            questions.append(_Question(case))
             if self._may_ask_wide(case) and wide * self._wide_s < self._wide_left:
                 wide += 1
-                orders.append(_Question(case, wide=True))
+                questions.append(_Question(case, wide=True))
                 if case.kind in KINDS:
                     wide += 1
-                    orders.append(_Question(case, _ROUNDING[self.settings.precision], wide=True))
+                    questions.append(_Question(case, _ROUNDING[self.settings.precision], wide=True))
         begun = time.perf_counter()
-        replies = self._order_all([question.order() for question in orders])
+        replies = self._ask_all(questions)
         if wide:
-            self._wide_s = (time.perf_counter() - begun) / len(orders)
+            self._wide_s = (time.perf_counter() - begun) / len(questions)
             self._wide_left -= wide * self._wide_s
         asked: list[_Answer] = []
-        for question, reply in zip(orders, replies, strict=True):
+        for question, reply in zip(questions, replies, strict=True):
             case = question.case
             if not question.wide:
                 try:
@@ -839,10 +839,10 @@ class Reference:
         return bits.hexdigest()
 
     def _call(self, case: Case, *, afresh: bool = False, wide: bool = False) -> Reply:
-        assert case.slot is not None
         begun = time.perf_counter()
-        ask = Ask(case.slot, afresh=afresh)
-        reply = self._order(Order.RUN, what="Model.forward", seed=case.seed, payload=ask, wide=wide)
+        [reply] = self._ask_all([_Question(case, wide=wide, afresh=afresh)])
+        if isinstance(reply, EvaluationEnded):
+            raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
         return reply
 
@@ -900,7 +900,7 @@ class Reference:
         if not self._may_ask_wide(case):
             return None
         begun = time.perf_counter()
-        [reply] = self._order_all([_Question(case, nudge, wide=True).order()])
+        [reply] = self._ask_all([_Question(case, nudge, wide=True)])
         took = time.perf_counter() - begun
         self._wide_s = max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
         self._wide_left -= self._wide_s
@@ -964,19 +964,22 @@ class Reference:
         finally:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
 
-    def _order_all(self, orders: Sequence[dict[str, Any]]) -> list[Reply | EvaluationEnded]:
-        """Give orders at once; return the reply to each, or what became of it, while the process lives."""
+    def _ask_all(self, questions: Sequence[_Question]) -> list[Reply | EvaluationEnded]:
+        """Ask questions at once; return the reply to each, or what became of it, while the process lives."""
+        if not questions:
+            return []
+        asks = tuple(question.ask() for question in questions)
         with self._within_deadline(), self._blaming("Model.forward"):
-            replies = self.process.order_all(orders)
-        return [self._blamed(reply, order) for reply, order in zip(replies, orders, strict=True)]
+            replies = self.process.order_each(Order.ANSWER, len(asks), payload=asks)
+        return [self._blamed(reply, ask) for reply, ask in zip(replies, asks, strict=True)]
 
-    def _blamed(self, reply: Reply | EvaluationEnded, order: dict[str, Any]) -> Reply | EvaluationEnded:
-        """Return the reply to an order, or what became of it as the problem's failure or the fleet's."""
+    def _blamed(self, reply: Reply | EvaluationEnded, ask: Ask) -> Reply | EvaluationEnded:
+        """Return the reply to a question, or what became of it as the problem's failure or the fleet's."""
         if isinstance(reply, Reply):
             return reply
-        what = "the model in float64" if order["wide"] else "Model.forward"
+        what = "the model in float64" if ask.wide else "Model.forward"
         try:
-            with self._blaming(what, optional=order["wide"]):
+            with self._blaming(what, optional=ask.wide):
                 raise reply
         except EvaluationEnded as ended:
             if self.process.ended is not None:
@@ -1016,12 +1019,13 @@ class _Question:
     case: Case
     nudge: float = 0.0
     wide: bool = False
+    afresh: bool = False
 
-    def order(self) -> dict[str, Any]:
-        """Return the order, as arguments of :meth:`SealedProcess.send`."""
-        assert self.case.slot is not None
-        ask = Ask(self.case.slot, self.nudge, secrets.randbits(63) if self.nudge else 0)
-        return {"order": Order.RUN, "seed": self.case.seed, "payload": ask, "wide": self.wide}
+    def ask(self) -> Ask:
+        """Return the question as it travels."""
+        slot, seed = self.case.slot, self.case.seed
+        assert slot is not None
+        return Ask(slot, seed, self.wide, self.nudge, secrets.randbits(63) if self.nudge else 0, afresh=self.afresh)
 
 
 @dataclass(slots=True)
