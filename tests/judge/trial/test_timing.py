@@ -103,7 +103,7 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
         process = made.process
         process.enter(Phase.TIME, 60.0)
         with made.timed() as exchange:
-            stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, environment.Watch(CPU), 4)
+            stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 4)
             taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", null_share=0.2)
         assert len(taken.calls) == 16
         assert set(taken.kept) <= set(taken.calls)
@@ -125,7 +125,7 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
     """Only the shortest counts, of the reference's outputs and of dense ones."""
     made = reference(STRIDED, checks=1)
     made.answer_first(made.first_case())
-    stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, environment.Watch(CPU), 0)
+    stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, None, environment.Watch(CPU), 0)
     stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
     assert not stopwatch.has_other_layouts
     stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
@@ -168,7 +168,7 @@ def verified(body: str) -> tuple[timing.Stopwatch, int]:
     exchange.bind_outputs(made.output_specs)
     exchange.outputs(process.order(Order.RUN, seed=first.seed))
     process.enter(Phase.TIME, 60.0)
-    stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, environment.Watch(CPU), 3)
+    stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 3)
     stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock", null_share=0.0)
     kept = sum(tensor.nbytes for proof in stopwatch._proofs for tensor in proof.outputs)
     stopwatch.verify()

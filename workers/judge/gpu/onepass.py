@@ -65,7 +65,8 @@ def measure(
         return None
     if (kernel := _kernel(kind, torch.cuda.current_device())) is None:
         return None
-    blocks = _BLOCKS * torch.cuda.get_device_properties(ref.device).multi_processor_count
+    most = _BLOCKS * torch.cuda.get_device_properties(ref.device).multi_processor_count
+    blocks = min(most, -(-ref.nbytes // (_THREADS * _TOGETHER)))
     found = torch.empty(blocks, _FOUND, dtype=torch.float64, device=ref.device)
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in (out, ref, exact)]
     aligned = all(pointer % _TOGETHER == 0 for pointer in pointers[:2])

@@ -19,10 +19,12 @@ are written until the outputs have been copied.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -73,25 +75,50 @@ class Flusher:
         nobody wrongly. Where the device does not tell them, it is twice of what the best of a few copies reaches:
         copies of the cache's size came to half of the peak on an H200.
         """
-        if peak := _peak_bandwidth():
+        if peak := _peak_bandwidth(torch.cuda.current_device()):
             return peak
         half = self._buffer.numel() // 2
         best = min(_span(lambda: self._buffer[:half].copy_(self._buffer[half:])) for _ in range(_COPIES))
         return 4 * half / best * 1e9
 
 
-def _peak_bandwidth() -> float:
+@cache
+def _peak_bandwidth(device: int) -> float:
     """Return what the memory's clock and width allow, in bytes a second; 0 if the device does not tell."""
     told: list[int] = []
     for attribute in (_MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS):
         value = ctypes.c_int()
         try:
-            call("cudaDeviceGetAttribute", ctypes.byref(value), attribute, torch.cuda.current_device())
+            call("cudaDeviceGetAttribute", ctypes.byref(value), attribute, device)
         except CudaCallError:
             return 0.0
         told.append(value.value)
     kilohertz, bits = told
     return 2 * kilohertz * 1e3 * bits / 8  # two transfers a cycle
+
+
+class Hold:
+    """Holds the judge's stream until all of a call is enqueued, by a page of flags of the judge's own.
+
+    To register a page takes milliseconds where others open the device, so this is made before the device is had alone.
+    """
+
+    def __init__(self) -> None:
+        page = flags.create()
+        self._page = flags.attach(page)
+        os.close(page)
+        self._semaphores = Semaphores(self._page)
+        self._numbers = itertools.count(1)
+        self._number = 0
+
+    def wait(self, stream: int) -> None:
+        """Have a stream wait."""
+        self._number = next(self._numbers)
+        self._semaphores.wait(stream, flags.GO, self._number)
+
+    def let_go(self) -> None:
+        """Let the stream go on that waits."""
+        self._page[flags.GO] = self._number
 
 
 class GpuClock:
@@ -103,22 +130,14 @@ class GpuClock:
 
     basis: Final = "gpu_clock"
 
-    def __init__(self, exchange: Exchange, flusher: Flusher | None) -> None:
+    def __init__(self, exchange: Exchange, hold: Hold, flusher: Flusher | None) -> None:
         """Time the calls of one process, the L2 cache emptied before each where a flusher is given."""
         self._exchange = exchange
         self._process = exchange.process
+        self._hold = hold
         self._flusher = flusher
-        #: A page of the judge's own, on which its stream waits until all is enqueued.
-        page = flags.create()
-        self._hold = flags.attach(page)
-        os.close(page)
-        self._holder = Semaphores(self._hold)
         self._layouts: set[tuple[Any, ...]] = set()
         self.views: list[Output] = []
-
-    def close(self) -> None:
-        """Give the page back."""
-        self._holder.close()
 
     def blocks(self, case: Case) -> bool:
         """Return True if the forward waits for the GPU, so that this clock cannot time it."""
@@ -152,7 +171,7 @@ class GpuClock:
         begin, ready, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         stream = torch.cuda.current_stream().cuda_stream
         semaphores = self._process.semaphores
-        self._holder.wait(stream, flags.GO, number)
+        self._hold.wait(stream)
         try:
             begin.record()
             self._exchange.load(case.inputs)
@@ -167,7 +186,7 @@ class GpuClock:
             self._process.flags[flags.DONE] = number  # nothing may be left that waits
             raise
         finally:
-            self._hold[flags.GO] = number
+            self._hold.let_go()
         self._await(end, number)
         return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 

@@ -170,6 +170,9 @@ class _Evaluation:
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
         self._booking: booking.Booking | None = None
         self._suite: suite.Suite | None = None
+        #: What a GPU's clock needs.
+        self._hold: clocks.Hold | None = None
+        self._flusher: clocks.Flusher | None = None
         #: The figures of all calls that were compared.
         self._compared: list[dict[str, Any]] = []
 
@@ -266,7 +269,8 @@ class _Evaluation:
             baseline = self._baseline() if timed else None
             cases, later, last = self._answer(first)
         self._test_device()
-        if timed and self._flusher is not None:
+        if timed and self._place.on_gpu:
+            self._hold, self._flusher = clocks.Hold(), clocks.Flusher()
             self._flusher()
         if baseline is not None:
             baseline.get_going()
@@ -276,6 +280,7 @@ class _Evaluation:
             candidate.form = reference.form
             reference.present(first)
             candidate.construct(reference.init_inputs, first, self._plan, rehearse=triton)
+            candidate.prepare_calls(reference.output_specs)
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
@@ -413,10 +418,6 @@ class _Evaluation:
             rehearsal = pool.submit(answers.rehearse, self._settings)
             yield
         rehearsal.result()
-
-    @cached_property
-    def _flusher(self) -> clocks.Flusher | None:
-        return clocks.Flusher() if self._place.on_gpu else None
 
     @property
     def _reference(self) -> Reference:
@@ -581,7 +582,7 @@ class _Evaluation:
     def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
-            candidate.prepare_calls(self._reference.output_specs)
+            candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
             checked = 0
             every = chain(cases, (self._reference.fresh() for _ in range(later)))
             try:
@@ -692,7 +693,8 @@ class _Evaluation:
     def _stopwatch(self, exchange: Exchange, proofs: int) -> timing.Stopwatch:
         seconds = self._deadlines.time_s
         exchange.process.enter(Phase.TIME, seconds)
-        return timing.Stopwatch(exchange, self._reference, self._place, seconds, self._flusher, self._watch, proofs)
+        hold, flusher = self._hold, self._flusher
+        return timing.Stopwatch(exchange, self._reference, self._place, seconds, hold, flusher, self._watch, proofs)
 
     def _time(self, stopwatch: timing.Stopwatch, basis: timing.Basis) -> timing.Series:
         with self._steps.timed("time"):

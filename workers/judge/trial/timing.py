@@ -42,7 +42,7 @@ from workers.judge.gpu import environment
 from workers.judge.place import Place
 from workers.judge.trial import clocks, compare
 from workers.judge.trial.cases import Case
-from workers.judge.trial.clocks import CpuClock, Flusher, GpuClock, empty_kernel_ns
+from workers.judge.trial.clocks import CpuClock, Flusher, GpuClock, Hold, empty_kernel_ns
 from workers.judge.trial.exchange import Exchange
 from workers.judge.trial.reference import Reference
 
@@ -162,6 +162,7 @@ class Stopwatch:
         reference: Reference,
         place: Place,
         seconds: float,
+        hold: Hold | None,
         flusher: Flusher | None,
         watch: environment.Watch,
         proofs: int,
@@ -173,7 +174,7 @@ class Stopwatch:
             reference: gives the values of the calls, and answers those that are kept.
             place: where it runs.
             seconds: deadline of the time phase.
-            flusher: empties the L2 cache, on a GPU.
+            hold, flusher: hold the judge's stream, and empty the L2 cache, on a GPU.
             watch: sees whether the device is throttled.
             proofs: how many calls are kept to be verified.
         """
@@ -181,6 +182,7 @@ class Stopwatch:
         self._reference = reference
         self._place = place
         self._seconds = seconds
+        self._hold = hold
         self._flusher = flusher
         self._watch = watch
         self._most = proofs
@@ -200,11 +202,15 @@ class Stopwatch:
         self._left_s = seconds
         self._since = 0.0
 
+    @property
+    def _gpu_hold(self) -> Hold:
+        assert self._hold is not None, "there is a GPU"
+        return self._hold
+
     def blocks(self) -> bool:
         """Whether the candidate's forward waits for the GPU."""
         self._since = time.monotonic()
-        with contextlib.closing(GpuClock(self._exchange, None)) as clock:
-            blocks = clock.blocks(self._fresh())
+        blocks = GpuClock(self._exchange, self._gpu_hold, None).blocks(self._fresh())
         self._exchange.process.stop_clock()
         return blocks
 
@@ -232,11 +238,11 @@ class Stopwatch:
             enough_at = time.monotonic() + self._seconds * _BUDGET
             series, call = None, Order.AHEAD
             if basis == "gpu_clock":
-                with contextlib.closing(GpuClock(self._exchange, flusher)) as clock:
+                clock = GpuClock(self._exchange, self._gpu_hold, flusher)
+                series = self._take(clock, timing, null_share, enough_at, call)
+                if series is not None and series.takes_no_turn:
+                    call = Order.AHEAD_IN_TURN
                     series = self._take(clock, timing, null_share, enough_at, call)
-                    if series is not None and series.takes_no_turn:
-                        call = Order.AHEAD_IN_TURN
-                        series = self._take(clock, timing, null_share, enough_at, call)
             if series is None:
                 clock, call = CpuClock(self._exchange, flusher, on_gpu=self._place.on_gpu), Order.TIME
                 series = self._take(clock, timing, null_share, enough_at, call)
