@@ -1,4 +1,4 @@
-"""Figures of large tensors as JSON: ``python one_pass.py cpu|cuda``. A test that used CUDA itself could not fork."""
+"""Figures of tensors as JSON: ``python one_pass.py cpu|cuda``. A test that used CUDA itself could not fork."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import Case
 
-SIZE = (1 << 20) + 3
+SIZES = (1003, (1 << 20) + 3)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def figures(device: str, dtype: torch.dtype, offset: int, *, all_finite: bool, knows_exact: bool) -> dict[str, Any]:
+def figures(
+    device: str, size: int, dtype: torch.dtype, offset: int, *, all_finite: bool, knows_exact: bool
+) -> dict[str, Any]:
     """Compare two tensors that are the same on any device."""
     generator = torch.Generator().manual_seed(1)
-    exact = 3 * torch.randn(SIZE + offset, dtype=torch.float64, generator=generator)
+    exact = 3 * torch.randn(size + offset, dtype=torch.float64, generator=generator)
     ref = exact.to(dtype)
     out = (exact * (1 + 1e-2 * torch.randn(exact.shape, dtype=torch.float64, generator=generator))).to(dtype)
     if not all_finite:
@@ -41,9 +43,10 @@ def figures(device: str, dtype: torch.dtype, offset: int, *, all_finite: bool, k
 def main() -> None:
     """Print the figures of all cases, by their names."""
     found: dict[str, dict[str, Any]] = {}
-    for dtype, offset, all_finite, knows_exact in itertools.product(DTYPES, (0, 1), (True, False), (True, False)):
-        name = f"{dtype} offset={offset} all_finite={all_finite} knows_exact={knows_exact}"
-        found[name] = figures(sys.argv[1], dtype, offset, all_finite=all_finite, knows_exact=knows_exact)
+    yes_or_no = (True, False)
+    for size, dtype, offset, all_finite, knows_exact in itertools.product(SIZES, DTYPES, (0, 1), yes_or_no, yes_or_no):
+        name = f"{size} {dtype} offset={offset} all_finite={all_finite} knows_exact={knows_exact}"
+        found[name] = figures(sys.argv[1], size, dtype, offset, all_finite=all_finite, knows_exact=knows_exact)
     print(json.dumps(found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -19,7 +20,14 @@ from workers.judge.channel.protocol import Answer, Reply, TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import Case
-from workers.judge.trial.compare import check_form, check_values, merge_errors, tolerance_for
+from workers.judge.trial.compare import (
+    check_each,
+    check_form,
+    check_values,
+    merge_errors,
+    need_no_excuse,
+    tolerance_for,
+)
 
 TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
 
@@ -688,14 +696,36 @@ def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference()
         figures(exact.float(), coarse)
 
 
+def test_what_needs_no_excuse_is_right_whatever_the_exact_answers_are() -> None:
+    """They can only make wrong ones right: so calls are compared without them first."""
+    torch.manual_seed(0)
+    truth = torch.randn(32, 32, dtype=torch.float64)
+    excused = clear = 0
+    for own, error in itertools.product((0.0, 1e-6, 1e-3, 0.3), repeat=2):
+        for comparison in Comparison:
+            settings = Settings(comparison=comparison)
+            ref, out = ((truth * (1 + size * torch.randn(32, 32))).float() for size in (own, error))
+            [is_clear] = need_no_excuse([([out], Case(0, outputs=[ref]))], settings)
+            exacts = (None, truth, ref.double(), out.double(), 2 * truth, torch.full_like(truth, torch.nan))
+            for exact in exacts:
+                case = Case(0, outputs=[ref], exact=None if exact is None else [exact])
+                [found] = check_each([([out], case)], settings)
+                is_right = not isinstance(found, EvaluationEnded)
+                assert is_right or not is_clear
+                excused += is_right and not is_clear
+            clear += is_clear
+    assert clear
+    assert excused
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None:
-    """Figures of large tensors are the same: counts and maxima to the bit, sums but for their order."""
+    """The figures are the same: counts and maxima to the bit, sums but for their order."""
     script = Path(__file__).with_name("one_pass.py")
     told = [subprocess.check_output([sys.executable, str(script), device]) for device in ("cpu", "cuda")]
     on_cpu, on_gpu = map(json.loads, told)
-    assert len(on_cpu) == len(on_gpu) == 32
+    assert len(on_cpu) == len(on_gpu) == 64
     for name, expected in on_cpu.items():
         found = on_gpu[name]
         assert expected["wrong"] > 0, name

@@ -28,7 +28,7 @@ from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
-from workers.judge.channel.packets import send_with_fds
+from workers.judge.channel.packets import send_with_fds, wait_briefly
 from workers.judge.channel.protocol import (
     MAX_DIMS,
     MAX_TENSORS,
@@ -72,6 +72,10 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Orders that are answered ahead of their end.
+_AHEAD: Final = frozenset({Order.AHEAD, Order.AHEAD_NULL, Order.AHEAD_IN_TURN})
+#: Orders behind which another one follows at once.
+_PROMPT: Final = _AHEAD | {Order.RUN}
 
 
 class EntryPointError(Exception):
@@ -118,8 +122,10 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
                 os.close(descriptor)
         for reply in replies:
             channel.send(reply.pack())
-        if (failure := obeying.settle_after(command)) is not None:
+        if command.order in _AHEAD and (failure := obeying.settle_after(command)) is not None:
             channel.send(failure.pack())
+        if command.order in _PROMPT and obeying.on_gpu:
+            wait_briefly(channel)
 
 
 @dataclass(slots=True)
@@ -214,9 +220,7 @@ class Harness:
         return replies if isinstance(replies, list) else [replies]
 
     def settle_after(self, command: Command) -> Reply | None:
-        """Wait for a call that was answered ahead of its end; the answer if it fails after all."""
-        if command.order not in (Order.AHEAD, Order.AHEAD_NULL, Order.AHEAD_IN_TURN):
-            return None
+        """Wait for the end of a call that was answered ahead of it; return the answer if it fails after all."""
         try:
             self.settle()
         except Exception as error:  # noqa: BLE001 -- whatever the device has to say

@@ -1,7 +1,7 @@
-"""What comparing large tensors needs, in one pass over them on a GPU.
+"""What comparing tensors needs, in one pass over them on a GPU.
 
 With torch's operations it takes some twenty passes: 0.11 s on an H100 for two tensors of 6 GiB, of which an evaluation
-compares eleven pairs with the device alone. Here it takes as long as reading both.
+compares eleven pairs. Here it takes as long as reading both. Of two small tensors it takes 0.16 ms instead of 0.6 ms.
 
 The kernel (``onepass.cu``) is compiled in memory by NVRTC, which torch comes with: no compiler of the host is needed,
 and there is no cache that somebody else could write to. Where NVRTC cannot be had, torch's operations do it.
@@ -89,7 +89,7 @@ def _kernel(kind: int, device: int) -> Any:
     try:
         code = _compiled(kind, *torch.cuda.get_device_capability(device))
     except (OSError, RuntimeError) as error:
-        _log.warning("large tensors are compared by torch's operations, which takes longer", error=str(error))
+        _log.warning("tensors are compared by torch's operations, which takes longer", error=str(error))
         return None
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     driver("cuModuleLoadData", ctypes.byref(module), code)

@@ -18,6 +18,7 @@ from kqueue.contract import Phase
 from kqueue.text import one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
+from workers.judge.channel.packets import wait_briefly
 from workers.judge.channel.protocol import (
     Answer,
     Export,
@@ -213,10 +214,13 @@ class SealedProcess:
         """Stop the phase's clock: the judge is at work, and the process waits."""
         self._tell(Turn(False))
 
-    def order(self, order: Order, **arguments: Any) -> Reply:
-        """Give an order, on the phase's clock, and wait for its reply."""
+    def order(self, order: Order, *, promptly: bool = False, **arguments: Any) -> Reply:
+        """Give an order, on the phase's clock, and wait for its reply; ``promptly`` looks out for it at first."""
         self.start_clock()
-        reply = self.receive(self.send(order, **arguments))
+        sequence = self.send(order, **arguments)
+        if promptly:
+            self.look_out()
+        reply = self.receive(sequence)
         self.stop_clock()
         return reply
 
@@ -333,6 +337,10 @@ class SealedProcess:
     def ends(self, seconds: float, *words: socket.socket) -> bool:
         """Wait up to ``seconds`` for words of the program that it has become; return whether it has ended."""
         return self._control in _readable(seconds, *words, self._control)
+
+    def look_out(self) -> None:
+        """Wait a moment for a reply that is expected at once and must not be seen late (:func:`wait_briefly`)."""
+        wait_briefly(self._channel, self._control)
 
     def answered(self, seconds: float = 0) -> bool:
         """Return whether within ``seconds`` a reply can be received, or the process has ended."""

@@ -201,6 +201,7 @@ class GpuClock:
     def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
         """Have the candidate enqueue a call; return None if it did not do so in time and was let go."""
         number = self._process.send(order, seed=case.seed)
+        self._process.look_out()
         if self._process.answered(seconds):
             return number, self._exchange.outputs(self._process.receive(number))
         # It runs on right inputs, untimed; its answer does not count.

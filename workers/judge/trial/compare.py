@@ -81,8 +81,6 @@ _ENOUGH: Final = 64
 _SHOWN: Final = 5
 #: Values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
-#: Values on a GPU from which one pass of the judge's own kernel is faster than torch's operations.
-_LARGE: Final = 1 << 20
 #: Rows and columns of the map of wrong values, at most.
 _CELLS: Final = 16
 #: Values to sample for the error that is usual among values of one size.
@@ -196,12 +194,27 @@ def check_each(
     Returns:
         for each call what :func:`check_values` returns or raises.
     """
+    calls = _measured(answers, settings)
+    return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+
+
+def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
+    """Return for each of many calls whether it is right whatever the answers in float64 are, which are not needed.
+
+    Args:
+        answers, settings: as for :func:`check_each`.
+    """
+    return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(answers, settings)]
+
+
+def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
+    """Return the outputs of each call that hold values, and their figures."""
     calls = [
         [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
         for outputs, case in answers
     ]
     _measure_all([output for judged in calls for output in judged])
-    return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+    return calls
 
 
 def _measure_all(outputs: Sequence[_Output]) -> None:
@@ -334,7 +347,7 @@ class _Output:
                 figure is not finite either.
         """
         must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
-        if self.ref.is_cuda and self.ref.numel() >= _LARGE and not must_equal:
+        if self.ref.is_cuda and not must_equal:
             bounds, loose = ((t.atol, t.rtol) for t in (self.tolerance, self.loose))
             if (numbers := onepass.measure(self.out, self.ref, self.exact, bounds, loose)) is not None:
                 return numbers
@@ -440,6 +453,12 @@ class _Output:
                 " their mean would be as close to them"
             )
         return None
+
+    def needs_excuse(self, settings: Settings) -> bool:
+        """Return whether answers in float64 could change the verdict: they make wrong ones right, never the reverse."""
+        if settings.comparison is not Comparison.STRICT:
+            return self.kernelbench_fault() is not None
+        return self.figures.wrong > 0 or self.strict_fault() is not None
 
     def kernelbench_fault(self) -> _Fault | None:
         """Return the fault by ``torch.allclose`` with KernelBench's tolerance, or None."""

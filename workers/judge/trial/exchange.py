@@ -258,7 +258,7 @@ class Candidate(Exchange):
         """
         self.load(case.inputs)
         self.settle()
-        views = self.outputs(self.process.order(Order.RUN, seed=case.seed))
+        views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
         if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
             raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
         return compare.check_values(self.read(views), case, self._settings)

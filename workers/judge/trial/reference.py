@@ -645,10 +645,14 @@ class Reference:
             return view_within(self._arena.flat, place, spec)
         return own_memory(self.process, spec, place)
 
-    def answer(self, *cases: Case) -> list[Case]:
+    def answer(self, *cases: Case, exactly: bool = True) -> list[Case]:
         """Run the reference on cases and, where it may, in float64; those that are not drawn are drawn first.
 
         On a GPU its work is done for all of them before the judge begins with its own: the two would take turns.
+
+        Args:
+            cases: the cases; those that are answered already are left as they are.
+            exactly: False for no answers in float64.
 
         Returns:
             the cases that it answered. Left out are only variants: their inputs may lie outside the problem's domain.
@@ -670,14 +674,14 @@ class Reference:
             try:
                 if case.slot is None and not self._draw([case]):
                     continue
-                if self._may_wait(case):
+                if self._may_wait(case, exactly=exactly):
                     together.append(case)
                 else:
-                    asked.append(self._ask(case))
+                    asked.append(self._ask(case, exactly=exactly))
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
-        asked += self._ask_together(together)
+        asked += self._ask_together(together, exactly=exactly)
         self._see(asked)
         for answer in asked:
             if self._take(answer):
@@ -686,18 +690,28 @@ class Reference:
                 answer.case.outputs, answer.case.exact = [], None
         return [case for case in cases if case in known]
 
-    def _may_wait(self, case: Case) -> bool:
+    def answer_anew(self, cases: Sequence[Case]) -> None:
+        """Answer given cases once more, in float64 too where it may.
+
+        Raises:
+            EvaluationEnded: as :meth:`first_case`.
+        """
+        for case in cases:
+            case.outputs, case.exact = [], None
+        self.answer(*cases)
+
+    def _may_wait(self, case: Case, *, exactly: bool) -> bool:
         """Return whether a case may be answered together with others: the answers hold nothing new, and are quick."""
-        wide_cold = self._has_wide and not self._wide_cold.isdisjoint({False, case.kind in KINDS})
+        wide_cold = exactly and self._has_wide and not self._wide_cold.isdisjoint({False, case.kind in KINDS})
         return self._is_roomy and self.case is not None and self.forward_s <= self._bounds.quick_s and not wide_cold
 
-    def _ask_together(self, cases: Sequence[Case]) -> list[_Answer]:
+    def _ask_together(self, cases: Sequence[Case], *, exactly: bool) -> list[_Answer]:
         """Have the process answer cases, one behind the other, without waiting for each."""
         questions: list[_Question] = []
         wide = 0
         for case in cases:
             questions.append(_Question(case))
-            if self._may_ask_wide(case) and wide * self._wide_s < self._wide_left:
+            if exactly and self._may_ask_wide(case) and wide * self._wide_s < self._wide_left:
                 wide += 1
                 questions.append(_Question(case, wide=True))
                 if case.kind in KINDS:
@@ -733,13 +747,13 @@ class Reference:
             for begin in range(0, len(missing), self._ahead):
                 self._draw(missing[begin : begin + self._ahead])
 
-    def _ask(self, case: Case) -> _Answer:
+    def _ask(self, case: Case, *, exactly: bool) -> _Answer:
         """Have the process answer a case, without looking at what it answers."""
         reply = self._call(case)
         if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
             reply = self._call(case, afresh=True)
         answer = self._heard(case, reply)
-        if self.forward_s <= self._bounds.quick_s:
+        if exactly and self.forward_s <= self._bounds.quick_s:
             answer.exact = self._ask_wide(case)
             if case.kind in KINDS and answer.exact is not None:
                 answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
