@@ -64,19 +64,15 @@ def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
 
 def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends as it does with the device for itself."""
-    check, prepare = Candidate.run, Candidate.prepare_calls
+    check = Candidate.run
     calls: list[Case] = []
 
-    def prepared(candidate: Candidate, specs: Any) -> None:
-        prepare(candidate, specs)
+    def checked(candidate: Candidate, case: Case) -> dict[str, Any]:
         if not calls:
             candidate.process.enter(Phase.CHECK, 0.02)  # all that others leave it
-
-    def checked(candidate: Candidate, case: Case) -> dict[str, Any]:
         calls.append(case)
         return check(candidate, case)
 
-    monkeypatch.setattr(Candidate, "prepare_calls", prepared)
     monkeypatch.setattr(Candidate, "run", checked)
     outcome = judge(rig, SLOW)
     assert outcome.category is Category.PASSED

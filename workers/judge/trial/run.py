@@ -268,7 +268,6 @@ class _Evaluation:
             reference, candidate, first = self._begin()
             baseline = self._baseline() if timed else None
             cases, later, last = self._answer(first)
-        self._test_device()
         if timed and self._place.on_gpu:
             self._hold, self._flusher = clocks.Hold(), clocks.Flusher()
             self._flusher()
@@ -284,8 +283,9 @@ class _Evaluation:
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
-        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile. And the driver
-        # opens the device for one process after the other: the next candidate gets in line.
+        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile, and nobody waits
+        # for it who wants the device. And the driver opens that for one process after the other: the next candidate
+        # gets in line.
         candidate.process.begin_stop()
         self._processes.begin_next()
         if baseline is not None and series is not None and baseline.known is None:
@@ -293,15 +293,13 @@ class _Evaluation:
             with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
                 baseline.take(series.basis)
                 self._see_memory()
-        if stopwatch is None:
-            self._stop(candidate)
-        else:
-            with self._steps.untimed("verify"):
-                with self._steps.backstop(Phase.REFERENCE):
-                    self._evidence["verified_calls"] = stopwatch.verify()
-                self._stop(candidate)
-                self._test_device()
-                self._tested = True
+        if stopwatch is not None:
+            with self._steps.untimed("verify"), self._steps.backstop(Phase.REFERENCE):
+                self._evidence["verified_calls"] = stopwatch.verify()
+        self._stop(candidate)
+        if stopwatch is not None:
+            self._test_device()
+            self._tested = True
             if stopwatch.has_other_layouts:
                 with self._steps.alone("layouts"), self._steps.backstop(Phase.TIME):
                     stopwatch.compare_layouts()
@@ -558,16 +556,19 @@ class _Evaluation:
                 last = [reference.another()] if self._settings.timing.enabled else []
                 # The first variant's answers in float64 load kernels: while others may use the device.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
-        with self._steps.untimed("reference"), self._steps.backstop(Phase.REFERENCE):
-            if (region := influence.learn(reference, first)) is not None:
-                cases.append(region)
-            if self._place.on_gpu and not reference.is_roomy:
-                torch.cuda.empty_cache()  # it copied an answer: what is to stay must not lie where that lay
-            answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
-            # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
-            compare.check_values(first.outputs, first, self._settings)
-            if self._place.on_gpu and self._settings.timing.enabled:
-                reference.stock(timing.usual_calls(self._settings.timing, _NULL_SHARE))
+        with self._steps.untimed("reference"):
+            with self._steps.backstop(Phase.REFERENCE):
+                if (region := influence.learn(reference, first)) is not None:
+                    cases.append(region)
+                if self._place.on_gpu and not reference.is_roomy:
+                    torch.cuda.empty_cache()  # it copied an answer: what is to stay must not lie where that lay
+                answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
+                # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
+                compare.check_values(first.outputs, first, self._settings)
+                if self._place.on_gpu and self._settings.timing.enabled:
+                    reference.stock(timing.usual_calls(self._settings.timing, _NULL_SHARE))
+            # The device is seen to be well before a kernel has it. That loads what a later test needs.
+            self._test_device()
         if not reference.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
         return [case for case in answered if case not in last], 0, last[0] if last else None
@@ -821,8 +822,7 @@ class _Evaluation:
                 self._evidence["sanitized"] = [examiner.sanitize(tool) for tool in asked.sanitize]
             if asked.profile:
                 self._evidence["profile"] = examiner.profile(self._activities)
-            with self._steps.untimed("test"):
-                self._test_device()
+            self._test_device()
         except (EvaluationEnded, torch.AcceleratorError, CudaCallError) as error:
             self._records.doubt(self._place.device, f"a kernel was examined, and since then: {error}")
 
@@ -856,21 +856,14 @@ class _Evaluation:
         if self._tested:
             return outcome
         try:
-            with self._steps.device_soon() as had:
-                if had:
-                    self._test_device()
-                else:
-                    self._evidence["canary"] = "not asked: the device was in use"
+            self._test_device()
         except EvaluationEnded as ended:
             failed = ended.outcome
             return failed.model_copy(update={"facts": failed.facts.model_copy(update={"instead_of": outcome.category})})
         return outcome
 
     def _test_device(self) -> None:
-        """Have the GPU tested by what it can compute: it counts when the candidate is gone and nobody times.
-
-        On a CPU there is nothing to test. Done before, too, it loads its kernels while others may use the device.
-        """
+        """Have the GPU tested by what it can compute, which takes milliseconds. On a CPU there is nothing to test."""
         if not self._place.on_gpu:
             return
         self._blackbox.enter(Phase.CANARY, time.monotonic() + health.CANARY_S)

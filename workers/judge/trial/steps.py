@@ -19,13 +19,11 @@ from kqueue.contract import Phase
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.host import holders
 from workers.judge.host.blackbox import BlackBox
-from workers.judge.host.turns import opened, turn
+from workers.judge.host.turns import turn
 from workers.judge.place import Place
 
 #: Seconds beyond all deadlines of an evaluation after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
-#: Seconds to wait for the device only to test it. The verdict is known, and others will test the device.
-_TEST_WAIT_S: Final = 30.0
 #: Seconds between looks at who has the device while it is waited for.
 _LOOK_S: Final = 1.0
 
@@ -74,21 +72,6 @@ class Steps:
         """Use the device for work that would disturb whoever times on it; others do the same meanwhile."""
         with self._device(fcntl.LOCK_SH), self.timed(f"untimed_{what}"):
             yield
-
-    @contextlib.contextmanager
-    def device_soon(self) -> Generator[bool]:
-        """Use the device if nobody times on it soon; yield True if so."""
-        with opened(self._place.lock) as lock:
-            deadline = time.monotonic() + _TEST_WAIT_S
-            had = False
-            with self.timed("wait_for_device"):
-                while not had and time.monotonic() < deadline:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                        had = True
-                    except BlockingIOError:
-                        time.sleep(0.005)
-            yield had
 
     @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
