@@ -80,16 +80,6 @@ class Look:
         return not self._any("nan") and not self._any("wild")
 
     @property
-    def is_related(self) -> bool:
-        """Whether the answer is a less precise form of the exact one, be they rounding errors only."""
-        share, close = _RELATED[self.precision], CLOSE[self.precision]
-        return all(
-            apart <= share * self.numbers[f"size {number}"] or apart <= close * own.numel() ** 0.5
-            for number, own in enumerate(self.outputs)
-            if (apart := self.numbers.get(f"apart {number}")) is not None
-        )
-
-    @property
     def is_precise(self) -> bool:
         """Whether an answer to varied inputs is near the exact one, and far from overflowing."""
         share = _PRECISE[self.precision]
@@ -116,6 +106,41 @@ class Look:
 
     def _any(self, what: str) -> bool:
         return any(value for name, value in self.numbers.items() if name.startswith(what))
+
+
+@dataclass(slots=True)
+class Relation:
+    """Whether answers are a less precise form of the exact ones, be they rounding errors only.
+
+    All of them count together: a single number may be near zero by chance, and then be mostly rounding errors.
+
+    Attributes:
+        precision: the evaluation's.
+        values: how many values have been seen, at least, of each output.
+    """
+
+    precision: Precision
+    values: int = 0
+    _squares: dict[int, tuple[float, float, int]] = field(default_factory=dict[int, tuple[float, float, int]])
+
+    def add(self, look: Look) -> None:
+        """Count an answer in."""
+        for number, own in enumerate(look.outputs):
+            apart = look.numbers.get(f"apart {number}")
+            if apart is not None:
+                apart2, size2, values = self._squares.get(number, (0.0, 0.0, 0))
+                size = look.numbers[f"size {number}"]
+                self._squares[number] = apart2 + apart * apart, size2 + size * size, values + own.numel()
+        self.values = min((values for _, _, values in self._squares.values()), default=0)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether that is so, by what has been seen."""
+        share, close = _RELATED[self.precision], CLOSE[self.precision]
+        return all(
+            apart2 <= share * share * size2 or apart2 <= close * close * values
+            for apart2, size2, values in self._squares.values()
+        )
 
 
 def look_at(looks: Sequence[Look]) -> None:

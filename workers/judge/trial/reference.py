@@ -88,6 +88,8 @@ _COLD_S: Final = 0.5
 _MEMORY_SHARE: Final = 1 / 8
 #: Changes of a value that no kernel need tell from none.
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
+#: Values that tell whether the model in float64 is the same: fewer may be near zero by chance, all of them.
+_TELLING: Final = 64
 #: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
 _HOST_SHARE: Final = 1 / 8
 #: Forwards for which there must be time to have one more for the sake of a label.
@@ -209,6 +211,9 @@ class Reference:
         self._wide_s = 0.0
         #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
+        #: How given answers lie to those in float64; and cases, their slots and such answers, while these are too few.
+        self._relation = answers.Relation(settings.precision)
+        self._unrelated: list[tuple[Case, int, list[torch.Tensor]]] = []
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
         self.noise: list[float] = []
         self._same_answers: bool | None = None
@@ -497,7 +502,7 @@ class Reference:
         """Let go of all cases, and have the process give back all memory that is not in use."""
         for case in list(self._held.values()):
             self._forget(case)
-        self._ready, self._over = [], []
+        self._ready, self._over, self._unrelated = [], [], []
         self.exchange.settle()
         self._order(Order.RELEASE, what="get_inputs()", payload=Release(all=True))
         self.process.imports.close()
@@ -799,13 +804,28 @@ class Reference:
         if case.kind == GIVEN:
             if look.has_nan:
                 raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
-            if case.exact is not None and not look.is_related:
-                self._has_wide, case.exact = False, None
+            if case.exact is not None:
+                self._relate(case, look)
             self._note(case, look)
             return True
         if case.kind not in KINDS:
             return look.is_tame  # such inputs are not unlike the problem's own
         return case.exact is not None and look.is_precise and look.is_steady
+
+    def _relate(self, case: Case, look: answers.Look) -> None:
+        """See by all given answers whether those in float64 are of the same model; only then do they count."""
+        assert case.exact is not None
+        assert case.slot is not None
+        self._relation.add(look)
+        self._unrelated.append((case, case.slot, case.exact))
+        case.exact = None
+        if self._relation.is_near:
+            for one, slot, exact in self._unrelated:
+                if one.slot == slot and one.outputs:
+                    one.exact = exact
+            self._unrelated = []
+        elif self._relation.values >= _TELLING:
+            self._has_wide, self._unrelated = False, []
 
     def confirm(self, case: Case) -> None:
         """Answer a case again, and draw it again, before a kernel is called wrong on it.
