@@ -49,7 +49,7 @@ from workers.judge.trial.reference import Reference
 Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Part of the key under which baselines are cached: changes when this module's method does.
-METHOD: Final = "11"
+METHOD: Final = "10"
 #: The fewest calls that make a measurement; below that the time budget does not end it.
 _FEWEST: Final = 5
 #: The fewest calls after which precision may end it, and up to how many are added at random; and where calls take long
@@ -593,11 +593,11 @@ def _enough(series: Series, more: float) -> int:
 
 
 def _knows_null(series: Series, wanted: float) -> bool:
-    """Whether the null is known so well that more of them would tell little of the calls' own time."""
+    """Whether the null is known so well that more of them would tell nothing of the calls' own time."""
     if series.basis != "gpu_clock" or len(series.nulls) < _FEWEST or len(series.calls) < _FEWEST:
         return False
     net = statistics.median(series.calls) - statistics.median(series.nulls)
-    return _half_width(series.nulls) <= max(_NULL_PART * wanted * net, _RESOLUTION_NS / 2)
+    return _half_width(series.nulls) <= _NULL_PART * wanted * net
 
 
 def _is_precise(series: Series, wanted: float) -> bool:
