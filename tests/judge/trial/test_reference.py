@@ -495,6 +495,22 @@ def test_a_model_that_is_another_in_float64_has_no_exact_answers() -> None:
         assert all(case.exact is None for case in answered(made) if case.kind == GIVEN)
 
 
+@pytest.mark.parametrize("outputs", ["y", "(x * x * factor, y)"])
+@pytest.mark.parametrize("varied_bytes", [0, 256 << 20])
+def test_no_exact_answer_of_another_model_excuses_a_kernel_on_hidden_inputs(outputs: str, varied_bytes: int) -> None:
+    """Nor where it returns one number, alone or beside an output that tells by itself."""
+    forward = f"factor = 3 if x.dtype is torch.float64 else 2\ny = (x * x).sum() * factor\nreturn {outputs}"
+    source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs="return [torch.randn(64, 64)]")
+    made = reference(source, bounds=replace(BOUNDS["cpu"], varied_bytes=varied_bytes))
+    cases = answered(made)
+    assert varied_bytes or {case.kind for case in cases} > {GIVEN}
+    for case in cases:
+        assert case.exact is None
+        for off in (1.2, 2.0):
+            with pytest.raises(EvaluationEnded):
+                compare.check_values([off * output for output in case.outputs], case, made.settings)
+
+
 NARROW_KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "return torch.softmax(x, -1)": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),  # overflows when scaled
     "return torch.nn.functional.relu6(x) + x": lambda x: x.relu() + x,  # right as long as values stay small

@@ -22,7 +22,7 @@ from workers.judge.place import Place
 from workers.judge.trial import physics, timing
 from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Exchange
-from workers.judge.trial.reference import Reference
+from workers.judge.trial.reference import BOUNDS, Reference
 
 CPU = Place(
     name="cpu-0",
@@ -157,7 +157,6 @@ def get_inputs():
 
 def verified(made: Reference, kernel: str) -> int:
     """Have three timed calls of a kernel for a problem verified; return the bytes that were kept of them."""
-    made.widen()
     first = made.first_case()
     made.answer_first(first)
     process = Loopback(Harness)
@@ -223,17 +222,33 @@ def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
 ) -> None:
     """A kernel that is nearer to the truth than the reference passes by the exact answers alone."""
     made = reference(problem, checks=1)
-    anew = made.answer_anew
+    sharpen = made.sharpen
     asked: list[Case] = []
 
-    def answer_anew(cases: Sequence[Case]) -> None:
+    def sharpened(cases: Sequence[Case]) -> None:
         assert all(case.exact is None for case in cases)
-        anew(cases)
+        sharpen(cases)
         asked.extend(case for case in cases if case.exact is not None)
 
-    monkeypatch.setattr(made, "answer_anew", answer_anew)
+    monkeypatch.setattr(made, "sharpen", sharpened)
     verified(made, kernel_of(problem, "return x * 2" if problem is DOUBLING else "return x.clone()"))
     assert len(asked) == (3 if exactly else 0)
+
+
+def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time for float64: what was compared is compared again, and nothing is asked."""
+    made = reference(COARSE, bounds=replace(BOUNDS["cpu"], quick_s=0.0), checks=1)
+    order_each, asked = made.process.order_each, 0
+
+    def counted(order: Order, count: int, **arguments: Any) -> Any:
+        nonlocal asked
+        asked += count
+        return order_each(order, count, **arguments)
+
+    monkeypatch.setattr(made.process, "order_each", counted)
+    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
+        verified(made, kernel_of(COARSE, "return x.clone()"))
+    assert asked == 1 + 3 + 2  # the first answer, those that were verified, and what confirms that one is wrong
 
 
 def test_a_measurement_says_how_it_was_taken() -> None:

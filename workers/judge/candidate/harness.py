@@ -176,7 +176,7 @@ class Harness:
     Attributes:
         holds_sets: True if memory that was announced must stay so, until the judge lets go of it.
         device: ``cpu`` or ``cuda``.
-        is_serial: True if the device works for this process on one thing after the other: one hardware queue is open.
+        is_serial: True if no source names what uses several streams: the device is open with one queue of work.
     """
 
     holds_sets = False

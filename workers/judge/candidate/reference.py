@@ -274,12 +274,12 @@ class ReferenceHarness(Harness):
         try:
             replies = [self._answer_one(command, ask) for ask in asks]
             self.settle()
-        except Exception as error:  # noqa: BLE001 -- whatever the device has to say
+            if any(ask.wide for ask in asks) and self.on_gpu:
+                held_now = torch.cuda.memory_stats_as_nested_dict()
+                if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
+                    torch.cuda.empty_cache()
+        except BaseException as error:  # noqa: BLE001 -- whatever the device has to say, or the problem has made of it
             return [self.failed(command, error)] * len(asks)
-        if any(ask.wide for ask in asks) and self.on_gpu:
-            held_now = torch.cuda.memory_stats_as_nested_dict()
-            if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
-                torch.cuda.empty_cache()
         return replies
 
     def _answer_one(self, command: Command, ask: Ask) -> Reply:

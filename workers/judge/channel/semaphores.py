@@ -26,6 +26,7 @@ class Semaphores:
         Raises:
             CudaCallError: the driver refuses.
         """
+        self._page = page  # which must stay mapped for as long as it is registered
         memory: Any = page.obj
         self._host = host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         call("cudaHostRegister", host, ctypes.c_size_t(mmap.PAGESIZE), _MAPPED)

@@ -1,4 +1,4 @@
-// What comparing large tensors needs, in one pass over them: see onepass.py, which compiles this for one KIND of values.
+// What comparing tensors needs, in one pass over them: see onepass.py, which compiles this for one KIND of values.
 
 #if KIND == 0
 typedef float stored;

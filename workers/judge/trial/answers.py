@@ -21,6 +21,8 @@ _PRECISE: Final = {Precision.FP32: 1e-3, Precision.FP16: 3e-2, Precision.BF16: 3
 #: How far its answer may move when the inputs move by less than a rounding error, value by value, as a share. A right
 #: kernel rounds more than once, so this is some times less than a kernel may be off.
 _STEADY: Final = {precision: close / 3 for precision, close in CLOSE.items()}
+#: Values that tell whether the model in float64 is the same: fewer may be near zero by chance, all of them.
+_TELLING: Final = 64
 #: Values of the answer that is looked at for the sake of the kernels that this loads.
 _FEW: Final = 1 << 12
 
@@ -110,36 +112,45 @@ class Look:
 
 @dataclass(slots=True)
 class Relation:
-    """Whether answers are a less precise form of the exact ones, be they rounding errors only.
+    """Whether a problem's own answers are a less precise form of the exact ones, be they rounding errors only.
 
-    All of them count together: a single number may be near zero by chance, and then be mostly rounding errors.
+    An answer of a few numbers may be near zero by chance, and is mostly rounding errors then: it is held against the
+    usual size of such answers.
 
     Attributes:
         precision: the evaluation's.
-        values: how many values have been seen, at least, of each output.
     """
 
     precision: Precision
-    values: int = 0
-    _squares: dict[int, tuple[float, float, int]] = field(default_factory=dict[int, tuple[float, float, int]])
+    #: Of each output, for each answer: how far it is from the exact one, the size of that, and how many values it has.
+    _seen: dict[int, list[tuple[float, float, int]]] = field(default_factory=dict[int, list[tuple[float, float, int]]])
 
     def add(self, look: Look) -> None:
         """Count an answer in."""
         for number, own in enumerate(look.outputs):
-            apart = look.numbers.get(f"apart {number}")
-            if apart is not None:
-                apart2, size2, values = self._squares.get(number, (0.0, 0.0, 0))
-                size = look.numbers[f"size {number}"]
-                self._squares[number] = apart2 + apart * apart, size2 + size * size, values + own.numel()
-        self.values = min((values for _, _, values in self._squares.values()), default=0)
+            if (apart := look.numbers.get(f"apart {number}")) is not None:
+                one = apart, look.numbers[f"size {number}"], own.numel()
+                self._seen.setdefault(number, []).append(one)
 
     @property
     def is_near(self) -> bool:
-        """Whether that is so, by what has been seen."""
+        """Whether all answers so far are near."""
+        return all(self._are_near(seen) for seen in self._seen.values())
+
+    @property
+    def is_far(self) -> bool:
+        """Whether an output is not, and its values are enough to tell that."""
+        return any(
+            sum(values for _, _, values in seen) >= _TELLING and not self._are_near(seen)
+            for seen in self._seen.values()
+        )
+
+    def _are_near(self, seen: list[tuple[float, float, int]]) -> bool:
         share, close = _RELATED[self.precision], CLOSE[self.precision]
+        usual = (sum(size * size for _, size, _ in seen) / len(seen)) ** 0.5
         return all(
-            apart2 <= share * share * size2 or apart2 <= close * close * values
-            for apart2, size2, values in self._squares.values()
+            apart <= share * (size if values >= _TELLING else max(size, usual)) or apart <= close * values**0.5
+            for apart, size, values in seen
         )
 
 

@@ -18,6 +18,7 @@ are written until the outputs have been copied.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -75,8 +76,8 @@ class Flusher:
         nobody wrongly. Where the device does not tell them, it is twice of what the best of a few copies reaches:
         copies of the cache's size came to half of the peak on an H200.
         """
-        if peak := _peak_bandwidth(torch.cuda.current_device()):
-            return peak
+        with contextlib.suppress(CudaCallError):
+            return _peak_bandwidth(torch.cuda.current_device())
         half = self._buffer.numel() // 2
         best = min(_span(lambda: self._buffer[:half].copy_(self._buffer[half:])) for _ in range(_COPIES))
         return 4 * half / best * 1e9
@@ -84,14 +85,15 @@ class Flusher:
 
 @cache
 def _peak_bandwidth(device: int) -> float:
-    """Return what the memory's clock and width allow, in bytes a second; 0 if the device does not tell."""
+    """Return what the memory's clock and width allow, in bytes a second.
+
+    Raises:
+        CudaCallError: the device does not tell.
+    """
     told: list[int] = []
     for attribute in (_MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS):
         value = ctypes.c_int()
-        try:
-            call("cudaDeviceGetAttribute", ctypes.byref(value), attribute, device)
-        except CudaCallError:
-            return 0.0
+        call("cudaDeviceGetAttribute", ctypes.byref(value), attribute, device)
         told.append(value.value)
     kilohertz, bits = told
     return 2 * kilohertz * 1e3 * bits / 8  # two transfers a cycle

@@ -239,13 +239,13 @@ class Candidate(Exchange):
         if rehearse:
             self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
             self.process.order(Order.REHEARSE)
-
-    def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
-        """Tell the outputs' form, and do all that calls need and the device need not be had alone for."""
-        self.process.enter(Phase.CHECK, self._deadlines.check_s)
-        self.bind_outputs(specs)
         if self._device == "cuda" and self._settings.timing.enabled:
             self.process.share_flags()
+
+    def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
+        """Tell the outputs' form. Begins the check phase."""
+        self.process.enter(Phase.CHECK, self._deadlines.check_s)
+        self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:
         """Make one checked call on a case.

@@ -88,8 +88,6 @@ _COLD_S: Final = 0.5
 _MEMORY_SHARE: Final = 1 / 8
 #: Changes of a value that no kernel need tell from none.
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
-#: Values that tell whether the model in float64 is the same: fewer may be near zero by chance, all of them.
-_TELLING: Final = 64
 #: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
 _HOST_SHARE: Final = 1 / 8
 #: Forwards for which there must be time to have one more for the sake of a label.
@@ -541,7 +539,7 @@ class Reference:
         Raises:
             EvaluationEnded: as :meth:`first_case`.
         """
-        wide = wide and self._has_wide
+        wide = wide and self._is_related
         reply = self._call(case, afresh=True, wide=wide)
         expected = self._wide_specs if wide else self.output_specs
         if (reply.structure, reply.tensors) != (self.form.structure, expected):
@@ -695,15 +693,30 @@ class Reference:
                 answer.case.outputs, answer.case.exact = [], None
         return [case for case in cases if case in known]
 
-    def answer_anew(self, cases: Sequence[Case]) -> None:
-        """Answer given cases once more, in float64 too where it may.
+    def sharpen(self, cases: Sequence[Case]) -> None:
+        """Have given cases that are answered answered in float64 too, where that may be.
 
         Raises:
-            EvaluationEnded: as :meth:`first_case`.
+            EvaluationEnded: the process has ended.
         """
-        for case in cases:
-            case.outputs, case.exact = [], None
-        self.answer(*cases)
+        if self.forward_s > self._bounds.quick_s:
+            return
+        most = int(self._wide_left / self._wide_s) if self._wide_s > 0 else len(cases)
+        cases = [case for case in cases if self._may_ask_wide(case)][:most]
+        begun = time.perf_counter()
+        replies = self._ask_all([_Question(case, wide=True) for case in cases])
+        self._wide_left -= time.perf_counter() - begun
+        heard = [
+            (case, self._wide_tensors(self._heard_wide(reply))) for case, reply in zip(cases, replies, strict=True)
+        ]
+        found = [(case, exact) for case, exact in heard if exact is not None]
+        precision = self.settings.precision
+        looks = [answers.Look(c.outputs, exact, None, None, varied=False, precision=precision) for c, exact in found]
+        answers.look_at(looks)
+        for (case, exact), look in zip(found, looks, strict=True):
+            if self._has_wide:
+                case.exact = exact
+                self._relate(case, look)
 
     def _may_wait(self, case: Case, *, exactly: bool) -> bool:
         """Return whether a case may be answered together with others: the answers hold nothing new, and are quick."""
@@ -799,7 +812,7 @@ class Reference:
         """Decide by the look that was had at an answer whether it counts."""
         case, look = answer.case, answer.look
         assert look is not None
-        if not self._has_wide:
+        if not (self._has_wide if case.kind in KINDS or case.kind == GIVEN else self._is_related):
             case.exact = None
         if case.kind == GIVEN:
             if look.has_nan:
@@ -813,7 +826,7 @@ class Reference:
         return case.exact is not None and look.is_precise and look.is_steady
 
     def _relate(self, case: Case, look: answers.Look) -> None:
-        """See by all given answers whether those in float64 are of the same model; only then do they count."""
+        """See by all given answers whether those in float64 are of the same model: only then cases have them."""
         assert case.exact is not None
         assert case.slot is not None
         self._relation.add(look)
@@ -824,8 +837,13 @@ class Reference:
                 if one.slot == slot and one.outputs:
                     one.exact = exact
             self._unrelated = []
-        elif self._relation.values >= _TELLING:
+        elif self._relation.is_far:
             self._has_wide, self._unrelated = False, []
+
+    @property
+    def _is_related(self) -> bool:
+        """Whether the model in float64 is known to be the same."""
+        return self._has_wide and not self._unrelated
 
     def confirm(self, case: Case) -> None:
         """Answer a case again, and draw it again, before a kernel is called wrong on it.

@@ -279,7 +279,6 @@ class _Evaluation:
             candidate.form = reference.form
             reference.present(first)
             candidate.construct(reference.init_inputs, first, self._plan, rehearse=triton)
-            candidate.prepare_calls(reference.output_specs)
         with self._telling_strangers() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
@@ -583,7 +582,7 @@ class _Evaluation:
     def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
         """All checked calls: every case once, and the first one again."""
         with self._steps.timed("check"):
-            candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
+            candidate.prepare_calls(self._reference.output_specs)
             checked = 0
             every = chain(cases, (self._reference.fresh() for _ in range(later)))
             try:

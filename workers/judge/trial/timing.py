@@ -458,7 +458,7 @@ class Stopwatch:
         if not doubtful:
             return
         proofs, cases = zip(*doubtful, strict=True)
-        self._reference.answer_anew(cases)
+        self._reference.sharpen(cases)
         found = compare.check_each(_asked(proofs, cases), settings)
         for proof, case, ended in zip(proofs, cases, found, strict=True):
             if not isinstance(ended, EvaluationEnded):
