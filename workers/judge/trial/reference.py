@@ -706,10 +706,8 @@ class Reference:
         begun = time.perf_counter()
         replies = self._ask_all([_Question(case, wide=True) for case in cases])
         self._wide_left -= time.perf_counter() - begun
-        heard = [
-            (case, self._wide_tensors(self._heard_wide(reply))) for case, reply in zip(cases, replies, strict=True)
-        ]
-        found = [(case, exact) for case, exact in heard if exact is not None]
+        heard = [self._wide_tensors(self._heard_wide(reply)) for reply in replies]
+        found = [(case, exact) for case, exact in zip(cases, heard, strict=True) if exact is not None]
         precision = self.settings.precision
         looks = [answers.Look(c.outputs, exact, None, None, varied=False, precision=precision) for c, exact in found]
         answers.look_at(looks)
@@ -812,7 +810,9 @@ class Reference:
         """Decide by the look that was had at an answer whether it counts."""
         case, look = answer.case, answer.look
         assert look is not None
-        if not (self._has_wide if case.kind in KINDS or case.kind == GIVEN else self._is_related):
+        # Those of these kinds are held to their own exact answer, given cases to all of theirs.
+        is_held = case.kind == GIVEN or case.kind in KINDS
+        if not (self._has_wide if is_held else self._is_related):
             case.exact = None
         if case.kind == GIVEN:
             if look.has_nan:
@@ -843,7 +843,7 @@ class Reference:
     @property
     def _is_related(self) -> bool:
         """Whether the model in float64 is known to be the same."""
-        return self._has_wide and not self._unrelated
+        return self._has_wide and self._relation.is_near
 
     def confirm(self, case: Case) -> None:
         """Answer a case again, and draw it again, before a kernel is called wrong on it.
