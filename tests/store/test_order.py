@@ -6,7 +6,7 @@ import re
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from kqueue.contract import Request
 from kqueue.states import Priority
@@ -96,6 +96,24 @@ def test_what_runs_counts(engine: Engine, enqueue, claim) -> None:
     second = enqueue(3, "b")
     claim(first[0])
     assert nexts(engine)[:2] == [second[0], first[1]]
+
+
+def test_what_ends_meanwhile_counts(engine: Engine, enqueue, claim) -> None:
+    """An attempt that ends while it is read what all have used is among those that ran, or those that ended."""
+    claimed = claim(enqueue(1, "many", "interactive")[0])
+    many = enqueue(3, "many", "interactive")
+    one = enqueue(1, "one")
+
+    reads: list[str] = []
+
+    def end(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        if "FROM shares" in statement:
+            reads.append(statement)
+            finish(engine, claimed, PASSED)
+
+    event.listen(engine, "after_cursor_execute", end)
+    assert nexts(engine) == [*one, *many]
+    assert reads
 
 
 def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> None:

@@ -19,12 +19,26 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import CTE, Connection, Double, Engine, cast, func, insert, literal, select, text
+from sqlalchemy import (
+    CTE,
+    Connection,
+    Double,
+    Engine,
+    cast,
+    false,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    true,
+    union_all,
+)
 
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import REAL
-from kqueue.store.models import Evaluation, Share
+from kqueue.store.models import Attempt, Evaluation, Share
 
 #: After so many seconds what a producer has used counts half. A producer that had all devices for long waits for about
 #: as long when another one comes that has used none.
@@ -85,15 +99,19 @@ _HEADS: Final = text("""
     ) AS head
     ORDER BY groups.lane, groups.priority, groups.producer, head.submitted_at, head.id
 """)
-_RUNNING: Final = text("""
-    SELECT split_part(e.lane, '.', 1) AS resource, e.priority, e.producer,
-           extract(epoch FROM now() - a.started_at)::float8 AS seconds
-    FROM attempts AS a JOIN evaluations AS e ON e.id = a.evaluation_id
-    WHERE a.ended_at IS NULL
-""")
+_RESOURCE: Final = func.split_part(Evaluation.lane, ".", 1)
 _WHOSE: Final = (Share.producer, Share.resource, Share.priority)
-_SHARES: Final = select(*_WHOSE, *(func.sum(getattr(Share, name) * _FADE).label(name) for name in _NUMBERS)).group_by(
-    *_WHOSE
+#: Both what ended and what runs, by one statement: between two an attempt could end, and be in neither.
+_USED: Final = union_all(
+    select(
+        *_WHOSE, *(func.sum(getattr(Share, name) * _FADE).label(name) for name in _NUMBERS), false().label("runs")
+    ).group_by(*_WHOSE),
+    select(Evaluation.producer, _RESOURCE, Evaluation.priority)
+    .add_columns(
+        cast(func.extract("epoch", func.now() - Attempt.started_at), Double), literal(0.0), literal(0.0), true()
+    )
+    .join(Attempt, Attempt.evaluation_id == Evaluation.id)
+    .where(Attempt.ended_at.is_(None)),
 )
 _TALLY: Final = text("""
     WITH gone AS (DELETE FROM shares RETURNING *)
@@ -212,17 +230,20 @@ def read_shares(connection: Connection) -> defaultdict[str, Shares]:
     """Return what all have used of each resource, within the caller's transaction."""
     weights = {row.producer: row.weight for row in connection.execute(_WEIGHTS)}
     shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(weights=weights))
-    for row in connection.execute(_SHARES):
-        used = Used(row.seconds, row.ended, squares=row.squares)
-        shares[row.resource].used[Priority(row.priority), row.producer] = used
+    rows = connection.execute(_USED).all()
+    for row in rows:
+        if not row.runs:
+            used = Used(row.seconds, row.ended, squares=row.squares)
+            shares[row.resource].used[Priority(row.priority), row.producer] = used
     for share in shares.values():
         if ended := sum(used.ended for used in share.used.values()):
             share.mean_s = sum(used.seconds for used in share.used.values()) / ended
         for used in share.used.values():
             used.mean_s = used.seconds / used.ended if used.ended > 0 else share.mean_s
-    for row in connection.execute(_RUNNING):
-        used = shares[row.resource].of(Priority(row.priority), row.producer)
-        used.seconds += max(row.seconds, used.mean_s)
+    for row in rows:
+        if row.runs:
+            used = shares[row.resource].of(Priority(row.priority), row.producer)
+            used.seconds += max(row.seconds, used.mean_s)
     return shares
 
 
@@ -243,7 +264,7 @@ def charge(closed: CTE) -> CTE:
     until = func.least(closed.c.ended_at, closed.c.lease_until)
     seconds = cast(func.greatest(0.0, func.extract("epoch", until - closed.c.started_at)), Double)
     used = (
-        select(Evaluation.producer, func.split_part(Evaluation.lane, ".", 1), Evaluation.priority, seconds)
+        select(Evaluation.producer, _RESOURCE, Evaluation.priority, seconds)
         .add_columns(seconds * seconds, literal(1.0), func.now())
         .join(closed, closed.c.evaluation_id == Evaluation.id)
         .where(REAL)
