@@ -20,8 +20,9 @@ _OWN: Final = ("passed", "failed", "skipped")
 _OUTCOME: Final = re.compile(r"[A-Za-z_][\w-]{0,31}", re.ASCII)
 #: By these the terminal's reporter keeps what is no test's outcome, or what it takes apart in ways of its own.
 _TAKEN: Final = frozenset({"deselected", "error", "warnings", "xfailed", "xpassed"})
-#: What pytest sets itself, or takes for a sign of pytest-xdist.
-_NOT_SAID: Final = ("_id", "node")
+#: What pytest sets itself, and what it takes for a sign of pytest-xdist.
+_ID: Final = "_id"
+_XDIST: Final = "node"
 #: No status or number of a line is larger.
 _MOST: Final = 1 << 31
 #: What colours a text, as reports are with ``--color=yes``.
@@ -46,7 +47,7 @@ def check_report(report: pytest.TestReport) -> None:
         Exception: it is not the report of a phase of a test, or holds what pytest cannot work with.
     """
     held: dict[str, Any] = vars(report)
-    hides = [name for name in held if hasattr(type(report), name) or name in _NOT_SAID[1:]]
+    hides = [name for name in held if hasattr(type(report), name) or name == _XDIST]
     if hides:
         raise ValueError(f"a report with a field {hides[0]!r}")
     longrepr, user_properties = held["longrepr"], held["user_properties"]
@@ -76,7 +77,7 @@ def with_tuples(data: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Exception: they are none.
     """
-    if any(name in data for name in _NOT_SAID):
+    if _ID in data or _XDIST in data:
         raise ValueError("a report with fields of pytest's own")
     changed = dict(data)
     for name in ("location", "longrepr"):

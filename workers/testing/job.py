@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workers.judge.channel.lines import Lines
+from workers.judge.channel.lines import Lines, content
 from workers.judge.sandbox.seal import private_directories
 from workers.testing import keeper
 from workers.testing.groups import Group, Order, named
@@ -146,8 +146,9 @@ class Job:
     @property
     def last_words(self) -> str:
         """The end of what the process printed: captured by pytest for the test that ran, and beside that."""
-        parts = [*map(_end_of, self._lines.descriptors), bytes(self._tail)]
-        return without_frames("\n".join(part.decode(errors="replace").rstrip("\n") for part in parts))
+        parts = [content(captured, _KEPT_BYTES, at_end=True) for captured in self._lines.descriptors]
+        parts.append(self._tail.decode(errors="replace"))
+        return without_frames("\n".join(part.rstrip("\n") for part in parts))
 
     def watch(self) -> bool:
         """Return True once the process is gone with all that it started. A keeper that does not end is killed."""
@@ -214,8 +215,3 @@ def without_frames(text: str) -> str:
     """Return what a process printed at its end without the frames of pytest and of this package."""
     lines = text.replace("\0", "\\x00").splitlines()
     return "\n".join(line for line in lines if not _FRAME.match(line)).strip()
-
-
-def _end_of(descriptor: int) -> bytes:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, _KEPT_BYTES, max(0, size - _KEPT_BYTES))

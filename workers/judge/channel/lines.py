@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from typing import Final
 
@@ -87,3 +88,23 @@ def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
             left = left[socket.send_fds(target, [left], descriptors) :]
     while left:
         left = left[os.write(words, left) :]
+
+
+def content(descriptor: int, most: int, *, at_end: bool = False) -> str:
+    """Return the beginning or the end of the file behind a descriptor that was sent; nothing of what is no file.
+
+    To read something else could mean to wait for it.
+
+    Args:
+        descriptor: the descriptor.
+        most: how many bytes are read.
+        at_end: whether the end is wanted.
+    """
+    try:
+        held = os.fstat(descriptor)
+        if not stat.S_ISREG(held.st_mode):
+            return ""
+        data = os.pread(descriptor, most, max(0, held.st_size - most) if at_end else 0)
+    except OSError:  # such as one that cannot be read
+        return ""
+    return data.decode(errors="replace")

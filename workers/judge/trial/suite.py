@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,7 +17,7 @@ from typing import Any, Final
 from kqueue.categories import Category
 from kqueue.contract import TESTS_LINE, Backend, Outcome, Phase, Request
 from kqueue.evidence import Facts, Tests
-from workers.judge.channel.lines import Lines
+from workers.judge.channel.lines import Lines, content
 from workers.judge.channel.protocol import Order, Tag, Testing
 from workers.judge.ending import EvaluationEnded
 from workers.judge.host import toolchain
@@ -123,9 +122,9 @@ class Suite:
             report = process.stop()
             captured = lines.descriptors
             if self._sanitizer:
-                self._found = "".join(_read(log, _FOUND_BYTES, at_end=False) for log in captured[:1])
+                self._found = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
                 captured = captured[1:]
-            self.log = "\n".join(filter(None, (_read(one, _CAPTURED_BYTES, at_end=True) for one in captured)))
+            self.log = "\n".join(filter(None, (content(one, _CAPTURED_BYTES, at_end=True).strip() for one in captured)))
             too_many = lines.too_many
         if too_many:
             message = f"pytest's reports of these tests have more than {_MOST_BYTES} bytes"
@@ -205,15 +204,3 @@ class Suite:
                 self._failed += bool(fault)
             case _:
                 pass
-
-
-def _read(descriptor: int, most: int, *, at_end: bool) -> str:
-    """Return the beginning or the end of what a file holds; of anything else, which reading may wait for, nothing."""
-    try:
-        held = os.fstat(descriptor)
-        if not stat.S_ISREG(held.st_mode):
-            return ""
-        data = os.pread(descriptor, most, max(0, held.st_size - most) if at_end else 0)
-    except OSError:  # such as one that cannot be read
-        return ""
-    return data.decode(errors="replace").strip()
