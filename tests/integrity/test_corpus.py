@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,18 @@ def test_outcomes_are_judged(entry: Program, facts: Facts, honest: Facts | None,
     assert judge(entry, facts, "gpu", honest) is judgement
 
 
+@pytest.fixture(scope="module")
+def standing(judge_environment: None) -> Iterator[Rig]:
+    """A judge that serves one request after the other, as a slot's does."""
+    with Rig(stands=True) as rig:
+        yield rig
+
+
 @pytest.mark.slow("judges each program of a corpus")
 @pytest.mark.parametrize("entry", CPU_LANE, ids=lambda entry: entry.name)
-def test_a_program_ends_as_expected(rig: Rig, entry: Program) -> None:
+def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
     """On the cpu lane, one after the other: the category; of times only those that a sleep makes certain."""
-    outcome = rig.judge(entry.request("cpu"))
+    outcome = standing.judge(entry.request("cpu"))
     assert not isinstance(outcome, tuple), f"the judge died: {outcome}"
     found = judge(entry, Facts.of(outcome), "cpu")
     assert found.good, f"{found}: {outcome.category}: {outcome.message}\n{outcome.facts}\n{outcome.log}"
