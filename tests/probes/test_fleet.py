@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from kqueue.categories import Category
 from kqueue.contract import Settings
@@ -38,6 +39,16 @@ class ModelNew(torch.nn.Module):
 """
 #: Judged quickly.
 QUICK: dict[str, Any] = {"checks": 1, "timing": {"enabled": False}}
+
+
+@pytest.fixture(autouse=True)
+def _none_of_others(services: Services) -> None:
+    """Forget what fleets before have submitted by themselves: the next one would be paused for what they judged."""
+    probes.resume(services.engine, os.uname().nodename)
+    for row in services.rows("SELECT evaluation_id FROM probes"):
+        evaluations.cancel(services.engine, row.evaluation_id)
+    with services.engine.begin() as connection:
+        connection.execute(text("DELETE FROM probes"))
 
 
 def submit(services: Services) -> Any:
