@@ -29,6 +29,8 @@ from workers.judge.trial.cpu import CpuTime
 from workers.judge.trial.processes import Processes
 from workers.judge.trial.steps import Steps
 
+pytestmark = pytest.mark.slow("compiles and examines kernels")
+
 #: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
 RECORDED = Path(__file__).parent / "recorded"
 #: How long others have the device, in seconds.

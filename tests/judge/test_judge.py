@@ -23,6 +23,8 @@ from workers.judge.api import Judges
 from workers.judge.host import linux
 from workers.judge.trial import steps
 
+pytestmark = pytest.mark.slow("judges many kernels")
+
 
 def test_weights_agree_through_seed_and_constructor(rig: Rig) -> None:
     """A kernel that makes the reference's layers in the reference's order has its weights."""

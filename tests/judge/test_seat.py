@@ -21,6 +21,8 @@ from workers.judge.deaths import JudgeDied
 from workers.judge.host import linux
 from workers.judge.ports import InMemoryRecords
 
+pytestmark = pytest.mark.slow("judges many kernels")
+
 BAD = "x = 1\n"
 
 

@@ -13,6 +13,8 @@ from tests.judge.rig import Rig
 from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Candidate
 
+pytestmark = pytest.mark.slow("judges several kernels at once")
+
 EVALUATION = "workers.judge.trial.run._Evaluation"
 
 PROBLEM = """

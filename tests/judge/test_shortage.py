@@ -13,6 +13,8 @@ import pytest
 from tests.judge.driver import make_driver
 from workers.judge.candidate import shortage
 
+pytestmark = pytest.mark.slow("compiles C++")
+
 #: Compiles the gallery's matmul for an H200, loads it as a launch does, and prints what the error says.
 _PROGRAM = """
 import dataclasses, importlib.util, json, sys

@@ -19,6 +19,8 @@ from workers.judge.candidate.archive import NotAnArchive, pack, unpack
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import suite, tools
 
+pytestmark = pytest.mark.slow("runs repositories' tests")
+
 ROOT = "/home/sender/project"
 
 

@@ -21,7 +21,7 @@ from workers.judge.host.alone import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
 from workers.judge.host.turns import opened, turn
 
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+pytestmark = [pytest.mark.timeout(2 * LIMIT_S), pytest.mark.slow("runs pytest in processes of its own")]
 
 
 @pytest.mark.parametrize(

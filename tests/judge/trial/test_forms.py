@@ -8,6 +8,8 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 
+pytestmark = pytest.mark.slow("judges many kernels")
+
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
 
 

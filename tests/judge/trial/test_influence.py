@@ -15,6 +15,8 @@ from workers.judge.trial import influence
 from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.reference import BOUNDS, Reference
 
+pytestmark = pytest.mark.slow("judges many kernels")
+
 SOURCE = """
 import torch
 class Model(torch.nn.Module):

@@ -12,6 +12,8 @@ from tests.judge.linear import PROBLEM, right
 from tests.judge.rig import Rig
 from workers.judge.api import Judges
 
+pytestmark = pytest.mark.slow("judges many kernels")
+
 
 class _Asked(Exception):
     """The judge has asked for a record."""

@@ -24,6 +24,8 @@ from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Exchange
 from workers.judge.trial.reference import BOUNDS, Reference
 
+pytestmark = pytest.mark.slow("judges large outputs")
+
 CPU = Place(
     name="cpu-0",
     number=0,
