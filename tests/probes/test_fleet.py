@@ -45,8 +45,7 @@ QUICK: dict[str, Any] = {"checks": 1, "timing": {"enabled": False}}
 def _none_of_others(services: Services) -> None:
     """Forget what fleets before have submitted by themselves: the next one would be paused for what they judged."""
     probes.resume(services.engine, os.uname().nodename)
-    for row in services.rows("SELECT evaluation_id FROM probes"):
-        evaluations.cancel(services.engine, row.evaluation_id)
+    evaluations.cancel_all(services.engine, [row.evaluation_id for row in services.rows("SELECT * FROM probes")])
     with services.engine.begin() as connection:
         connection.execute(text("DELETE FROM probes"))
 

@@ -9,8 +9,6 @@ import pytest
 
 from workers.judge.channel.lines import content
 
-pytestmark = pytest.mark.quick
-
 
 def test_a_files_beginning_and_end(tmp_path: Path) -> None:
     """Wherever its writer stands, and whatever bytes it holds."""
