@@ -20,6 +20,8 @@ structured exit status              stock Celery gives it in a message's text on
 used up by judging, not by tasks    a task whose evaluation ends by reading, or that claims nothing, leaves its child
                                     as it was, and a fork costs more than such a task. The flight recorder says which
                                     child was used up; it gets no other task
+its parent's death by one call     before its first task stock Celery imports a parser of C in every child to call one
+                                    function of the C library
 a spare child                       forked and connected while the other one judges, so that the next task need not
                                     wait for that. It gets its task when that of the other one has ended
 ==================================  ====================================================================
@@ -36,12 +38,14 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
 import billiard.pool
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
+from celery import platforms
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import get_logger
 
@@ -224,4 +228,5 @@ class TaskPool(prefork.TaskPool):
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_INTERVAL = _ANSWER_READ_POLL_S
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = _ANSWER_READ_POLLS
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+        vars(platforms)["_set_pdeathsig"] = partial(linux.prctl, linux.PR_SET_PDEATHSIG)
         super().on_start()
