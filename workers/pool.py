@@ -228,5 +228,6 @@ class TaskPool(prefork.TaskPool):
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_INTERVAL = _ANSWER_READ_POLL_S
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = _ANSWER_READ_POLLS
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-        vars(platforms)["_set_pdeathsig"] = partial(linux.prctl, linux.PR_SET_PDEATHSIG)
+        of_stock: Any = platforms
+        of_stock._set_pdeathsig = partial(linux.prctl, linux.PR_SET_PDEATHSIG)
         super().on_start()

@@ -523,6 +523,7 @@ class ForkServer:
             return
         os.kill(process.pid, signal.SIGKILL)
         begun = time.monotonic()
+        _await_end(process.pid, _DYING)
         while not _has_ended(process.pid):
             if time.monotonic() > begun + _DYING:
                 # One that is traced by its own offspring ends for us only when the tracer does.
@@ -603,13 +604,15 @@ class ForkServer:
         return {*self._running, *(removal.pid for removal in self._removals), *self._launchers.pids}
 
     def _kill_all_of(self, process: _Sealed) -> None:
-        """Kill whatever is a process's by group, by uid or as an orphan. Its own pid must not be reaped yet."""
-        if process.group is not None:
-            process.group.kill()
+        """Kill whatever is a process's by group, by uid or as an orphan. Its own pid must not be reaped yet.
+
+        What Linux kills as a group is not killed by uid too, which takes a fork: a sweep sees whether anything is left.
+        """
+        killed = process.group is not None and process.group.kill()
         # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        if process.profile.uid is not None:
+        if process.profile.uid is not None and not killed:
             _kill_uid(process.profile.uid)
         for pid in process.own(self._orphans()):
             os.kill(pid, signal.SIGKILL)
@@ -652,6 +655,16 @@ def _nothing(*_: object) -> None:
 def _has_ended(pid: int) -> bool:
     """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _await_end(pid: int, seconds: float) -> None:
+    """Wait for a child's end, which takes as long as the driver does to take a GPU's memory back."""
+    descriptor, ended = os.pidfd_open(pid), select.poll()
+    try:
+        ended.register(descriptor, select.POLLIN)
+        ended.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)
 
 
 def _kill_uid(uid: int) -> None:

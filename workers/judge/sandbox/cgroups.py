@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from workers.judge.host import linux
+
 _PREFIX: Final = "kqueue-"
 _DIGITS: Final = 12
 _V1: Final = ("memory", "pids")
@@ -110,10 +112,10 @@ class Group:
                 return used / 1e6
         return None
 
-    def kill(self) -> None:
-        """Kill every process in the group."""
-        for place in self._places:
-            _kill(place.directory)
+    def kill(self) -> bool:
+        """Kill every process in the group. Return whether Linux did it at once, which nothing that forks escapes."""
+        at_once = [_kill(place.directory) for place in self._places]
+        return any(at_once)
 
     def remove(self) -> None:
         """Remove the group once it is empty. Whatever remains after ``_EMPTY_S`` goes with the fork server's groups."""
@@ -315,21 +317,23 @@ def _bound(place: _Hierarchy, memory_bytes: int, processes: int) -> None:
 def _numbers(file: Path) -> dict[str, int]:
     """Return the numbers of a file by their names; none where there is no such file."""
     try:
-        return {name: int(number) for name, number in map(str.split, file.read_text().splitlines())}
+        return {name: int(number) for name, number in map(str.split, linux.read(str(file)).splitlines())}
     except OSError:
         return {}
 
 
-def _kill(directory: Path) -> None:
+def _kill(directory: Path) -> bool:
+    """Kill every process in a group. Return whether Linux did it at once."""
     try:
         (directory / "cgroup.kill").write_text("1")
-        return
+        return True
     except OSError:
         pass
     with contextlib.suppress(OSError):
         for pid in (directory / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 os.kill(int(pid), signal.SIGKILL)
+    return False
 
 
 def _removed(directory: Path) -> bool:
