@@ -7,6 +7,7 @@ For each number of slots it starts a fleet of its own and judges, after two of e
 2. the same kernels again, judged anew: what they compile is known then;
 3. as many with three faulty ones among ten: evaluations a second, and whether each category is the expected one.
 
+For each kernel it tells the times that verdicts say, among others and on the idle fleet: they must not differ.
 Beside each batch's seconds stands how many times those are of what its evaluations had the device alone for.
 
 On the idle fleet of the first number it judges one after the other: Triton kernels that are new and that were judged
@@ -159,14 +160,27 @@ def stages(verdicts: Sequence[Verdict]) -> dict[str, float]:
     }
 
 
+def times(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
+    """Return for each kernel the median of its times, and how far its quartiles lie apart, in microseconds."""
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(names):
+        of_one = [v.runtime_ms * 1e3 for n, v in zip(names, verdicts, strict=True) if n == name and v.runtime_ms]
+        if len(of_one) > 1:
+            first, median, third = statistics.quantiles(of_one, n=4, method="inclusive")
+            found[name] = {"median": round(median, 2), "apart": round(third - first, 2)}
+    return found
+
+
 def throughput(client: Client, kernels: Kernels, slots: int, count: int) -> tuple[dict[str, Any], int]:
     """Measure a busy fleet; return figures, and how many categories were not the expected ones."""
     backend = "triton" if kernels.lane == "gpu" else "torch"
     names = kernels.right(backend)
     # References are kept by slots: each slot has met most problems then.
     judge(client, [kernels.new(name) for name in islice(names, 2 * len(SMALL) * slots)])
-    requests = [kernels.new(name) for name in islice(names, count)]
+    chosen = list(islice(names, count))
+    requests = [kernels.new(name) for name in chosen]
     verdicts, found = judge(client, requests)
+    found["times_us"] = times(chosen, verdicts)
     found["alone_s"] = stages(verdicts).get("alone_measure")
     found["stages_s"] = stages(verdicts)
     seen, found["seen"] = judge(client, requests)
@@ -185,7 +199,8 @@ def latency(client: Client, kernels: Kernels, count: int) -> tuple[dict[str, Any
     wrong = 0
     backends = ("triton", "torch") if kernels.lane == "gpu" else ("torch",)
     for backend in backends:
-        requests = [kernels.new(name) for name in islice(kernels.right(backend), count)]
+        names = list(islice(kernels.right(backend), count))
+        requests = [kernels.new(name) for name in names]
         for kind in ("new", "seen"):
             took: list[float] = []
             verdicts: list[Verdict] = []
@@ -198,6 +213,7 @@ def latency(client: Client, kernels: Kernels, count: int) -> tuple[dict[str, Any
                 "p50_s": round(statistics.median(took), 3),
                 "max_s": round(max(took), 3),
                 "stages_s": stages(verdicts),
+                "times_us": times(names, verdicts),
             }
     return found, wrong
 

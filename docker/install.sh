@@ -12,10 +12,10 @@ python3 /needs/scripts/requirements.py /needs/pyproject.toml "$1" >"$wanted"
 if [ -n "${WHEELHOUSE:-}" ]; then
     python3 -m pip install --no-index --find-links /needs/wheels -r "$wanted"
 elif [ "${2:-}" = cpu ]; then
-    # It knows where the CPU builds are.
+    # It knows where the CPU builds are. Nothing is compiled when the image runs, so it is now, as pip does by itself.
     python3 -m pip install --target /tmp/uv uv
-    PYTHONPATH=/tmp/uv python3 -m uv pip install --no-cache --system --break-system-packages --torch-backend cpu \
-        -r "$wanted"
+    PYTHONPATH=/tmp/uv python3 -m uv pip install --no-cache --system --break-system-packages --compile-bytecode \
+        --torch-backend cpu -r "$wanted"
     rm -rf /tmp/uv
 else
     python3 -m pip install -r "$wanted"
