@@ -147,7 +147,7 @@ def attach(mount: int, path: str) -> None:
 
 
 def read(file: str) -> str:
-    """Return what a small file of ``/proc`` or ``/sys`` says, in a fifth of :class:`Path`'s time: it is asked often.
+    """Return what a small file of ``/proc`` or ``/sys`` says, in under half of :class:`Path`'s time: it is asked often.
 
     Raises:
         OSError: as ``open`` and ``read``.
