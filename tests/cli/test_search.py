@@ -251,9 +251,13 @@ def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """What its plan would run, import, read or tell secrets is said again by whoever resumes, or refused."""
+    judging(as_told(8.0, 4.0, 2.0))
+    assert cli(*SEARCH, *recorded(cli, 2), "--num-steps", "1", "--run-name", "a").returncode == 0
+    cli.write("evil.py", "open('bad', 'w')\n")
+    [(plan,)] = rows(engine, "SELECT plan FROM search_runs")
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"proposer": "command", "given": "touch bad"}, "--proposer 'touch bad'"),
         (
             {"proposer": "model", "given": "huggingface/https://evil.example"},
@@ -262,24 +266,17 @@ def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
         ({"given": "/secret"}, "--recorded /secret"),
         ({"url": "https://evil.example"}, "--url https://evil.example"),
         ({"metrics": ["evil:score"]}, "--metric evil:score"),
-    ],
-)
-def test_a_changed_record_is_not_obeyed(
-    cli: Cli, judging: Judging, engine: Engine, change: dict[str, Any], says: str
-) -> None:
-    """What its plan would run, import, read or tell secrets is said again by whoever resumes, or refused."""
-    judging(as_told(8.0, 4.0, 2.0))
-    assert cli(*SEARCH, *recorded(cli, 2), "--num-steps", "1", "--run-name", "a").returncode == 0
-    cli.write("evil.py", "open('bad', 'w')\n")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE search_runs SET plan = plan || :new"), {"new": json.dumps(change)})
-    for given in ((), recorded(cli, 2)):
-        done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
-        assert done.returncode == 2, done.stderr
-        assert "give again what the search was begun with, as others may have changed its record, which says " in (
-            done.stderr
-        )
-        assert says in done.stderr
+    ]
+    for change, says in changes:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE search_runs SET plan = :new"), {"new": json.dumps(plan | change)})
+        for given in ((), recorded(cli, 2)):
+            done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
+            assert done.returncode == 2, done.stderr
+            assert "give again what the search was begun with, as others may have changed its record, which says " in (
+                done.stderr
+            )
+            assert says in done.stderr
     assert not Path(cli.directory, "bad").exists()
     assert len(shown(cli, "a")["proposals"]) == 2
 
@@ -457,32 +454,30 @@ def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> N
     assert (missing.returncode, "has 2 proposals" in missing.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        "UPDATE search_runs SET plan = '{\"problem\": 1}' WHERE name = 'a'",
-        "UPDATE search_proposals SET scores = '[1]' FROM search_runs WHERE run_id = id AND name = 'a'",
-        "UPDATE search_proposals SET scores = '{\"x\": \"y\"}' FROM search_runs WHERE run_id = id AND name = 'a'",
-    ],
-)
-def test_one_record_that_cannot_be_read(cli: Cli, judging: Judging, engine: Engine, spoil: str) -> None:
-    """It is shown as such, beside the others; alone it is refused."""
+def test_records_that_cannot_be_read(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """They are shown as such, beside the others; alone they are refused."""
     judging(as_told(8.0, 4.0))
-    for name in ("a", "b"):
+    for name in ("a", "b", "c", "d"):
         assert cli(*SEARCH, *recorded(cli, 1), "--run-name", name).returncode == 0
+    scores = "UPDATE search_proposals SET scores = :new FROM search_runs WHERE run_id = id AND name = :name"
     with engine.begin() as connection:
-        connection.execute(text(spoil))
-    for command in (("list",), ("compare", "b", "a", "--out", "both")):
+        plan = "UPDATE search_runs SET plan = :new WHERE name = :name"
+        connection.execute(text(plan), {"name": "a", "new": '{"problem": 1}'})
+        connection.execute(text(scores), {"name": "c", "new": "[1]"})
+        connection.execute(text(scores), {"name": "d", "new": '{"x": "y"}'})
+    for command in (("list",), ("compare", "d", "c", "b", "a", "--out", "all")):
         done = cli("search", *command, "--json")
         assert done.returncode == 0, done.stderr
         states = [(one["name"], one["state"]) for one in map(json.loads, done.stdout.splitlines())]
-        assert states == [("b", "done"), ("a", "unreadable")]
-        assert "the record of the search a cannot be read" in done.stderr
+        assert states == [("d", "unreadable"), ("c", "unreadable"), ("b", "done"), ("a", "unreadable")]
+        for name in ("a", "c", "d"):
+            assert f"the record of the search {name} cannot be read" in done.stderr
         table = cli("search", *command)
         assert table.returncode == 0, table.stderr
-        assert ("unreadable" in table.stdout, "inverse_runtime 250" in table.stdout) == (True, True)
-    refused = cli("search", "show", "a")
-    assert (refused.returncode, "the record of the search a cannot be read" in refused.stderr) == (2, True)
+        assert (table.stdout.count("unreadable"), "inverse_runtime 250" in table.stdout) == (3, True)
+    for name in ("a", "c", "d"):
+        refused = cli("search", "show", name)
+        assert (refused.returncode, f"the record of the search {name} cannot be read" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["x/../../evil", "", "a\n", ".a", "a" * 101, "\x1b[2J"])
