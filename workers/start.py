@@ -26,10 +26,10 @@ _OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
 
 def main() -> NoReturn:
     """Fork the slot's fork server and seat, then become its worker. Arguments: those of ``celery -A … ``."""
+    gc.disable()  # its searches are a tenth of the imports' time, and find nothing
     from workers.judge.candidate import harness  # torch: not for who only becomes a worker
     from workers.judge.keeper import forkserver
 
-    gc.disable()  # its searches are a tenth of the imports' time, and find nothing
     harness.preload()
     gc.enable()
     slot = Slot.from_environment()

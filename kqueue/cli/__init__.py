@@ -72,8 +72,8 @@ _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 _UNWRITTEN: Final = 3
 #: What a shell tells of a process that wrote to a pipe without a reader.
 _BROKEN_PIPE: Final = 141
-#: How many new objects there are between two searches for garbage. Python's 700 make up a third of a command's time,
-#: as importing makes many objects and no garbage. What most commands make in all is less.
+#: How many new objects there are between two searches for garbage. Python's 700 make up a sixth of a command's time,
+#: as importing makes many objects and no garbage. What most commands make in all is less than this.
 _OBJECTS_A_SEARCH: Final = 300_000
 #: The same where a search stops others' requests, and must be short.
 _OBJECTS_A_SEARCH_SERVING: Final = 50_000

@@ -320,10 +320,9 @@ def test_a_tolerance_that_cannot_be_read_is_the_problem_s_fault(lines: str) -> N
 def test_findings_are_few_and_the_worst_come_first() -> None:
     """A hundred hits of one rule are three, and a cheat is not crowded out."""
     found = find("import torch, sys\n" + "sys._getframe()\n" * 100 + "torch.cuda.Event = 1\n" * 100)
-    rules = [finding["rule"] for finding in found if finding["by"] == "kqueue"]
-    assert rules[:6] == ["patched_clock"] * 3 + ["stack_walk"] * 3
-    # On a slow machine kernelguard may be broken off over such a text, which is a seventh.
-    assert rules[6:] in ([], ["guard_stopped"])
+    assert [finding["rule"] for finding in found if finding["by"] == "kqueue"] == ["patched_clock"] * 3 + [
+        "stack_walk"
+    ] * 3
     assert found[0]["severity"] == "cheat"
 
 
