@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench bench-smoke real clock integrity build-bench http-cost chaos soak queue-bench clean
+.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ quick: venv ## run the tests that need no service, in about a minute
 	$(PY) -m pytest -n auto --dist worksteal -m quick $(ARGS)
 
 test: venv ## run the tests (ARGS='tests/store -k claim')
-	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not compose and not chaos and not benchmark' $(ARGS)
+	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not nightly and not compose' $(ARGS)
 
 adapters: venv ## test the adapters with the packages that they are for, which it fetches
 	@$(PY) scripts/bootstrap.py adapters
@@ -61,9 +61,6 @@ gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluatio
 bench: venv ## measure throughput and latency beside a fresh process for each kernel (ARGS='--out DIR --slots 4,8')
 	$(PY) benchmarks/speed.py $(ARGS)
 
-bench-smoke: venv ## run each benchmark that needs no GPU, as small as it can be
-	$(PY) -m pytest -n auto --dist worksteal -m benchmark $(ARGS)
-
 real: venv ## judge problems against themselves (ARGS='FOLDER... --out DIR', a KernelBench checkout for instance)
 	$(PY) benchmarks/real.py $(ARGS)
 
@@ -79,8 +76,8 @@ build-bench: venv ## measure what compiling extensions costs beside plain torch 
 http-cost: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
 	$(PY) benchmarks/http_cost.py $(ARGS)
 
-chaos: venv ## run the tests in which something is away for long
-	$(PY) -m pytest -m chaos $(ARGS)
+nightly: venv ## run everything that `make test` leaves out
+	$(PY) -m pytest -n auto --dist loadfile -m nightly $(ARGS)
 
 soak: venv ## judge 20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS='--lane gpu')
 	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

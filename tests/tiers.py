@@ -1,19 +1,19 @@
 """The tiers of tests, as a plugin of pytest.
 
-========  ============================================================================================
-quick     needs nothing but this machine's CPU: no Postgres, no Valkey, no fleet. ``make quick`` runs it.
-full      all but what is marked ``chaos``, ``compose`` or ``benchmark``. ``make test`` runs it.
-long      what is marked ``chaos`` (``make chaos``), ``compose`` (``make compose-test``) or ``benchmark``
-          (``make bench-smoke``).
-========  ============================================================================================
+========  =============================================================================================
+quick     Tests that need only this machine's CPU: no Postgres, no Valkey, no fleet. ``make quick``.
+gate      All tests except those marked ``nightly`` or ``compose``. ``make test``, and so ``.ci/run``.
+nightly   Tests marked ``nightly``. ``make nightly`` runs them and the other long checks.
+compose   Tests marked ``compose``, which need a Docker engine. ``make compose-test``.
+========  =============================================================================================
 
 A test is quick unless one of these holds:
 
 - one of its fixtures, or one of their fixtures, is marked with :func:`tests.services.starts_services`;
-- it or its module is marked ``services``, because it starts programs by itself;
-- it is marked ``slow`` (with a reason), ``gpu``, ``chaos``, ``compose`` or ``benchmark``.
+- it or its module is marked ``services``, because it starts programs itself;
+- it is marked ``slow`` (with a reason), ``gpu``, ``nightly`` or ``compose``.
 
-No quick test can start a service in the tests' process: see :func:`_guard`. This holds in every tier.
+A quick test cannot start a service in the tests' process: see :func:`_guard`. This holds in every tier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SERVICES: Final = frozenset(
 #: Commands of `kqueue` that start some.
 _COMMANDS: Final = frozenset({"serve", "up"})
 #: Markers of tests that are not quick.
-_NOT_QUICK: Final = ("services", "slow", "gpu", "chaos", "compose", "benchmark")
+_NOT_QUICK: Final = ("services", "slow", "gpu", "nightly", "compose")
 
 #: What the quick test that runs now has tried to start; None while another test runs.
 _started: list[str] | None = None

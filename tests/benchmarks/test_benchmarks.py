@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: A program of minutes may take a few more on a busy host.
 LIMIT_S = 600
-pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(LIMIT_S + 60)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> str:

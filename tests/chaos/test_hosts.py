@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(420)]
 #: Longer than a lease and than the patience of all connections.
 _PARTED_S = 45.0
 

@@ -34,7 +34,7 @@ def _execute(url: str, *statements: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seconds", [3, pytest.param(40, marks=pytest.mark.chaos)], ids=["seconds", "past a judge's patience"]
+    "seconds", [3, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """Without a shutdown: the judge keeps its outcome for 30 s, and records it when Postgres has recovered in time."""
@@ -59,7 +59,7 @@ def _starts(postgres: Postgres) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+    "seconds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """It takes connections and does not answer: nothing is lost, and whatever ran in vain is judged again."""
@@ -71,7 +71,7 @@ def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: 
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(40, marks=pytest.mark.chaos)], ids=["seconds", "past a judge's patience"]
+    "seconds", [4, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """Whoever takes it cannot claim: it is kept for a while, or sent again, and no try is used up."""
@@ -115,7 +115,7 @@ def _refused(client: Client, why: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seconds", [3, pytest.param(15, marks=pytest.mark.chaos)], ids=["a moment", "past every limit on locks"]
+    "seconds", [3, pytest.param(15, marks=pytest.mark.nightly)], ids=["a moment", "past every limit on locks"]
 )
 def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """ACCESS EXCLUSIVE on what all need: everything waits, nobody gives up for good."""
@@ -139,7 +139,7 @@ def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any)
     whole(running, *waiting)
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_a_migration_may_change_a_columns_type(services: Any, fleet: Any, whole: Any) -> None:
     """Statements that connections have prepared fail once of it: whoever asked asks again, and no process ends."""
     [worker] = fleet.live()
@@ -168,7 +168,7 @@ class _Address:
     pid: int | None
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_postgres_may_fail_over(tmp_path: Path) -> None:
     """The primary is killed and its standby promoted: who knows both addresses goes on there."""
@@ -239,7 +239,7 @@ def _fill(place: Path) -> Path:
     return filler
 
 
-@pytest.mark.chaos
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
     """Nothing more is accepted, what was accepted stays, and once there is room all of it is judged."""

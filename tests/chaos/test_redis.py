@@ -46,7 +46,7 @@ def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Clie
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+    "seconds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Client, seconds: float) -> None:
     """It takes connections and does not answer: verdicts come all the same, submissions are accepted, workers stay."""
@@ -86,7 +86,7 @@ def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client
 
 
 @pytest.mark.parametrize(
-    "number", [30, pytest.param(300, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])], ids=["some", "hundreds"]
+    "number", [30, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["some", "hundreds"]
 )
 def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any, number: int) -> None:
     """With much queued: it fills again, and each is judged once; what ran can be cancelled as before."""

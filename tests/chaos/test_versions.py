@@ -25,7 +25,7 @@ from tests.chaos.rig import PATIENCE_S
 from tests.chaos.version import OtherVersion
 from tests.judge.extension import PROBLEM, QUICK, kernel
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 #: A kernel that is judged quickly, and differs from others by a number.
 _DOUBLES = """

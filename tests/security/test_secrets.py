@@ -234,7 +234,7 @@ def test_the_search_would_find_a_secret(house: House) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.chaos
+@pytest.mark.nightly
 def test_no_secret_is_said_anywhere(said: Said) -> None:
     """Not in logs, arguments, environments of workers and candidates, Flower, events, tables, output or tracebacks."""
     expected = {
