@@ -23,6 +23,7 @@ from kqueue.cli.render import category_text, milliseconds, print_table, ratio, t
 from kqueue.config import load
 from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
+from kqueue.signals import raise_interrupts
 from kqueue.text import clean, one_line
 
 #: What is judged without `--all` or `--only`: right kernels, and some failures of each kind.
@@ -46,6 +47,7 @@ LOG_LINES = 15
 
 def main() -> int:
     """Run the demo. Return the exit status."""
+    raise_interrupts()
     options = _options()
     root = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
     root.chmod(0o711)  # candidates with their own uids must reach their scratch directories

@@ -9,8 +9,8 @@ Workers pause while their GPU may not be used (:mod:`workers.monitor`), while th
 resumes them where probes were judged wrongly. A paused worker finishes its
 evaluation, and its row has the reason.
 
-SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, or SIGINT: workers that judge are killed
-and their evaluations are queued again; the others end by themselves. Workers die with the supervisor.
+SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, SIGINT or SIGHUP: workers that judge
+are killed and their evaluations are queued again; the others end by themselves. Workers die with the supervisor.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import structlog
 from kqueue import logs
 from kqueue.config import Config, load
 from kqueue.errors import KqueueError
+from kqueue.signals import ending
 from workers.bookkeeping import Bookkeeping
 from workers.exporter import Exporter
 from workers.judge.deaths import describe
@@ -71,7 +72,7 @@ class _Stop:
     """When the last request came, on the monotonic clock."""
 
     def on_signal(self, number: int, _frame: object) -> None:
-        self.quick = self.quick or self.warm or number == signal.SIGINT
+        self.quick = self.quick or self.warm or number != signal.SIGTERM
         self.warm = True
         self.asked_at = time.monotonic()
 
@@ -138,7 +139,7 @@ class Supervisor:
         waker.setblocking(False)
         self._selector.register(wake, selectors.EVENT_READ, None)
         before = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        handlers = {s: signal.signal(s, self._stop.on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        handlers: dict[int, Any] = {number: signal.signal(number, self._stop.on_signal) for number in ending()}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_up)
         try:
             slots = self._scratch.assign([worker.slot for worker in self._workers])

@@ -51,6 +51,7 @@ from kqueue.errors import (
     UnknownEvaluation,
     WaitTimeout,
 )
+from kqueue.signals import raise_interrupts
 
 #: Exit statuses for commands that could not do their work. Status 1 is reserved for "done, and the answer is no".
 STATUSES: dict[type[KqueueError], int] = {
@@ -152,13 +153,16 @@ def exit_status(error: KqueueError) -> int:
 def main() -> NoReturn:
     """Run this process's command line and exit.
 
-    A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`.
+    A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`. SIGTERM and SIGHUP
+    interrupt a command as SIGINT does, so that it prints its results so far and cancels its work. Commands in
+    :data:`_SERVING` handle signals themselves.
     """
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     gc.set_threshold(_OBJECTS_A_SEARCH_SERVING if command in _SERVING else _OBJECTS_A_SEARCH)
     # Else Python looks through all that was imported at its end, twice.
     atexit.register(gc.freeze)
     if command not in _SERVING:
+        raise_interrupts()
         sys.stdout = cast("IO[str]", _Output(sys.stdout, _BROKEN_PIPE if command in _ANSWERING else 0))
     try:
         app(prog_name="kqueue")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kqueue.cli.render import drop_output
+from kqueue.signals import ending
 
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
@@ -74,10 +75,8 @@ def up(
         asked = True
         raise KeyboardInterrupt
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A fleet that was started with nohup outlives its terminal.
-        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, interrupt)
+    for signum in ending():
+        signal.signal(signum, interrupt)
     runs = False
     _tell(f"starting a fleet in {config.home_path}")
     with_flower, with_http = has_flower() and not no_flower, has_http() and not no_http

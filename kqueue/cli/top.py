@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -167,8 +166,6 @@ def _show(every: float) -> None:
     from rich.live import Live
 
     shown = console()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # they leave as Ctrl-C does, and the terminal as it was
-        signal.signal(number, signal.default_int_handler)
     looker = _Looker(every)
     last: tuple[Any, ...] = ()
     try:

@@ -21,12 +21,14 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn import server as uvicorn_server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.http import OPEN_WARNING, trusts_local_users
 from kqueue.http.auth import PEER_UID
+from kqueue.signals import ending
 from kqueue.store import schema
 
 #: How long requests in progress may take to end when the server is stopped, in seconds.
@@ -47,7 +49,7 @@ _OPTIONS: Final = (
 
 
 def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Clients that wait then are told to ask again.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Clients that wait then are told to ask again.
 
     Args:
         config: the fleet's settings.
@@ -83,8 +85,11 @@ def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[s
 
 
 def outlive_signals() -> None:
-    """Let SIGTERM and SIGINT end :class:`Server`, and not this process: uvicorn raises them once more after its end."""
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    """Let SIGTERM, SIGINT and SIGHUP end :class:`Server`, not this process: uvicorn raises them again after its end."""
+    signals = ending()
+    of_uvicorn: Any = uvicorn_server
+    of_uvicorn.HANDLED_SIGNALS = tuple(signals)  # by default without SIGHUP
+    for signum in signals:
         signal.signal(signum, _ignore)
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
 import httpx
 from mcp.server.mcpserver import Context
 
 from kqueue.client.server import Server
 from kqueue.config import Config, load
-from kqueue.errors import AccessRefused, KqueueError
+from kqueue.errors import AccessRefused
 
 #: Seconds for which a fleet that cannot answer is asked again, before an agent hears of it.
 _RETRY_S: Final = 10.0
@@ -29,16 +30,18 @@ _CONNECTIONS: Final = 32
 class Caller:
     """Whoever calls a tool; what is asked is asked with the caller's token."""
 
-    _server: Server
+    _door: Door
     _headers: Mapping[str, str]
 
     async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
         """As :meth:`~kqueue.client.server.Server.ask`."""
-        return await self._server.ask(method, path, body=body, query=query, headers=self._headers)
+        server = await self._door.server()
+        return await server.ask(method, path, body=body, query=query, headers=self._headers)
 
     async def read(self, path: str) -> str:
         """As :meth:`~kqueue.client.server.Server.read`."""
-        return await self._server.read(path, headers=self._headers)
+        server = await self._door.server()
+        return await server.read(path, headers=self._headers)
 
 
 class Door:
@@ -47,60 +50,68 @@ class Door:
     Args:
         relays: True if every caller shows a token of its own, and nothing is done without one; False if all calls are
             this process's own, with the token or the credentials that it has.
-
-    Raises:
-        ConfigError: no fleet is known, or a setting is wrong.
     """
 
     def __init__(self, *, relays: bool) -> None:
         self._relays = relays
-        self._config = load()
-        if not _has_server(self._config):
-            self._config.require_database()
-            self._config.require_redis()
+        self._opening = anyio.Lock()
+        self._stack = AsyncExitStack()
         self._server: Server | None = None
 
     @property
     def max_body_bytes(self) -> int:
         """The largest body of a request, in bytes."""
-        return self._config.http_max_body_bytes
+        return load().http_max_body_bytes
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Door]:
-        """Connect, and release everything in the end.
+        """Connect, and release everything in the end. A door that does not relay connects at the first call.
+
+        An agent starts its tools with itself. It can list them before there is a fleet, and a fleet that is started
+        later is found.
 
         Raises:
+            ConfigError, DatabaseUnavailable, SchemaMismatch: as :meth:`server`.
+        """
+        async with AsyncExitStack() as self._stack:
+            if self._relays:
+                await self.server()
+            yield self
+        self._server = None
+
+    async def server(self) -> Server:
+        """Return the connection to the fleet, which is opened where it is not yet.
+
+        Raises:
+            ConfigError: no fleet is known, or a setting is wrong.
             DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used. A server is asked only by calls.
         """
-        config = self._config
+        async with self._opening:
+            if self._server is None:
+                self._server = await self._connect(load())
+            return self._server
+
+    async def _connect(self, config: Config) -> Server:
         if _has_server(config):
             assert config.url is not None
             # The token of this process is not for others' calls.
             token = None if self._relays else config.token
-            async with self._to(Server(config.url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)):
-                yield self
-            return
-        from kqueue.http.app import create_app
-        from kqueue.http.server import from_peer
+            server = Server(config.url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)
+        else:
+            config.require_database()
+            config.require_redis()
+            from kqueue.http.app import create_app
+            from kqueue.http.server import from_peer
 
-        # Its requests are this process's own.
-        app = create_app(config.model_copy(update={"http_access_log": False}))
-        async with app.router.lifespan_context(app):
+            # Its requests are this process's own.
+            app = create_app(config.model_copy(update={"http_access_log": False}))
+            await self._stack.enter_async_context(app.router.lifespan_context(app))
             # Who has the database's credentials is the fleet's owner. Who is relayed shows a token.
             own = app if self._relays else from_peer(app, os.geteuid())
             transport = httpx.ASGITransport(own, raise_app_exceptions=False)
-            here = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
-            async with self._to(here):
-                yield self
-
-    @asynccontextmanager
-    async def _to(self, server: Server) -> AsyncGenerator[None]:
-        self._server = server
-        try:
-            yield
-        finally:
-            self._server = None
-            await server.close()
+            server = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
+        self._stack.push_async_callback(server.close)
+        return server
 
     def caller(self, headers: Mapping[str, str] | None) -> Caller:
         """Return the caller of a message that came with these headers; None on stdio.
@@ -108,17 +119,15 @@ class Door:
         Raises:
             AccessRefused: the message shows no token, and needs one.
         """
-        if self._server is None:
-            raise KqueueError("the server is closed")
         if not self._relays:
-            return Caller(self._server, {})
+            return Caller(self, {})
         credential = (headers or {}).get("authorization")
         if not credential:
             # Without this a fleet that trusts this process would let in whoever can reach it.
             raise AccessRefused("give a token of the fleet: Authorization: Bearer kq_...")
         if not credential.isascii() or not credential.isprintable():
             raise AccessRefused("the token is not one that `kqueue token create` printed; it begins with kq_")
-        return Caller(self._server, {"Authorization": credential})
+        return Caller(self, {"Authorization": credential})
 
 
 #: What the tools and resources get from the SDK.

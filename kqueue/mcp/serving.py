@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from mcp.server import MCPServer
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
+from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -55,20 +61,50 @@ def make_server(door: Door) -> MCPServer[Door]:
 
 
 def serve_stdio() -> None:
-    """Serve the one client on stdin and stdout until it closes them. Calls are made with this process's own rights.
-
-    Raises:
-        ConfigError: no fleet is known.
-        DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used.
-    """
+    """Serve the one client on stdin and stdout until it closes them. Calls are made with this process's own rights."""
     server = make_server(Door(relays=False))
     # The thread that reads stdin cannot be interrupted, and a graceful end would wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    anyio.run(server.run_stdio_async)
+    anyio.run(_serve_stdio, server)
+
+
+async def _serve_stdio(server: Any) -> None:
+    """Run a server of the tools on stdio. Answer lines that are not JSON with an error: the SDK drops them."""
+    sdk = server._lowlevel_server
+    async with stdio_server() as (lines, answers), anyio.create_task_group() as tasks:
+        readable, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
+
+        async def read() -> None:
+            async with readable:
+                async for item in lines:
+                    if isinstance(item, ValidationError) and item.errors()[0]["type"] == "json_invalid":
+                        await answers.send(SessionMessage(_not_json(item)))
+                    else:
+                        await readable.send(item)
+
+        tasks.start_soon(read)
+        await sdk.run(messages, answers, sdk.create_initialization_options())
+
+
+def _not_json(error: ValidationError) -> JSONRPCError:
+    """Return the answer to a line that is not JSON, with the request's id where that can be read.
+
+    The usual cause is an escaped half of a surrogate pair such as \\ud800, which Python's own parser accepts.
+    """
+    [fault] = error.errors()
+    identity = None
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(fault["input"]):
+            case {"id": int() | str() as identity} if str(identity).isprintable():
+                pass
+            case _:
+                identity = None
+    refusal = ErrorData(code=PARSE_ERROR, message=f"{fault['msg']}. Send the request again as valid JSON in UTF-8.")
+    return JSONRPCError(jsonrpc="2.0", id=identity, error=refusal)
 
 
 def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]) -> None:
-    """Serve streamable HTTP until SIGTERM or SIGINT. Every request needs a token of the fleet, and acts with it.
+    """Serve streamable HTTP until SIGTERM, SIGINT or SIGHUP. Every request acts with its own token of the fleet.
 
     Args:
         address: ``host:port``; port 0 is any that is free.

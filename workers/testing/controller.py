@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol, cast
 import pytest
 
 from kqueue.errors import KqueueError
+from kqueue.signals import raise_interrupts
 from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
 
@@ -200,6 +201,8 @@ class Controller:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
             stack.callback(self._host.close)
             self._host.open(self._order, folder)
+            # A CI job's time limit is a SIGTERM. It cancels tests on a fleet as Ctrl-C does.
+            raise_interrupts()
             try:
                 self._run_all()
             except KqueueError as error:
