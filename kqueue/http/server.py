@@ -196,6 +196,17 @@ class _Protocol(H11Protocol):
         self._watched()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        # The body broke off while the application reads it. uvicorn answers, and would let the application answer too.
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def _watch(self) -> None:
         if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
             self._watched()

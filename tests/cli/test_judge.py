@@ -160,7 +160,7 @@ def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> N
             time.sleep(0.05)
         started = below(process.pid)
         process.send_signal(number)
-    assert process.returncode == (130 if number is signal.SIGINT else -number)
+    assert process.returncode == (-number if number is signal.SIGKILL else 130)
     deadline = time.monotonic() + 30
     while alive := [pid for pid in started if not linux.is_zombie(pid)]:
         assert time.monotonic() < deadline, alive

@@ -235,8 +235,11 @@ def test_a_reused_verdict_says_so(cli: Cli, engine: Engine, worker: UUID) -> Non
     assert asked["id"] in cli("results", "--json").stdout
 
 
-def test_ctrl_c_tells_how_to_come_back(cli: Cli, worker: UUID, engine: Engine) -> None:
-    """Whoever interrupts a wait gets 130, and the command that waits for the same evaluation again."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_interrupted_wait_names_the_command_that_goes_on(
+    cli: Cli, worker: UUID, engine: Engine, number: signal.Signals
+) -> None:
+    """A wait that is interrupted exits with 130, and names the command that waits for the same evaluation."""
     assert worker
     command = [sys.executable, "-m", "kqueue", "submit", "-p", "relu.py", "mine.py", "-b", "torch", "--wait"]
     with subprocess.Popen(
@@ -249,7 +252,7 @@ def test_ctrl_c_tells_how_to_come_back(cli: Cli, worker: UUID, engine: Engine) -
                 return connection.execute(text(query)).scalar()
 
         until(listens)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate()
     assert process.returncode == 130
     [row] = stored(engine)

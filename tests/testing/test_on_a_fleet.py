@@ -222,7 +222,8 @@ def test_the_tests_of_a_worker_that_is_killed_run_again(on_fleet: Cli, engine: E
         assert connection.execute(count, {"id": connection.execute(last).scalar_one()}).scalar_one() == 2
 
 
-def test_ctrl_c_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> None:
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
+def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine, number: signal.Signals) -> None:
     """What ran is killed, what waited does not begin, and pytest reports what there is."""
     on_fleet.write("test_waits.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
     for number in range(3):
@@ -242,7 +243,7 @@ def test_ctrl_c_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> Non
 
     with running(on_fleet, "--fleet") as process:
         until(lambda: sorted(states()) == ["queued", "queued", "running", "running"], LIMIT_S)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert "KeyboardInterrupt" in out

@@ -445,7 +445,7 @@ class Harness:
             with torch.no_grad():
                 page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
-            page = activities.encode_failure(f"{_qualified(type(error))}: {error}")
+            page = activities.encode_failure(f"{_qualified(type(error))}: {_text(error)}")
         os.pwrite(memory, page, 0)
         return self.done(command)
 
@@ -551,7 +551,7 @@ class Harness:
             tag=tag,
             code=code,
             exception=_qualified(type(shown)),
-            message=str(shown),
+            message=_text(shown),
             shortage=(shortage.of(error) if tag is Tag.RESOURCES else None) or Shortage(),
         )
 
@@ -576,7 +576,7 @@ class Harness:
                 self._say_compiling(True)
                 return original(*args, **kwargs)
             except Exception as error:
-                raise _CompileError(str(error)) from error
+                raise _CompileError from error
             finally:
                 self._say_compiling(False)
 
@@ -603,6 +603,14 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _text(error: BaseException) -> str:
+    """Return an exception's text. It is foreign code that makes it, and can raise another exception."""
+    try:
+        return str(error)
+    except BaseException as fault:  # noqa: BLE001
+        return f"<its text cannot be read: {_qualified(type(fault))}>"
+
+
 def _tag(error: BaseException) -> Tag:
     if isinstance(error, _CompileError):
         return Tag.COMPILE
@@ -619,7 +627,10 @@ def _tag(error: BaseException) -> Tag:
 def _cuda_code(error: BaseException) -> int:
     """CUDA's code as torch's, CuPy's and our own exceptions carry it; 0 for none."""
     for name in ("error_code", "status"):
-        code = getattr(error, name, None)
+        try:
+            code = getattr(error, name, None)
+        except BaseException:  # noqa: BLE001 -- a property of foreign code
+            code = None
         if type(code) is int and 0 < code < 10_000:
             return code
     return 0

@@ -208,7 +208,7 @@ class Keeper:
         try:
             return self._import(name, path, is_python_module)
         except Exception as error:
-            raise LeftToCandidateError(f"the library cannot be imported here: {error}") from error
+            raise LeftToCandidateError("the library cannot be imported here") from error
 
     def _place(self) -> Path:
         """Return the directory for what comes of this thread's build."""

@@ -151,6 +151,7 @@ class Report:
         scratch_bytes: what its files took in the end.
         robbed: True if Linux has ended a process of it for want of memory although it had not reached its own limit.
         cpu_s: the CPU time that it and all that it has started have used, in seconds.
+        limit_bytes: the limit that it reached, of memory, output or files; 0 where it reached none.
     """
 
     reason: End
@@ -163,6 +164,7 @@ class Report:
     scratch_bytes: int = 0
     robbed: bool = False
     cpu_s: float = 0.0
+    limit_bytes: int = 0
 
 
 Request = Spawn | Keep | Take

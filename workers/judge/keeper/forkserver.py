@@ -579,6 +579,11 @@ class ForkServer:
             scratch_bytes=process.files.bytes,
             robbed=lack is Lack.OTHERS,
             cpu_s=max(process.used_s, process.reaped_s),
+            limit_bytes={
+                End.MEMORY: profile.host_memory_bytes,
+                End.OUTPUT: profile.output_bytes,
+                End.SCRATCH: profile.scratch_bytes,
+            }.get(reason, 0),
         )
         _send(process.control, report)
         _tell(process, report)

@@ -440,9 +440,10 @@ class SealedProcess:
             return EvaluationEnded(category, f"the {phase} phase did not end within its deadline", phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
-            amounts = {End.MEMORY: ended.peak_bytes, End.OUTPUT: ended.output_bytes, End.SCRATCH: ended.scratch_bytes}
-            what = f"{amounts[ended.reason]} bytes" + (", or too many files" if ended.reason is End.SCRATCH else "")
-            return EvaluationEnded(category, f"{ended.reason} limit exceeded: {what}", self._phase, **facts)
+            what = f"the {ended.reason} limit of {ended.limit_bytes} bytes was exceeded"
+            if ended.reason is End.SCRATCH:
+                what += ", or there were too many files"
+            return EvaluationEnded(category, what, self._phase, **facts)
         if ended.reason is End.CLOSED:
             return EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the process closed the judge's channel", self._phase, **facts

@@ -1,0 +1,56 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Cli
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import time, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {}
+"""
+
+
+@pytest.mark.slow("starts a judge")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_verdicts_so_far_are_printed(tmp_path: Path, number: signal.Signals) -> None:
+    """`kqueue judge` prints its table of the kernels that were judged, and exits with 130."""
+    cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
+    cli.write("relu.py", PROBLEM)
+    cli.write("a.py", KERNEL.format("return torch.relu(x) + 1"))
+    cli.write("b.py", KERNEL.format("time.sleep(600)"))
+    command = [sys.executable, "-m", "kqueue", "judge", "relu.py", "a.py", "b.py", "--device", "cpu", "--no-timing"]
+    terminal, theirs = os.openpty()
+    with (
+        os.fdopen(terminal, "rb", buffering=0) as bar,
+        subprocess.Popen(
+            command, cwd=tmp_path, env=os.environ | cli.environment, stdout=subprocess.PIPE, stderr=theirs, text=True
+        ) as process,
+    ):
+        os.close(theirs)
+        shown = b""
+        while b"1 wrong_values" not in shown:  # the first kernel was judged
+            shown += bar.read(4096)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert [line.split()[:2] for line in out.splitlines() if ".py" in line] == [["a.py", "wrong_values"]]

@@ -1,0 +1,40 @@
+"""The words of a verdict where foreign code makes them hard to say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Limits
+from tests.judge.linear import QUICK, judge, right
+from tests.judge.rig import Rig
+
+pytestmark = pytest.mark.slow("judges kernels")
+
+#: Exceptions whose text or properties raise another one, and the message that stands in their place.
+UNREADABLE = {
+    "def __str__(self): raise KeyError": "kernel.E: <its text cannot be read: builtins.KeyError>",
+    "def __str__(self): return 5": "kernel.E: <its text cannot be read: builtins.TypeError>",
+    "def __str__(self): raise SystemExit(3)": "kernel.E: <its text cannot be read: builtins.SystemExit>",
+    "error_code = property(lambda self: 1 / 0)": "kernel.E: x",
+    "__module__ = 'm\\ud800'": "m?.E: x",
+    "def __str__(self): return '\\ud800'": "kernel.E: ?",
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
+def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) -> None:
+    """The category and the type are the exception's, whatever its own code does."""
+    outcome = judge(rig, right("raise E('x')", f"class E(Exception):\n    {body}\n"))
+    assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
+
+
+def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:
+    """Memory behind a descriptor belongs to no process's own, and counts all the same."""
+    if (groups := rig.forkserver.isolation["cgroup_memory"]) is not True:
+        pytest.skip(f"cgroup_memory: {groups}")
+    fill = "import os; fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(2048)]"
+    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=1 << 30)})
+    outcome = judge(rig, right(fill), settings)
+    assert outcome.category is Category.HOST_OUT_OF_MEMORY
+    assert outcome.message == f"the memory limit of {1 << 30} bytes was exceeded"
