@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly soak queue-bench clean
+.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,11 +16,23 @@ venv: ## set up .venv, which the other targets do first where they need it
 demo: venv ## judge some good and bad kernels on this machine (ARGS=--all: the whole gallery)
 	@$(PY) examples/demo.py $(ARGS)
 
-quick: venv ## run the tests that need no service, in about a minute
-	$(PY) -m pytest -n auto --dist worksteal -m quick $(ARGS)
+# The slowest tests are printed, and the seconds of each are in dist/*.xml.
+PYTEST = mkdir -p dist && $(PY) -m pytest -n auto --durations=10 --durations-min=1 -o junit_duration_report=total
 
-test: venv ## run the tests (ARGS='tests/store -k claim')
-	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not nightly and not compose' $(ARGS)
+quick: venv ## run the tests that need no service, in about a minute
+	$(PYTEST) --junitxml=dist/quick.xml --dist worksteal -m quick $(ARGS)
+
+test: venv ## run the tests of the gate, in about ten minutes (ARGS='tests/store -k claim')
+	$(PYTEST) --junitxml=dist/test.xml --dist loadfile --no-loadscope-reorder -m 'not nightly and not compose' $(ARGS)
+
+nightly: venv site planted ## run all that the gate leaves out, as root for network namespaces
+	$(PYTEST) --junitxml=dist/nightly.xml --dist loadfile -m nightly $(ARGS)
+	$(MAKE) soak MINUTES=3
+	$(MAKE) sbom
+	$(MAKE) audit ARGS=--if-reachable
+
+planted: venv ## plant faults in copies of the code, and see which of them the gate finds
+	$(PY) tests/planted/run.py $(ARGS)
 
 adapters: venv ## test the adapters with the packages that they are for, which it fetches
 	@$(PY) scripts/bootstrap.py adapters
@@ -75,9 +87,6 @@ build-bench: venv ## measure what compiling extensions costs beside plain torch 
 
 http-cost: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
 	$(PY) benchmarks/http_cost.py $(ARGS)
-
-nightly: venv ## run everything that `make test` leaves out
-	$(PY) -m pytest -n auto --dist loadfile -m nightly $(ARGS)
 
 soak: venv ## judge 20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS='--lane gpu')
 	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
