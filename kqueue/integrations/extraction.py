@@ -215,7 +215,7 @@ def _without_reasoning(text: str) -> tuple[str, bool]:
 
     A closing tag without an opening one ends a section that began with the answer: chat templates write the opening tag
     into the prompt. A section without an end reaches to ``<answer>`` or to the end, if its tag begins a line: others
-    are words. After a fence no other tag opens a section at all: they are in a kernel's comments and strings.
+    are words. Where both tags of a pair are within lines behind a fence, they are in a kernel's comments.
     """
     sections: list[tuple[int, int]] = []
     begin: int | None = None
@@ -223,19 +223,19 @@ def _without_reasoning(text: str) -> tuple[str, bool]:
     fence = _next_run(text, 0)
     for tag in _REASONING.finditer(text):
         if tag["end"] or tag["End"]:
-            if begin is None and in_code:
-                in_code = False
+            if in_code and tag["first"] is None:
+                begin, in_code = None, False
                 continue
             if begin is None:
                 sections.clear()
             sections.append((begin or 0, tag.end()))
-            begin = None
+            begin, in_code = None, False
             if fence < tag.end():
                 fence = _next_run(text, tag.end())
         elif begin is None:
             first_in_line = tag["first"] is not None
             in_code = not first_in_line and tag.start() > fence
-            begin = None if in_code else tag.start()
+            begin = tag.start()
     if begin is not None and first_in_line:
         answer = text.find("<answer>", begin)
         sections.append((begin, len(text) if answer < 0 else answer))
@@ -392,9 +392,10 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
 def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[int, str, bool]:
     """Return the line after a block, its content, and True if a fence closes it.
 
-    A block ends at the first fence on a line of its own; else at one behind code. If the content up to some other fence
-    is a kernel, it ends there: the fences before are in the kernel's strings and comments, and a fence with words
-    after it was meant to close. Fences in Python are errors anywhere else, so no two blocks are joined.
+    A block ends at the first fence on a line of its own or at one that opens another block, else at one behind code. If
+    the content up to some other fence is a kernel, it ends there: the fences before are in the kernel's strings and
+    comments, and a fence with words after it was meant to close. Fences in Python are errors anywhere else, so no two
+    blocks are joined.
     """
     # Python begins in the first column, whatever the column of its fence.
     indent = next((state.sCount[i] for i in range(first + 1, end) if not state.isEmpty(i)), 0)
@@ -405,10 +406,7 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
         return head + state.getLines(first + 1, number + 1, indent, False)[:-behind] + "\n"
 
     reader: _Reader = state.env["reader"]
-    # The ends found so far: of a kernel, on a line of its own, and behind code.
-    kernel: tuple[int, int] | None = None
-    usual: tuple[int, int] | None = None
-    in_line: tuple[int, int] | None = None
+    ends: dict[str, tuple[int, int]] = {}
     tried = 0
     for number in range(first + 1, end):
         line = _line(state, number)
@@ -419,23 +417,24 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
             continue
         behind, closes = closing
         if tried < _MOST_TRIES and reader.grade(content(number, behind)) >= _Grade.PART:
-            kernel = number, behind
+            ends["kernel"] = number, behind
             # The kernel goes on if the fence is in its comment.
             if not behind or "#" not in line:
                 break
         tried += 1
-        if behind:
-            in_line = in_line or (number, behind)
-        elif closes and usual is None:
-            usual = number, 0
-        if usual is not None and (tried >= _MOST_TRIES or not _may_hold_fences(content(*usual))):
+        opens = not closes and _WORD.fullmatch(line.lstrip(run[0]).strip()) is not None
+        ends.setdefault("behind" if behind else "alone" if closes else "opens" if opens else "words", (number, behind))
+        if "alone" in ends and (tried >= _MOST_TRIES or not _may_hold_fences(content(*ends["alone"]))):
             break
     else:
         if reader.grade(content(end, 0)) >= _Grade.PART:
             return end, content(end, 0), False
-    if (found := kernel or usual or in_line) is None:
+    own = min((ends[kind] for kind in ("alone", "opens") if kind in ends), default=ends.get("behind"))
+    found = ends.get("kernel", own)
+    if found is None:
         return end, content(end, 0), False
-    return found[0] + 1, content(*found), True
+    opens = "kernel" not in ends and found == ends.get("opens")
+    return found[0] + (not opens), content(*found), not opens
 
 
 def _may_hold_fences(source: str) -> bool:

@@ -114,6 +114,7 @@ ANSWERS: Final[dict[str, str]] = {
     "tag without an end before the answer": f"<think>\n{_DRAFTED}\n<answer>\n{_BLOCK}\n</answer>",
     "two sections": f"<think>a</think>\nFirst:\n{_DRAFTED}\n<think>\n{_BROKEN}\n</think>\n{_BLOCK}",
     "tag without an end behind the kernel": f"{_BLOCK}\n<think>\nCould it be faster?\n{_DRAFTED}",
+    "reasoning behind a draft": (f"First:\n{_DRAFTED}\nHmm, <think>no:\n```python\n{_DRAFT}\n</think>\n{_BLOCK}"),
     "a word that is a tag": f"I leave out <think> here.\n{_BLOCK}",
     "reasoning behind a token": f"<|assistant|><think>\n{_DRAFTED}\n<answer>\n{_BLOCK}\n</answer>",
     "bare source behind reasoning": f"<think>\n{_DRAFTED}\n</think>\n\n{_CODE}\n",
@@ -155,6 +156,7 @@ FENCED_ANSWERS: Final[dict[str, str]] = {
     "never closed": f"Here:\n\n```python\n{FENCED}",
     "four backticks": f"````python\n{FENCED}````",
     "closed behind code": f"Here: ```python\n{FENCED.rstrip()}```\n{_PROSE}",
+    "behind a draft never closed": f"```python\n{_CUT}\n\nNo, better:\n\n```python\n{FENCED}```",
     "behind reasoning": f"<think>\n{_DRAFTED}\n</think>\n```python\n{FENCED}```",
     "source between prose": f"Here is the kernel.\n\n{FENCED}\n\n{_PROSE}",
 }

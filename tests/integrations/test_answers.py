@@ -189,7 +189,7 @@ def test_right_kernels_are_rewarded(config: Config, caplog: pytest.LogCaptureFix
 def test_feedback_says_what_was_taken(kq: Client) -> None:
     """In the observation, in its info, and in a guide's feedback; also where the kernel is refused."""
     answer = f"<think>\n{DRAFTED}\n</think>\nHere: ```python\n{RIGHT.strip()}```\n```sh\nls\n```"
-    place = "block 1 of 2 (python), lines 26-39, reasoning dropped"
+    place = "block 1 of 2 (python), lines 26-40, reasoning dropped"
     env = KernelEnv([REFERENCE], client=kq, max_turns=3, **SETTINGS)
     assert env.reset()[1]["taken"] is None
     text, score, *_, info = env.step(answer)
