@@ -1,4 +1,4 @@
-"""Text for language models: the kernel in an answer, the task in words, and a verdict in words."""
+"""Text for language models: the task in words, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
 from kqueue.evidence import Finding, json_number
 
-_FENCE: Final = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE
-)
 #: A frame of the kernel's own file in a traceback.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
 #: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
@@ -26,16 +23,6 @@ _AFTER_COMPLAINT: Final = 4
 _NEAR_FLOOR: Final = 1.5
 
 
-def kernel_in(answer: str) -> str:
-    """Return the kernel in a model's answer.
-
-    It is the last fenced block that names ``ModelNew``, else the last fenced block, else the whole answer.
-    """
-    blocks = [match.group(3) for match in _FENCE.finditer(answer)]
-    named = [block for block in blocks if "ModelNew" in block]
-    return (named or blocks or [answer])[-1]
-
-
 def instruction(problem: str, backend: str) -> str:
     """Return the task in words: write a kernel of ``backend`` that replaces the reference ``problem``."""
     return (
@@ -45,12 +32,13 @@ def instruction(problem: str, backend: str) -> str:
     )
 
 
-def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
+def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000) -> str:
     """Return a verdict in words: what failed, where and how; or the time of a right kernel, and what limits it.
 
     Args:
         verdict: the verdict on ``kernel``.
         kernel: the kernel's source, which is quoted.
+        note: a line about the kernel, such as its place in a model's answer.
         limit: the most characters; a longer text is cut at its end.
     """
     if not verdict.judged:
@@ -62,6 +50,8 @@ def describe(verdict: Verdict, kernel: str, *, limit: int = 6000) -> str:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
         lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel), *_differences(verdict)]
+    if note:
+        lines.insert(1, note)
     if verdict.judged:
         lines += examinations.lines(verdict.evidence)
     if verdict.reused_from is not None:

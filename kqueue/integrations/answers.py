@@ -1,4 +1,4 @@
-"""Turn a model's answer into a request."""
+"""Turn a model's answer into a kernel and a request."""
 
 from __future__ import annotations
 
@@ -7,18 +7,31 @@ from typing import Any, Final
 
 from kqueue.contract import Request
 from kqueue.errors import InvalidRequest
-from kqueue.feedback import kernel_in
+from kqueue.integrations.extraction import Taken, take
 from kqueue.kernelbench import request_of
 
-#: Text, or the messages of a chat.
+#: Text, or the messages of a chat, whose content is text or parts with text.
 Answer = str | Sequence[Mapping[str, Any]]
 
 _SOUND: Final = "class ModelNew: ..."
 
 
-def kernel_of(answer: Answer) -> str:
-    """Return the kernel in an answer or in a chat's last message; see :func:`~kqueue.feedback.kernel_in`."""
-    return kernel_in(answer if isinstance(answer, str) else str(answer[-1].get("content") or "") if answer else "")
+def take_from(answer: Answer) -> Taken:
+    """Return the kernel in an answer, or in the assistant's last message of a chat."""
+    if isinstance(answer, str):
+        return take(answer)
+    replies = [message for message in answer if message.get("role", "assistant") == "assistant"] or answer[-1:]
+    content: object = replies[-1].get("content") if replies else None
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n".join(_text_of(part) for part in content)
+    return take(str(content or ""))
+
+
+def _text_of(part: object) -> str:
+    """Return the text of a part of a message; none of a part that is reasoning, a picture or a tool's call."""
+    if isinstance(part, Mapping):
+        return str(part.get("text") or "") if part.get("type", "text") in ("text", "output_text") else ""
+    return str(part)
 
 
 def request_for(problem: str, kernel: str, **arguments: Any) -> Request | InvalidRequest:

@@ -26,7 +26,7 @@ _server: Any = importlib.import_module("openenv.core.env_server")
 class KernelAction(_server.Action):
     """A model's answer."""
 
-    kernel: str = Field(description="The kernel's source, or an answer with the kernel in a fenced block.")
+    kernel: str = Field(description="The kernel's source, or an answer with the kernel in it.")
 
 
 class KernelObservation(_server.Observation):
@@ -37,6 +37,7 @@ class KernelObservation(_server.Observation):
     correct: bool = Field(default=False, description="True if the kernel was correct.")
     best: float | None = Field(default=None, description="The best score of the episode.")
     verdict: dict[str, Any] | None = Field(default=None, description="The verdict's summary.")
+    taken: str | None = Field(default=None, description="The place of the kernel in the answer.")
 
 
 class KernelState(_server.State):
@@ -89,6 +90,7 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
             correct=info["correct"],
             best=info["best"],
             verdict=info["verdict"],
+            taken=info["taken"],
         )
 
     @property

@@ -25,8 +25,9 @@ from kqueue.client import AsyncClient, Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, InvalidRequest, LaneUnavailable, WaitTimeout
 from kqueue.feedback import describe, instruction
-from kqueue.integrations.answers import Answer, kernel_of, request_for
+from kqueue.integrations.answers import Answer, request_for, take_from
 from kqueue.integrations.connection import Connection
+from kqueue.integrations.extraction import Taken
 from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ async def reward(
 
     Args:
         problems: source of the reference, one for all answers or one for each.
-        completions: the answers, as text or a chat's messages. The kernel is the fenced block, or the whole text.
+        completions: the answers, as text or a chat's messages; see :func:`~kqueue.integrations.extraction.take`. The
+            place of each kernel in its answer is logged at the level INFO.
         score: ``speedup``, ``inverse_runtime``, ``correctness``, or a function of the :class:`~kqueue.Verdict`.
         client: the client to use, which the caller closes. By default a client from the environment's settings.
         run: a name for this batch, such as ``run-3/step-120``. Calling again with it, after a crash, returns the
@@ -73,10 +75,12 @@ async def reward(
         raise InvalidRequest(
             f"problems: {len(each)} for {len(completions)} completions; give one for each, or one for all"
         )
-    entries = [
-        request_for(problem, kernel_of(answer), **arguments, **({"idempotency_key": f"{run}/{place}"} if run else {}))
-        for place, (problem, answer) in enumerate(zip(each, completions, strict=True))
-    ]
+    entries = list[Request | InvalidRequest]()
+    for place, (problem, answer) in enumerate(zip(each, completions, strict=True)):
+        taken = take_from(answer)
+        _log.info("answer %d: taken: %s", place, taken)
+        keyed = {"idempotency_key": f"{run}/{place}"} if run else {}
+        entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
     requests = [entry for entry in entries if isinstance(entry, Request)]
     if client is not None:
         found = iter(await _judge(client, requests, timeout))
@@ -136,8 +140,9 @@ class KernelEnv(_Env):
 
     An episode ends after ``max_turns`` turns (truncated), or when a score reaches ``target`` (terminated).
     Observations and actions are text. ``info`` has ``problem`` (its number), ``turn``, ``score``, ``best`` (the
-    best score of the episode), ``correct`` and ``verdict`` (:meth:`kqueue.Verdict.summary`; None before the first
-    turn, and for an answer that cannot be a kernel).
+    best score of the episode), ``correct``, ``verdict`` (:meth:`kqueue.Verdict.summary`; None before the first turn,
+    and for an answer that cannot be a kernel) and ``taken`` (the place of the kernel in the answer, such as
+    ``block 2 of 3 (python), lines 10-48, reasoning dropped``; None before the first turn).
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -209,7 +214,7 @@ class KernelEnv(_Env):
             raise InvalidRequest(f"problem: must be a number from 0 to {len(self._problems) - 1}, not {chosen!r}")
         self._problem, self._turn, self._best = chosen, 0, None
         problem = self._problems[chosen]
-        return instruction(problem, self._arguments.get("backend", "cuda")), self._info(None, None)
+        return instruction(problem, self._arguments.get("backend", "cuda")), self._info(None, None, None)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Judge an answer.
@@ -224,21 +229,21 @@ class KernelEnv(_Env):
         """
         if self._turn >= self._max_turns or self._reached():
             raise InvalidRequest("step: the episode is over; call reset first")
-        kernel = kernel_of(action)
-        request = request_for(self._problems[self._problem], kernel, **self._arguments)
+        taken = take_from(action)
+        request = request_for(self._problems[self._problem], taken.kernel, **self._arguments)
         if isinstance(request, InvalidRequest):
-            verdict, score, observation = None, FAILED, f"FAILED: {request}"
+            verdict, score, observation = None, FAILED, f"FAILED: {request}\n{taken.note}".rstrip()
         else:
             verdict = (self._given or self._own.client()).submit(request).wait()
             score = self._score(verdict)
             if score is None:
                 raise EvaluationFailed(verdict)
-            observation = describe(verdict, kernel)
+            observation = describe(verdict, taken.kernel, note=taken.note)
         self._turn += 1
         self._best = score if self._best is None else max(self._best, score)
         terminated = self._reached()
         truncated = not terminated and self._turn >= self._max_turns
-        return observation, score, terminated, truncated, self._info(verdict, score)
+        return observation, score, terminated, truncated, self._info(verdict, score, taken)
 
     def close(self) -> None:
         """Close the connection that this environment opened."""
@@ -248,7 +253,7 @@ class KernelEnv(_Env):
     def _reached(self) -> bool:
         return self._target is not None and self._best is not None and self._best >= self._target
 
-    def _info(self, verdict: Verdict | None, score: float | None) -> dict[str, Any]:
+    def _info(self, verdict: Verdict | None, score: float | None, taken: Taken | None) -> dict[str, Any]:
         return {
             "problem": self._problem,
             "turn": self._turn,
@@ -256,4 +261,5 @@ class KernelEnv(_Env):
             "best": self._best,
             "correct": verdict is not None and verdict.passed,
             "verdict": None if verdict is None else verdict.summary(),
+            "taken": None if taken is None else str(taken),
         }

@@ -22,7 +22,7 @@ from kqueue.client import Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.feedback import describe
-from kqueue.integrations.answers import kernel_of, request_for
+from kqueue.integrations.answers import request_for, take_from
 from kqueue.integrations.connection import Connection
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import Score, scorer
@@ -128,13 +128,13 @@ class KernelGuide(_Guide):
 
         Args:
             task: the prompt; ignored.
-            response: the kernel's source, or an answer with the kernel in a fenced block.
+            response: the kernel's source, or an answer with the kernel in it.
             info: source of the reference, or a mapping that has it as ``ref_arch_src``.
             kwargs: may have ``reference`` if ``info`` is None; the rest is ignored.
 
         Returns:
             the score (-1.0 if nothing is known about the kernel) and the feedback
-            (:func:`~kqueue.feedback.describe`).
+            (:func:`~kqueue.feedback.describe`), which says where in the answer the kernel was.
 
         Raises:
             InvalidRequest: no reference is given, or the guide's settings are invalid.
@@ -145,13 +145,14 @@ class KernelGuide(_Guide):
             reference = reference.get("ref_arch_src")
         if not isinstance(reference, str):
             raise InvalidRequest("info: give the reference's source, or a mapping that has it as ref_arch_src")
-        kernel = kernel_of(str(response or ""))
-        request = request_for(reference, kernel, **self._arguments)
+        taken = take_from(str(response or ""))
+        request = request_for(reference, taken.kernel, **self._arguments)
         if isinstance(request, InvalidRequest):
-            return self._told(0.0, f"FAILED: {request}")
+            return self._told(0.0, f"FAILED: {request}\n{taken.note}".rstrip())
         verdict = self._verdict(request)
         score = self._score(verdict)
-        return self._told(UNKNOWN if score is None else score, describe(verdict, kernel))
+        feedback = describe(verdict, taken.kernel, note=taken.note)
+        return self._told(UNKNOWN if score is None else score, feedback)
 
     def metric(self, task: Any = None, response: Any = None, info: Any = None, **kwargs: Any) -> float:
         """Return the score of :meth:`get_feedback`."""

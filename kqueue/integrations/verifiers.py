@@ -10,6 +10,7 @@ For verifiers to find the taskset by name, export it from a package::
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +18,12 @@ from typing import Any, Final
 from kqueue.client import AsyncClient
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import instruction
-from kqueue.integrations.answers import kernel_of, request_for
+from kqueue.integrations.answers import request_for, take_from
 from kqueue.integrations.connection import Connection
 from kqueue.integrations.rl import FAILED
 from kqueue.integrations.scores import Policy, scorer
+
+_log = logging.getLogger(__name__)
 
 # Imported by name, so that types can be checked without verifiers.
 vf: Any = importlib.import_module("verifiers.v1")
@@ -60,9 +63,11 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
             EvaluationFailed: nothing is known about the kernel. Verifiers records an error and no reward.
         """
         config = self.config
+        taken = take_from(trace.last_reply)
+        _log.info("%s: taken: %s", self.data.name, taken)
         request = request_for(
             self.data.reference,
-            kernel_of(trace.last_reply),
+            taken.kernel,
             backend=config.backend,
             lane=config.lane,
             precision=config.precision,

@@ -60,7 +60,7 @@ class Proposer(Protocol):
         ...
 
     def propose(self, question: Question) -> str:
-        """Return an answer: a kernel, or a text with one in a fenced block.
+        """Return an answer: a kernel, or a text with one in it.
 
         Raises:
             ProposerFailed: there is none.

@@ -22,7 +22,8 @@ from sqlalchemy import Engine
 from kqueue.client import Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import InvalidRequest, ProposerFailed
-from kqueue.feedback import describe, kernel_in
+from kqueue.feedback import describe
+from kqueue.integrations.extraction import take
 from kqueue.search.judging import asked, columns, is_to_be_asked_again, recorded, without_score
 from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan
@@ -219,7 +220,7 @@ class _Search:
                 proposal.number,
                 prompt=question.prompt,
                 answer=answer,
-                kernel=kernel_in(answer),
+                kernel=take(answer).kernel,
             )
         return self._judged(proposal)
 
@@ -251,7 +252,7 @@ class _Search:
                 proposal.number,
                 scores=dict.fromkeys(self._metrics, _REFUSED),
                 message=str(refused),
-                feedback=f"FAILED: {refused}",
+                feedback=f"FAILED: {refused}\n{_origin(proposal)}".rstrip(),
             )
         verdict, scores = self._verdict(request, sha256(kernel.encode()).hexdigest())
         if scores is None and proposal.number == 0:
@@ -263,7 +264,7 @@ class _Search:
             proposal.number,
             evaluation_id=verdict.evaluation_id,
             scores=scores,
-            feedback=describe(verdict, kernel),
+            feedback=describe(verdict, kernel, note=_origin(proposal)),
             **columns(verdict),
         )
 
@@ -286,6 +287,12 @@ class _Search:
             if not is_to_be_asked_again(verdict, scores, created=ticket.created, attempt=attempt):
                 return verdict, scores
             attempt += 1
+
+
+def _origin(proposal: Proposal) -> str:
+    """Return the place of a proposal's kernel in its answer; empty for the kernel that a search starts from."""
+    taken = take(proposal.answer or "")
+    return taken.note if taken.kernel == proposal.kernel else ""
 
 
 def _in_threads(

@@ -12,7 +12,7 @@ import pytest
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, Floor
-from kqueue.feedback import describe, instruction, kernel_in
+from kqueue.feedback import describe
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
@@ -277,30 +277,6 @@ def test_scores_of_verdicts() -> None:
     assert scorer(lambda given: given.attempts + 1.0)(right) == 2.0
     with pytest.raises(ConfigError, match="correctness"):
         scorer("fastest")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("answer", "kernel"),
-    [
-        ("class ModelNew: ...", "class ModelNew: ..."),
-        ("Here:\n```python\nclass ModelNew: ...\n```\nDone.", "class ModelNew: ...\n"),
-        ("```py\nclass ModelNew: 1\n```\n```\nprint(1)\n```", "class ModelNew: 1\n"),
-        ("```python\nclass ModelNew: 1\n```\nbetter:\n~~~python\nclass ModelNew: 2\n~~~", "class ModelNew: 2\n"),
-        ("```\na = '''```'''\nclass ModelNew: ...\n```", "a = '''```'''\nclass ModelNew: ...\n"),
-        ("```python\nclass ModelNew: never closed", "```python\nclass ModelNew: never closed"),
-        ("", ""),
-    ],
-)
-def test_the_kernel_in_an_answer(answer: str, kernel: str) -> None:
-    """The last fenced block that names ModelNew, else the last one, else the whole answer."""
-    assert kernel_in(answer) == kernel
-
-
-def test_the_instruction_has_the_reference() -> None:
-    """The task in words names the backend and quotes the reference in a block that is found again."""
-    text = instruction("class Model: ...", "triton")
-    assert "triton" in text
-    assert kernel_in(text) == "class Model: ...\n"
 
 
 def test_a_reused_verdict_is_told() -> None:
