@@ -20,7 +20,7 @@ from flower import command
 from flower.app import Flower
 from tornado.web import RequestHandler
 
-from kqueue import broker
+from kqueue import broker, transport
 from kqueue.config import load
 
 #: The path that answers without a password, for health checks. It says nothing but ``OK``.
@@ -94,16 +94,10 @@ class GuardedFlower(Flower):
 
 def main() -> None:
     """Run Flower until a signal comes."""
+    transport.use(transport.Transport)
     command.Flower = GuardedFlower
     os.environ["FLOWER_CONF"] = os.devnull
-    app = broker.make_app(load(), patience_s=broker.CONSUMER_PATIENCE_S)
-    # An observer never hands out again what workers have taken.
-    app.conf.broker_transport_options |= {
-        "unacked_key": "flower.unacked",
-        "unacked_index_key": "flower.unacked_index",
-        "unacked_mutex_key": "flower.unacked_mutex",
-    }
-    app.start(["flower"])
+    broker.make_app(load(), patience_s=broker.CONSUMER_PATIENCE_S).start(["flower"])
 
 
 if __name__ == "__main__":

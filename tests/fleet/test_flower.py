@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 pytest.importorskip("flower")
 
@@ -96,6 +97,16 @@ def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None 
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def test_forged_tables_do_not_blind_flower(services: Any, flower: Flower, watched: Any) -> None:
+    """Keys that stock kombu would read for Flower may have any type."""
+    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+        for key in ("_kombu.binding.reply.celery.pidbox", "_kombu.binding_permanent.celeryev", "flower.unacked"):
+            client.set(key, "x")
+    [live] = watched.live()
+    [queue] = flower.get("/api/workers?refresh=true")[live.name]["active_queues"]
+    assert queue["name"] == "kqueue.cpu"
 
 
 #: Paths of pages, of the API, of metrics, of files, and of nothing.
