@@ -159,7 +159,7 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         # early comes back as a duplicate.
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
-        # The message of a dead worker comes back. That of a kernel that kills its process does not: it has a verdict.
+        # No message comes back by way of Redis. Postgres knows what must be judged again.
         task_acks_late=True,
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
