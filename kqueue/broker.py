@@ -7,6 +7,7 @@ for Flower. The worker that executes the evaluation reads the rest from Postgres
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import ssl
@@ -21,19 +22,17 @@ from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import KombuError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from kqueue.config import LANE, Config
 from kqueue.errors import BrokerUnavailable, ConfigError, UnknownLane
 from kqueue.limits import hard_limit_s
 from kqueue.message import Message
 
+_log = logging.getLogger(__name__)
+
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
-#: Redis delivers an unacknowledged message again after this many seconds. Nothing waits for that: a dead worker's
-#: evaluation is queued again in Postgres, and a sweeper sends it within seconds. The value lies above every hard limit
-#: and is the same for all clients. Otherwise a running evaluation is delivered twice: harmless, but a wasted slot.
-VISIBILITY_TIMEOUT_S: Final = 7 * 3600
 #: Seconds that a sender waits for Redis in each of two tries. A sweeper sends later what could not be sent.
 SENDER_PATIENCE_S: Final = 3.0
 #: Seconds that a worker waits for an answer of Redis. Its event loop, and so its hard limits, stand still meanwhile. A
@@ -160,7 +159,7 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         # early comes back as a duplicate.
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
-        # The message of a dead worker comes back. That of a kernel that kills its process does not: it has a verdict.
+        # No message comes back by way of Redis. Postgres knows what must be judged again.
         task_acks_late=True,
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
@@ -186,16 +185,16 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
-            "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            # Messages of one priority need one list, and messages that a worker took need no copy in Redis: a dead
+            # worker's evaluation is queued again in Postgres, and a sweeper sends it within seconds. Such a copy would
+            # be one more thing to forge (kqueue/transport.py).
+            "priority_steps": [0],
+            "ack_emulation": False,
             # A sender does not wait: the sweeper sends what could not be sent. The second try, at once, is for a
             # connection that broke since it was last used.
             "max_retries": 1,
             "interval_start": 0,
             "interval_step": 0.2,
-            # Look for unacknowledged messages past the visibility timeout every 10 s instead of every 100 s. A worker
-            # that died hours ago held them, and each one that goes is a message less to search.
-            "unacked_restore_interval": 10,
-            "unacked_restore_throttle": 1,
             # Without a timeout a half-open connection waits without end.
             "socket_timeout": patience_s,
             # Connecting takes a round trip or two, wherever Redis is.
@@ -248,7 +247,10 @@ def publish(app: Celery, messages: Sequence[Message]) -> None:
         except (KombuError, RedisError, OSError) as error:
             # Redis may have restarted since the connection was last used. A Redis that does not answer, or refuses,
             # is not asked again.
-            if not isinstance(_root(error), RedisConnectionError | ConnectionError):
+            if is_wrong_type(fault := _root(error)):
+                for lane in {message.lane for message in messages}:
+                    _mend_queue(app, lane)
+            elif not isinstance(fault, RedisConnectionError | ConnectionError):
                 raise
             _publish(app, messages)
 
@@ -272,6 +274,27 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
             )
 
 
+def mend(client: Any, key: str, kind: str) -> None:
+    """Remove a key that is not of the type that this fleet gives it, because somebody forged it.
+
+    If a right key takes its place meanwhile, that is removed in its stead. Messages that are lost so are sent again.
+    """
+    found = client.type(key).decode()
+    if found not in {"none", kind}:
+        client.delete(key)
+        _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), found, kind)
+
+
+def _mend_queue(app: Celery, lane: str) -> None:
+    with app.pool.acquire(block=True) as connection:
+        mend(connection.default_channel.client, queue(lane).name, "list")
+
+
+def is_wrong_type(error: BaseException) -> bool:
+    """Return True if Redis refused a command because its key has another type."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
 def _root(error: BaseException) -> BaseException:
     """Return the cause of one of kombu's errors."""
     while isinstance(error, KombuError) and error.__cause__ is not None:
@@ -288,6 +311,7 @@ def waiting(app: Celery, lane: str) -> set[UUID]:
     found: set[UUID] = set()
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
+        mend(client, queue(lane).name, "list")
         # Producers push at the head and workers take from the tail, so no page misses a message that stays.
         for start in count(0, _PAGE):
             page = client.lrange(queue(lane).name, start, start + _PAGE - 1)
@@ -318,6 +342,7 @@ def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
     removed: set[UUID] = set()
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
+        mend(client, name, "list")
         if client.llen(name) > _TOO_LONG + len(order):
             client.ltrim(name, -len(order) or 1, -1 if order else 0)
         with client.pipeline() as pipe:
@@ -355,14 +380,15 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
         with _translate():
             client: Any = connection.default_channel.client
             run = str(client.info("server")["run_id"]).encode()
-            known = client.get(_MARKER) == run
+            mend(client, _MARKER, "string")
+            known = client.get(_MARKER) == run and _lasts(client, _MARKER, every_s)
             if not known:
                 client.set(_MARKER, _LOOKING)
         yield not known
         if not known:
             with _translate():
                 # Only if the key is still there. Otherwise it was lost, and maybe messages with it that were seen.
-                client.set(_MARKER, run, ex=max(1, round(every_s)), xx=True)
+                client.set(_MARKER, run, ex=_seconds(every_s), xx=True)
 
 
 def turn(app: Celery, what: str, *, every_s: float) -> bool:
@@ -373,7 +399,20 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
     """
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
-        return bool(client.set(f"{_MARKER}.{what}", 1, ex=max(1, round(every_s)), nx=True))
+        key = f"{_MARKER}.{what}"
+        if client.set(key, 1, ex=_seconds(every_s), nx=True):
+            return True
+        return not _lasts(client, key, every_s) and bool(client.set(key, 1, ex=_seconds(every_s)))
+
+
+def _seconds(every_s: float) -> int:
+    """Return the lifetime in seconds of a key that says when something was last done."""
+    return max(1, round(every_s))
+
+
+def _lasts(client: Any, key: str, every_s: float) -> bool:
+    """Return True if a key ends in time. A forged one that lasts longer must not keep its subject from being done."""
+    return 0 <= client.pttl(key) <= 1000 * _seconds(every_s)
 
 
 def revoke(app: Celery, *evaluation_ids: UUID) -> None:

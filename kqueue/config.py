@@ -20,8 +20,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
 
-#: A running one-machine fleet writes its addresses, its pid, its token for HTTP and ``gpu_fallback`` to this file under
-#: ``home``. Only its owner can read it.
+#: A running one-machine fleet writes its addresses, its pid, its token for HTTP, Flower's password and ``gpu_fallback``
+#: to this file under ``home``. Only its owner can read it.
 FLEET_FILE: Final = "fleet.json"
 #: The names of lanes.
 LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
@@ -89,7 +89,8 @@ class Config(BaseSettings):
     flower_address: str = "127.0.0.1"
     """The address of that."""
     flower_auth: SecretStr | None = None
-    """``user:password`` for Flower. Without it Flower listens on loopback only and has no API."""
+    """``user:password`` for Flower, in ASCII and without a comma. By default `kqueue up` generates a password for each
+    run."""
     url: str | None = None
     """Address of `kqueue serve` for a :class:`kqueue.RemoteClient`: ``http://host:18188``, or ``unix:///path`` of its
     unix socket."""
@@ -232,6 +233,18 @@ def http_url(config: Config) -> str:
         return config.url
     host = f"[{config.http_address}]" if ":" in config.http_address else config.http_address
     return _running_fleet(config.home_path).get("url") or f"http://{host}:{config.http_port}"
+
+
+def flower_access(config: Config) -> tuple[str, str]:
+    """Return the address and the credentials (``user:password``) of the running fleet's Flower.
+
+    Raises:
+        ConfigError: no fleet with Flower runs under ``home``.
+    """
+    fleet = _running_fleet(config.home_path)
+    if "flower_auth" not in fleet:
+        raise ConfigError(f"no Flower found: start one with `kqueue up` (none runs under {config.home_path})")
+    return fleet["flower_url"], fleet["flower_auth"]
 
 
 def load(**overrides: Any) -> Config:

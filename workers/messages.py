@@ -12,9 +12,7 @@ anything else      is dropped with a log line; it is gone from Redis by then
 =================  ===================================================================================
 
 So a writer to Redis can only announce an evaluation, which its claim in Postgres makes harmless, or cancel one.
-Restored messages (``unacked``) come back through the queue and are read again.
-
-The module extends private parts of kombu's Redis transport, so kombu is pinned to a minor version.
+Besides messages a worker reads nothing from Redis (:mod:`kqueue.transport`).
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ from uuid import UUID, uuid4
 import structlog
 from celery import Celery
 from celery.worker.control import Panel
-from kombu import transport as transports
 from kombu.transport import redis
 
-from kqueue import broker
+from kqueue import broker, transport
 from kqueue.limits import hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
 #: Longest message. A task's has about 1500 characters; an order that revokes many evaluations is the longest.
 _MESSAGE_CHARACTERS: Final = 128 << 10
-#: The hard limit's bounds in seconds. A shorter limit could abort an honest evaluation.
+#: The hard limit's bounds in seconds. A shorter limit could abort an honest evaluation. The longest lies above every
+#: limit that a request can ask for.
 SHORTEST_LIMIT_S = hard_limit_s(0.0)
-LONGEST_LIMIT_S = float(broker.VISIBILITY_TIMEOUT_S)
+LONGEST_LIMIT_S = 7 * 3600.0
 #: Most evaluations that one order may revoke, and most workers that it may address.
 _MOST: Final = 1000
 #: Characters of a dropped message to log.
@@ -69,7 +67,6 @@ _ORDERS: Final[Mapping[str, frozenset[str]]] = {
 _ALIASES: Final = frozenset(
     {"dump_conf", "dump_active", "dump_reserved", "dump_schedule", "dump_revoked", "dump_tasks"}
 )
-_REPLIES_TO: Final = "reply.celery.pidbox"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9.-]{1,100}")
 
 
@@ -160,8 +157,8 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
     )
 
 
-class Transport(redis.Transport):
-    """kombu's Redis transport, which delivers only messages rebuilt by :func:`task` and :func:`order`."""
+class Transport(transport.Transport):
+    """A transport that delivers only messages rebuilt by :func:`task` and :func:`order`."""
 
     def _deliver(self, message: Any, queue: str) -> None:
         read = order if queue.endswith(".celery.pidbox") else task
@@ -177,8 +174,7 @@ class Transport(redis.Transport):
 def guard(app: Celery) -> None:
     """Make this process read messages strictly, run only our task, and obey only the permitted orders."""
     redis.loads = _decode  # pyright: ignore[reportPrivateImportUsage]
-    for scheme in ("redis", "rediss"):
-        transports.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
+    transport.use(Transport)
     app.finalize()
     for name in set(app.tasks) - {broker.EVALUATE}:
         app.tasks.unregister(name)
@@ -258,9 +254,9 @@ def _limit_s(value: Any) -> float:
 def _reply_to(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or value.get("exchange") != _REPLIES_TO:
+    if not isinstance(value, dict) or value.get("exchange") != transport.REPLIES:
         raise Refused("its reply would go elsewhere")
-    return {"exchange": _REPLIES_TO, "routing_key": _token(value.get("routing_key"))}
+    return {"exchange": transport.REPLIES, "routing_key": _token(value.get("routing_key"))}
 
 
 def _token(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`kqueue open`: the fleet's page, in a browser that is logged in."""
+"""`kqueue open`: the fleet's page or Flower, in a browser that is logged in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import tempfile
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import quote
 
 import typer
 
@@ -26,23 +27,28 @@ def register(app: typer.Typer) -> None:
 
 def open_(
     url: Annotated[str | None, typer.Option(help="The page's address, such as http://127.0.0.1:18188.")] = None,
+    flower: Annotated[bool, typer.Option("--flower", help="Open Flower of the fleet that `kqueue up` runs.")] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the link only.")] = False,
 ) -> None:
     """Print a link that logs a browser in at the fleet's page, to look, submit and cancel. It opens where a display is.
 
     The link is good once and for a minute, and asks for no token. Who may make one needs a login at the database that
-    may make tokens.
+    may make tokens. With --flower the link holds Flower's password, which is good until the fleet stops.
     """
-    from kqueue.config import http_url, load
+    from kqueue.config import flower_access, http_url, load
     from kqueue.store import sessions
 
     config = load()
-    there = (url or http_url(config)).rstrip("/")
+    address, credentials = flower_access(config) if flower else (http_url(config), "")
+    there = (url or address).rstrip("/")
     if not there.startswith(("http://", "https://")):
         raise ConfigError(f"{there}: a browser needs an address that begins with http:// or https://; give --url")
-    with database("open") as engine:
-        secret = sessions.invite(engine, f"kqueue open by {getpass.getuser()} on {socket.gethostname()}")
-    link = f"{there}/login?link={secret}"
+    if flower:
+        link = f"{there}/".replace("://", f"://{quote(credentials, safe=':')}@", 1)
+    else:
+        with database("open") as engine:
+            secret = sessions.invite(engine, f"kqueue open by {getpass.getuser()} on {socket.gethostname()}")
+        link = f"{there}/login?link={secret}"
     typer.echo(link)
     if not no_browser and any(os.environ.get(name) for name in _DISPLAYS):
         _show(link)

@@ -145,7 +145,9 @@ def _status(fleet: LocalFleet) -> str:
         "database": redact(config.require_database()),
         "broker": redact(config.require_redis()),
         "lanes": slots,
-        "flower": fleet.flower_url or "off",
+        "flower": f"{fleet.flower_url} (`{prefix}kqueue open --flower` logs a browser in)"
+        if fleet.flower_url
+        else "off",
         "http": fleet.http_url or "off",
         **({"page": f"{fleet.http_url}/ (`{prefix}kqueue open` logs a browser in)"} if fleet.http_url else {}),
         **({"socket": f"unix://{fleet.http_socket}"} if fleet.http_socket else {}),

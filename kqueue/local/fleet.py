@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from pydantic import SecretStr
 
 from kqueue.config import FLEET_FILE, Config
-from kqueue.errors import ConfigError, DatabaseUnavailable, LocalFleetError, ServiceError
+from kqueue.errors import DatabaseUnavailable, LocalFleetError, ServiceError
 from kqueue.http import check_access, require_http
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import (
@@ -108,6 +109,7 @@ class LocalFleet:
         self.http_url: str | None = None
         self.http_socket: Path | None = None
         self._http_token: str | None = None
+        self._flower_auth: str | None = None
         self._flower = flower
         self._http = http
         self._durable = durable
@@ -139,7 +141,7 @@ class LocalFleet:
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
             for web in webs:
                 web.find_port(self._report)
-            self.flower_url = flower and flower.url
+            self.flower_url, self._flower_auth = (flower.url, flower.auth) if flower else (None, None)
             self.http_url = http and http.url
             (home / FLEET_FILE).unlink(missing_ok=True)
             if _others_judge(self.config.scratch):
@@ -317,12 +319,13 @@ class LocalFleet:
         self._exit.callback(revoke)
 
     def _publish(self, home: Path) -> None:
-        """Tell clients of this user where the fleet is, and give them its token."""
+        """Tell clients of this user where the fleet is, and give them its token and Flower's password."""
         known = {
             "pid": os.getpid(),
             "database_url": self.config.require_database(),
             "redis_url": self.config.require_redis(),
             "flower_url": self.flower_url,
+            "flower_auth": self._flower_auth,
             "url": self.http_url,
             "socket": self.http_socket and str(self.http_socket),
             "token": self._http_token,
@@ -477,22 +480,19 @@ class _Flower(_Web):
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
             raise LocalFleetError("Flower is not installed: `pip install 'kqueue[server]'`, or go without it")
-        host = config.flower_address
-        if config.flower_auth is None and host not in {"127.0.0.1", "::1", "localhost"}:
-            raise ConfigError(
-                f"KQUEUE_FLOWER_ADDRESS: {host} is not loopback, and Flower would answer everybody: "
-                "set KQUEUE_FLOWER_AUTH to user:password"
-            )
-        super().__init__(config, log, host, config.flower_port, "KQUEUE_FLOWER_PORT or --flower-port")
+        given = config.flower_auth
+        self.auth = given.get_secret_value() if given is not None else f"kqueue:{secrets.token_hex(16)}"
+        super().__init__(config, log, config.flower_address, config.flower_port, "KQUEUE_FLOWER_PORT or --flower-port")
 
     def command(self) -> list[str]:
-        return ["celery", "-A", "kqueue.broker_app", "flower"]
+        return ["kqueue.flower"]
 
     def environment(self) -> dict[str, str]:
-        flower = {"FLOWER_ADDRESS": self.config.flower_address, "FLOWER_PORT": str(self._port)}
-        if self.config.flower_auth is not None:
-            flower["FLOWER_BASIC_AUTH"] = self.config.flower_auth.get_secret_value()
-        return flower
+        return {
+            "FLOWER_ADDRESS": self.config.flower_address,
+            "FLOWER_PORT": str(self._port),
+            "FLOWER_BASIC_AUTH": self.auth,
+        }
 
 
 class _Http(_Web):

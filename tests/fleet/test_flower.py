@@ -1,59 +1,40 @@
-"""What whoever watches the jobs sees, through Flower's own HTTP API, with a real worker behind it."""
+"""The view of those who watch the jobs, through Flower's own HTTP API, with a real worker behind it; and its door."""
 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
-import os
 import socket
-import subprocess
-import sys
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 pytest.importorskip("flower")
+
+from kqueue.flower import GuardedFlower
+from tests.security.house import Flower, running_flower
 
 SECRET = "ok # the source of a kernel that nobody else may see"
 
 
 @pytest.fixture(scope="module")
-def flower(services: Any) -> Iterator[str]:
-    """Flower on loopback, as `kqueue up` and the compose file start it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | services.config().environment()
-    env |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": "ann:pass"}
-    command = [sys.executable, "-m", "celery", "-A", "kqueue.broker_app", "flower"]
-    with (services.directory / "flower.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-    try:
-        services.until(lambda: _answers(port), what="Flower")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
+def flower(services: Any) -> Iterator[Flower]:
+    """Flower on loopback, in a folder where a stranger put a configuration for it."""
+    (services.directory / "flowerconfig.py").write_text("open('planted', 'w')\n")
+    with running_flower(services.config(), services.directory / "flower.log") as flower:
+        yield flower
+    assert not (services.directory / "planted").exists()
 
 
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _get(url: str, *, auth: str | None = "ann:pass") -> Any:
-    headers = {"Authorization": "Basic " + base64.b64encode(auth.encode()).decode()} if auth else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
-        return json.loads(answer.read())
-
-
-def _task(services: Any, flower: str, identity: Any, state: str) -> dict[str, Any]:
+def _task(services: Any, flower: Flower, identity: Any, state: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
         try:
-            task = _get(f"{flower}/api/task/info/{identity}")
+            task = flower.get(f"/api/task/info/{identity}")
         except urllib.error.HTTPError:
             return None
         return task if task["state"] == state else None
@@ -62,19 +43,19 @@ def _task(services: Any, flower: str, identity: Any, state: str) -> dict[str, An
 
 
 @pytest.fixture(scope="module")
-def watched(services: Any, flower: str, fleet: Any) -> Any:
+def watched(services: Any, flower: Flower, fleet: Any) -> Any:
     """A fleet whose events Flower receives by now."""
 
     def seen() -> bool:
         identity = services.submit("ok")
         services.verdict(identity)
-        return any(True for _ in _get(f"{flower}/api/tasks"))
+        return any(True for _ in flower.get("/api/tasks"))
 
     services.until(seen, what="Flower's first event")
     return fleet
 
 
-def test_a_finished_evaluation(services: Any, flower: str, watched: Any) -> None:
+def test_a_finished_evaluation(services: Any, flower: Flower, watched: Any) -> None:
     """Name, id, labels, lane and category are there; the source is not."""
     identity = services.submit(SECRET, problem_label="softmax", kernel_label="v7")
     services.verdict(identity)
@@ -85,7 +66,7 @@ def test_a_finished_evaluation(services: Any, flower: str, watched: Any) -> None
     assert "v7" in task["kwargs"]
     assert "cpu" in task["kwargs"]
     assert "'category': 'passed'" in task["result"]
-    assert "nobody else may see" not in json.dumps(_get(f"{flower}/api/tasks"))
+    assert "nobody else may see" not in json.dumps(flower.get("/api/tasks"))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +77,75 @@ def test_a_finished_evaluation(services: Any, flower: str, watched: Any) -> None
         ("gil", 1, "judge_error: the judge overran Celery's hard limit"),
     ],
 )
-def test_a_killed_judge(services: Any, flower: str, watched: Any, kernel: str, limit: float | None, shown: str) -> None:
+def test_a_killed_judge(
+    services: Any, flower: Flower, watched: Any, kernel: str, limit: float | None, shown: str
+) -> None:
     """The failure is readable, not `ExceptionWithTraceback()`."""
     identity = services.submit(kernel, time_limit=limit)
     services.verdict(identity)
     assert _task(services, flower, identity, "FAILURE")["exception"] == shown
 
 
-def test_strangers_are_refused(flower: str) -> None:
-    """Without the password there is no API."""
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        _get(f"{flower}/api/tasks", auth=None)
+def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None = None, auth: str | bytes = "") -> int:
+    """Ask Flower under the name ``host`` with the credentials ``auth``."""
+    port = int(flower.url.rpartition(":")[2])
+    encoded = base64.b64encode(auth.encode() if isinstance(auth, str) else auth).decode()
+    headers = ({"Authorization": f"Basic {encoded}"} if auth else {}) | ({"Host": host} if host is not None else {})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_forged_tables_do_not_blind_flower(services: Any, flower: Flower, watched: Any) -> None:
+    """Keys that stock kombu would read for Flower may have any type."""
+    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+        for key in ("_kombu.binding.reply.celery.pidbox", "_kombu.binding_permanent.celeryev", "flower.unacked"):
+            client.set(key, "x")
+    [live] = watched.live()
+    [queue] = flower.get("/api/workers?refresh=true")[live.name]["active_queues"]
+    assert queue["name"] == "kqueue.cpu"
+
+
+#: Paths of pages, of the API, of metrics, of files, and of nothing.
+PATHS = ("/", "/tasks", "/task/x/healthcheck", "/broker", "/api/tasks", "/metrics", "/static/js/flower.js", "/nothing")
+
+
+@pytest.mark.parametrize("auth", ["", "ann", "ann:", "ann:wrong", "\xe4nn:pass", b"\xff\xfe:\x00"])
+def test_strangers_are_refused(flower: Flower, auth: str | bytes) -> None:
+    """Without the password nothing answers but the health check, which says nothing."""
+    assert {path: _status(flower, path, auth=auth) for path in PATHS} == dict.fromkeys(PATHS, 401)
+    assert _status(flower, "/api/task/revoke/x", method="POST", auth=auth) == 401
+    assert _status(flower, "/api/tasks", method="OPTIONS", auth=auth) == 401
+    assert _status(flower, "/healthcheck", auth=auth) == 200
+
+
+def test_the_password_opens_every_page(flower: Flower) -> None:
+    """With the password pages, API, metrics and files answer."""
+    found = {path: _status(flower, path, auth=flower.auth) for path in PATHS}
+    assert found == dict.fromkeys(PATHS, 200) | {"/task/x/healthcheck": 404, "/nothing": 404}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example:5555", "localhost.evil.example", "[::1", "evil", "127.0.0.1:x@evil"],
+)
+def test_a_foreign_name_is_refused(flower: Flower, host: str) -> None:
+    """A page that gave its own name to Flower's address reaches nothing, health check and password included."""
+    for path in ("/", "/api/tasks", "/healthcheck"):
+        assert _status(flower, path, host=host, auth=flower.auth) in {400, 403}, path
+
+
+def test_addresses_and_names_of_this_machine_are_accepted(flower: Flower) -> None:
+    """Health checks name an address, browsers an address or localhost, other hosts this machine's name."""
+    for host in ("127.0.0.1:80", "localhost:5555", "LOCALHOST", "[::1]:5555", "10.1.2.3:5555", socket.gethostname()):
+        assert _status(flower, "/api/tasks", host=host, auth=flower.auth) == 200, host
+
+
+@pytest.mark.parametrize("known", [None, [], [""], ["ann"], ["ann:"], [":pass"], ["ann:pa", "ss"], ["ann:p\xe4ss"]])
+def test_flower_does_not_start_without_a_password(known: list[str] | None) -> None:
+    """Credentials that are missing, or that Flower would read wrongly, end the start with a message."""
+    with pytest.raises(SystemExit, match="user:password"):
+        GuardedFlower(options=SimpleNamespace(basic_auth=known))

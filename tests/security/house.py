@@ -94,13 +94,13 @@ class House:
 
 @contextmanager
 def running_flower(config: Config, log: Path) -> Iterator[Flower]:
-    """Run Flower on a free loopback port, started as `kqueue up` and the compose file start it."""
+    """Run Flower on a free loopback port, as `kqueue up` and the compose file start it, in the folder of its log."""
     port, auth = free_port(), f"ann:marked{secrets.token_hex(8)}"
     environment = os.environ | config.environment()
     environment |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": auth}
-    command = [sys.executable, "-P", "-m", "celery", "-A", "kqueue.broker_app", "flower"]
+    command = [sys.executable, "-P", "-m", "kqueue.flower"]
     with log.open("ab") as out:
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        process = subprocess.Popen(command, env=environment, cwd=log.parent, stdout=out, stderr=out)
     try:
         until(lambda: answers(port), 150, "Flower")
         yield Flower(f"http://127.0.0.1:{port}", auth, process.pid)

@@ -1,7 +1,8 @@
-"""Another user of the machine before a fleet that `kqueue up` runs: no credential, no evaluation."""
+"""Another user of the machine before a fleet that `kqueue up` runs: no credential, no evaluation, no page of Flower."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 from uuid import uuid4
 
+import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
@@ -64,9 +67,10 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 @starts_services
 def fleet(open_folder: Path) -> Iterator[LocalFleet]:
-    """A fleet of one CPU slot that serves HTTP."""
-    config = load(home=open_folder / "home", scratch=open_folder / "scratch", gpus="none", cpu_slots=1, http_port=0)
-    with LocalFleet(config, http=True, durable=False) as fleet:
+    """A fleet of one CPU slot that serves HTTP and Flower."""
+    places = {"home": open_folder / "home", "scratch": open_folder / "scratch"}
+    config = load(**places, gpus="none", cpu_slots=1, http_port=0, flower_port=0)
+    with LocalFleet(config, http=True, flower=True, durable=False) as fleet:
         yield fleet
 
 
@@ -162,6 +166,53 @@ def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_fol
     assert as_stranger(lambda: [entry.name for entry in home.iterdir()]) == "PermissionError"
     assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_stranger_opens_no_page_of_flower(fleet: LocalFleet, open_folder: Path) -> None:
+    """Flower asks for a password that each start generates, that only `fleet.json` holds, and that no command shows."""
+    port = port_of(fleet.flower_url)
+    password = json.loads((open_folder / "home" / FLEET_FILE).read_text())["flower_auth"]
+    assert len(password) > 32
+
+    def status(path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+    def readable() -> str:
+        found = ""
+        for process in Path("/proc").glob("[0-9]*"):
+            for name in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    found += (process / name).read_text(errors="replace")
+        return found
+
+    assert [as_stranger(lambda path=path: status(path)) for path in ("/", "/api/tasks", "/metrics")] == [401] * 3
+    assert as_stranger(lambda: "kqueue.flower" in (found := readable()) and password.partition(":")[2] not in found)
+    assert not any(password in log.read_text() for log in (open_folder / "home" / "logs").iterdir())
+
+
+def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> None:
+    """`kqueue open --flower` prints a link with the password, under another address too. It opens every page."""
+    command = [sys.executable, "-m", "kqueue", "open", "--no-browser", "--flower"]
+    environment = os.environ | {"KQUEUE_HOME": str(open_folder / "home")}
+
+    def link(*more: str) -> SplitResult:
+        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=True)
+        return urlsplit(done.stdout.strip())
+
+    opened = link()
+    assert f"http://127.0.0.1:{opened.port}" == fleet.flower_url
+    assert link("--url", "http://localhost:1").netloc == opened.netloc.replace(
+        f"127.0.0.1:{opened.port}", "localhost:1"
+    )
+    with httpx.Client(base_url=opened.geturl()) as browser:
+        for path in ("/", "/tasks", "/broker", "/api/workers", "/metrics", "/static/js/flower.js"):
+            assert browser.get(path).status_code == 200, path
+    environment["KQUEUE_HOME"] = str(open_folder / "nowhere")
+    none = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert none.returncode != 0
+    assert "no Flower found: start one with `kqueue up`" in none.stderr
 
 
 def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:

@@ -93,6 +93,56 @@ def look_again(app: Celery) -> None:
         client.delete("kqueue.sweeper")
 
 
+@pytest.mark.parametrize("forged", ["run id without an end", "run id for long", "hash"])
+def test_a_forged_mark_hides_no_loss(engine: Engine, app: Celery, fields, forged: str) -> None:
+    """A mark that says for too long that Redis was searched, or that is no text, does not keep messages from it."""
+    ids = submit(engine, fields, 2)
+    sweep(engine, app, retry_delay_s=1)
+    with redis(app) as client:
+        run = client.info("server")["run_id"]
+        client.delete(broker.queue("cpu").name, "kqueue.sweeper")
+        if forged == "hash":
+            client.hset("kqueue.sweeper", "x", "x")
+        else:
+            client.set("kqueue.sweeper", run, ex=10**6 if "long" in forged else None)
+    assert sweep(engine, app, retry_delay_s=1).missing == 2
+    assert in_order(app) == ids
+
+
+@pytest.mark.parametrize("forged", ["text without an end", "text for long", "list"])
+def test_a_forged_turn_delays_no_chore(app: Celery, forged: str) -> None:
+    """A chore whose key lasts too long is done, and then not before its time."""
+    with redis(app) as client:
+        if forged == "list":
+            client.lpush("kqueue.sweeper.probes", "x")
+        else:
+            client.set("kqueue.sweeper.probes", "x", ex=10**6 if "long" in forged else None)
+    assert broker.turn(app, "probes", every_s=60)
+    assert not broker.turn(app, "probes", every_s=60)
+
+
+@pytest.mark.parametrize("kind", ["string", "set"])
+def test_a_queue_that_is_no_list_is_removed(
+    engine: Engine, app: Celery, fields, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A search, an arrangement and a sender each remove it with one warning."""
+    name = broker.queue("cpu").name
+    ids = submit(engine, fields, 2)
+    for act in (
+        lambda: broker.waiting(app, "cpu"),
+        lambda: broker.arrange(app, "cpu", ids),
+        lambda: broker.publish(app, evaluations.publish(engine, ids)),
+    ):
+        with redis(app) as client:
+            client.set(name, "x") if kind == "string" else client.sadd(name, "x")
+        caplog.clear()
+        act()
+        assert [record.getMessage() for record in caplog.records] == [
+            f"a forged key was removed from Redis: 'kqueue.cpu' is a {kind} and must be a list"
+        ]
+    assert in_order(app) == ids
+
+
 def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
     """What its producer did not send is sent; the next sweep finds nothing to do."""
     ids = submit(engine, fields, 5)
