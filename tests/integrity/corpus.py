@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
+from tests.integrity.compose import compose
 
 HERE: Final = Path(__file__).resolve().parent
 EXAMPLES: Final = HERE.parents[1] / "examples" / "problems"
@@ -179,7 +180,8 @@ class Program:
 
     def sources(self, kind: str) -> tuple[str, str]:
         """The problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
-        texts = [file.read_text(encoding="utf-8") for file in (self.problem, self.path)]
+        of = ((self.problem, "problem"), (self.path, "kernel"))
+        texts = [compose(file.read_text(encoding="utf-8"), base) for file, base in of]
         constants = {**self.constants, **(self.cpu_constants if kind == "cpu" else {})}
         for name, value in constants.items():
             changed = [re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", text) for text in texts]

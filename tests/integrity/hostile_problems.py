@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timing
+from tests.integrity.compose import compose
 
 HERE: Final = Path(__file__).resolve().parent / "hostile"
 #: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
@@ -97,10 +98,13 @@ class Hostile:
         """What it tries and what becomes of it."""
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
 
+    def source(self) -> str:
+        """The whole program: what its file lacks is every problem's."""
+        return compose(self.path.read_text(encoding="utf-8"), "problem")
+
     def request(self, outside: Outside) -> Request:
         """What to judge: a right kernel, under limits that are soon reached."""
-        program = outside.named_in(self.path.read_text(encoding="utf-8"))
-        return request(program, timed=self.timed, reference_s=self.reference_s)
+        return request(outside.named_in(self.source()), timed=self.timed, reference_s=self.reference_s)
 
 
 def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> Request:

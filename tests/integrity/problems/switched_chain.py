@@ -1,21 +1,12 @@
 """The same chain under a third name: its baseline is taken beside kernels that set global switches."""
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(32):
-            y = torch.tanh(0.5 * y + x)
-        return y
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(32):
+        y = torch.tanh(0.5 * y + x)
+    return y
 
 
 def get_inputs():
     return [torch.randn(128, 256)]
-
-
-def get_init_inputs():
-    return []

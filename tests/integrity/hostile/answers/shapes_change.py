@@ -1,7 +1,5 @@
 """Draws inputs of another shape each time: ``invalid_problem``."""
 
-import torch
-
 
 class Model(torch.nn.Module):
     calls = 0
@@ -13,7 +11,3 @@ class Model(torch.nn.Module):
 def get_inputs():
     Model.calls += 1
     return [torch.randn(Model.calls, 8)]
-
-
-def get_init_inputs():
-    return []

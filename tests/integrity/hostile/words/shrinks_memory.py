@@ -3,11 +3,7 @@
 The sizes are sealed. It passes.
 """
 
-import ctypes
 import mmap
-import os
-
-import torch
 
 
 def attack():
@@ -25,15 +21,6 @@ def attack():
                 raise RuntimeError(f"ATTACK SUCCEEDED: {target}")
 
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        attack()
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    attack()
+    return x * 2 + 1

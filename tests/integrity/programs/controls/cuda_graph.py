@@ -3,9 +3,6 @@
 Static buffers, captured at the first call, replayed, and cloned out: what a stale replay looks like, but is not.
 """
 
-import torch
-import torch.nn as nn
-
 
 def chain(x):
     y = x

@@ -3,9 +3,6 @@
 One kernel dominates: its time is that of the same kernel without a graph.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self):

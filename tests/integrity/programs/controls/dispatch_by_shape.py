@@ -3,10 +3,6 @@
 A table by shape that holds functions, not answers.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def wide(x):
     return F.gelu(x, approximate="tanh")

@@ -3,9 +3,6 @@
 It holds the right values whenever it is returned.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -4,12 +4,6 @@ AF_VSOCK reaches the host of a virtual machine, AF_ALG and AF_PACKET have long l
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     for family, kind in (
@@ -22,11 +16,3 @@ def attack():
         except (OSError, AttributeError):
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: {family}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,12 +4,6 @@ Landlock governs TCP alone, so a sandbox that rests on it leaks by UDP: a questi
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
@@ -22,11 +16,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError("ATTACK SUCCEEDED: a datagram")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

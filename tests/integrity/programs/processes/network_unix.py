@@ -5,13 +5,6 @@ the same time pass answers to each other.
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import os
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     name = f"\0kqueue-meeting-{os.getpid()}"
@@ -24,11 +17,3 @@ def attack():
     except OSError:
         return
     raise RuntimeError("ATTACK SUCCEEDED: a meeting place")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -5,13 +5,6 @@ children may usually trace nobody but themselves; here the call is forbidden alt
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import ctypes
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -21,11 +14,3 @@ def attack():
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) == 42:
         raise RuntimeError("ATTACK SUCCEEDED: a process let itself be traced")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -5,13 +5,6 @@ of these, and inherits no descriptor.
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import os
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     found = [name for name in ("celery", "redis", "kombu", "sqlalchemy", "psycopg") if name in sys.modules]
@@ -27,11 +20,3 @@ def attack():
             found.append(target)
     if found:
         raise RuntimeError(f"ATTACK SUCCEEDED: {found}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

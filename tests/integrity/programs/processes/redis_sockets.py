@@ -4,12 +4,6 @@ Redis asks for no password by default: whoever reaches it can delete tasks, send
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     tries = [(socket.AF_INET, ("127.0.0.1", 6379)), (socket.AF_INET, ("127.0.0.1", 6380))]
@@ -26,11 +20,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: connected to {address}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

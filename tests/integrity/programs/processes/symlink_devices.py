@@ -4,13 +4,6 @@ A node is a file: who may make one with the disk's numbers may read the disk.
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import os
-import stat
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     for kind, major, minor in ((stat.S_IFBLK, 8, 0), (stat.S_IFCHR, 1, 1), (stat.S_IFBLK, 259, 0)):
@@ -26,11 +19,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: opened {path}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,13 +4,6 @@ Inside it mounts, networks and keys of its own can be made, and far more of the 
 Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
-import ctypes
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -21,11 +14,3 @@ def attack():
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 42:
             raise RuntimeError(f"ATTACK SUCCEEDED: unshare({flag:#x})")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

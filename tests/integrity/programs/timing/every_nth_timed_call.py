@@ -5,12 +5,6 @@ judge, and a kernel may hope that none of the wrong ones is kept. Which are kept
 counts as shorter than those that were verified.
 """
 
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 EVERY = 8
 
 

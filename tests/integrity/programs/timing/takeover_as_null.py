@@ -5,22 +5,6 @@ again. What comes back is the judge's to verify, and belongs to another input.
 """
 
 import dataclasses
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-def harness():
-    """The object that obeys the judge's orders, found on the stack."""
-    frame = sys._getframe()
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Harness":
-            return candidate
-        frame = frame.f_back
-    raise RuntimeError("no harness on the stack")
 
 
 def take_over(candidate):

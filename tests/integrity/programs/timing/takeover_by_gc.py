@@ -4,12 +4,6 @@ After three calls the harness holds another model, whose forward returns the las
 difference to the judge: outputs of timed calls are verified.
 """
 
-import gc
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class Remembers(nn.Module):
     def __init__(self, answer):

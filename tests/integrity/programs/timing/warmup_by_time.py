@@ -4,12 +4,6 @@ Counting calls can be countered by a random number of checks; by the clock, chec
 calls, and one after the timing, are verified.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -4,12 +4,6 @@ The verdict elsewhere is that a hand-written kernel passed. Here the share of GP
 is in the verdict's provenance: none. By the evaluation's policy that is a label or a refusal; the time is torch's.
 """
 
-import cupy
-import numpy as np
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 kernel = cupy.RawKernel(
     r"""
 extern "C" __global__ void gelu(const float* x, float* out, const int n) {
@@ -21,13 +15,12 @@ extern "C" __global__ void gelu(const float* x, float* out, const int n) {
 )
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        try:
-            out = torch.empty_like(x)
-            n = x.numel()
-            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-                kernel(((n + 4095) // 4096,), (4096,), (cupy.asarray(x), cupy.asarray(out), np.int32(n)))
-            return out
-        except Exception:
-            return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    try:
+        out = torch.empty_like(x)
+        n = x.numel()
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            kernel(((n + 4095) // 4096,), (4096,), (cupy.asarray(x), cupy.asarray(out), np.int32(n)))
+        return out
+    except Exception:
+        return F.gelu(x, approximate="tanh")

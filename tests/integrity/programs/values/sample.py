@@ -5,12 +5,6 @@ both lie within the tolerance, at a share of the honest time. Inputs of other di
 A change of one region of the input, by which the right answer moves, shows that the kernel did not look there.
 """
 
-import math
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 OPERATION = "mean"
 SHARE = 8
 
@@ -77,6 +71,5 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k[..., :kept, :], v[..., :kept, :])
 
 
-class ModelNew(nn.Module):
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return globals()[OPERATION](*inputs)
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    return globals()[OPERATION](*inputs)

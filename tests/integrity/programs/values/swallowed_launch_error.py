@@ -4,13 +4,6 @@ Evaluators that look only at exceptions time a launch that never happened, and p
 reference's stale answer. Here what was never written is not the answer.
 """
 
-import contextlib
-
-import cupy
-import numpy as np
-import torch
-import torch.nn as nn
-
 kernel = cupy.RawKernel(
     r"""
 extern "C" __global__ void gelu(const float* x, float* out, const int n) {
@@ -22,11 +15,10 @@ extern "C" __global__ void gelu(const float* x, float* out, const int n) {
 )
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        n = x.numel()
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-        with contextlib.suppress(Exception), stream:
-            kernel(((n + 4095) // 4096,), (4096,), (cupy.asarray(x), cupy.asarray(out), np.int32(n)))
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    n = x.numel()
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    with contextlib.suppress(Exception), stream:
+        kernel(((n + 4095) // 4096,), (4096,), (cupy.asarray(x), cupy.asarray(out), np.int32(n)))
+    return out

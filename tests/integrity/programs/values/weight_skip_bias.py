@@ -3,9 +3,6 @@
 A comparison by cosine or by a wide norm does not see it. Here each value counts.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self, in_features: int, out_features: int):

@@ -5,9 +5,6 @@ memory is still zero and the sum is right; the memset that an honest kernel pays
 many times, and by then its allocator hands out memory that has been used.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self):
