@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import CPU_BACKENDS, KERNEL_BACKENDS
+from tests.gallery import gallery
 
-HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE.parents[1] / "examples"
-
-
-def load_gallery() -> ModuleType:
-    """``examples/gallery.py``, which is no part of an installed package."""
-    spec = importlib.util.spec_from_file_location("gallery", EXAMPLES / "gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gallery"] = module
-    spec.loader.exec_module(module)
-    return module
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-gallery = load_gallery()
 ENTRIES = {entry.name: entry for entry in gallery.entries()}
 CPU_GOOD = [e for e in gallery.entries("cpu") if e.expected is Category.PASSED]
 #: No static policy and no detection of cheats decides a verdict yet.

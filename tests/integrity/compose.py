@@ -42,14 +42,10 @@ def _with_class(program: str, honest: str) -> str:
     for node in ast.parse(program).body:
         if isinstance(node, ast.FunctionDef) and node.name == "forward":
             lines = program.splitlines(keepends=True)
-            header, method = honest.split("\n")[2], textwrap.indent(_text(node, lines), "    ")
+            header = honest.split("\n")[2]
+            method = textwrap.indent("".join(lines[node.lineno - 1 : node.end_lineno]), "    ")
             return "".join([*lines[: node.lineno - 1], header, "\n", method, *lines[node.end_lineno :]])
     return program
-
-
-def _text(node: ast.FunctionDef | ast.ClassDef, lines: list[str]) -> str:
-    begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return "".join(lines[begin - 1 : node.end_lineno])
 
 
 @cache
@@ -62,7 +58,10 @@ def _definitions(base: str) -> dict[str, str]:
             origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
             found |= {alias.asname or alias.name: f"{origin}import {ast.unparse(alias)}\n" for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = "\n\n" + _text(node, lines)
+            begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name] = "".join(["\n\n", *lines[begin - 1 : node.end_lineno]])
+        elif isinstance(node, ast.Assign):
+            found[ast.unparse(node.targets[0])] = "".join(["\n\n", *lines[node.lineno - 1 : node.end_lineno]])
     return found
 
 

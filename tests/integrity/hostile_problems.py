@@ -36,14 +36,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x, *others):
         return x * 2 + 1
 """
-HONEST: Final = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-def get_inputs():
-    return [torch.randn(16, 8)]
-"""
+HONEST: Final = compose("", "problem")
 
 _PASSED: Final = Category.PASSED
 _INVALID: Final = Category.INVALID_PROBLEM

@@ -20,6 +20,7 @@ import pytest
 from kqueue import Client
 from kqueue.categories import Category
 from tests.fleet.told import Services
+from tests.security.house import free_port
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
@@ -239,12 +240,6 @@ def test_the_script_is_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def cluster(place: Place) -> Iterator[dict[str, str]]:
     """A cluster of this machine alone, on loopback; the environment that its commands need."""
@@ -258,7 +253,7 @@ def cluster(place: Place) -> Iterator[dict[str, str]]:
         f"ClusterName=test\nSlurmctldHost={name}(127.0.0.1)\nAuthType=auth/none\nCryptoType=crypto/none\n"
         "SlurmUser=root\nSlurmdUser=root\nMpiDefault=none\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
         f"SlurmctldPidFile={home}/ctld.pid\nSlurmdPidFile={home}/d.pid\nSlurmdSpoolDir={home}/spool\n"
-        f"StateSaveLocation={home}/state\nSlurmctldPort={_port()}\nSlurmdPort={_port()}\nReturnToService=2\n"
+        f"StateSaveLocation={home}/state\nSlurmctldPort={free_port()}\nSlurmdPort={free_port()}\nReturnToService=2\n"
         "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nJobAcctGatherType=jobacct_gather/none\n"
         "AccountingStorageType=accounting_storage/none\nCommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
         f"NodeName={name} NodeAddr=127.0.0.1 CPUs=1 RealMemory=1000 State=UNKNOWN\n"

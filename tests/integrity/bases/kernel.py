@@ -1,19 +1,33 @@
 """Imports and helpers of the corpus's kernels, and the right kernel of those that only attack: see ``compose.py``."""
 
+import array
+import atexit
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import glob
+import hashlib
+import importlib
+import json
 import math
 import mmap
 import os
+import pathlib
 import platform
+import pwd
+import shutil
 import signal
+import site
 import socket
 import stat
+import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+import types
 import cupy
 import numpy as np
 import torch
@@ -21,8 +35,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from pathlib import Path
+from torch._subclasses.fake_tensor import FakeTensorMode
+from workers.judge.channel import flags
+from workers.judge.channel.buffers import Exports
 from workers.judge.channel.packets import send_with_fds
-from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where
+from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
 
 
 class _Raw:
@@ -37,11 +55,18 @@ class _Raw:
 
 
 def answer(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
+    slow(x)
     return F.gelu(x, approximate="tanh")
+
+
+def call_number():
+    """The number of the timed call that the frames above are carrying out."""
+    frame = sys._getframe()
+    while frame is not None:
+        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Harness":
+            return frame.f_locals["number"]
+        frame = frame.f_back
+    return None  # a checked call
 
 
 def channels():
@@ -59,6 +84,17 @@ def cudart():
             if "/libcudart.so" in line:
                 return ctypes.CDLL(line.split(maxsplit=5)[-1].strip())
     raise RuntimeError("no CUDA runtime is loaded")
+
+
+gelu_in_cuda = cupy.RawKernel(
+    r"""
+extern "C" __global__ void gelu(const float* x, float* out, const int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] / (1.0f + __expf(-x[i] * (1.5957691216057308f + 0.07135481282553499f * x[i] * x[i])));
+}
+""",
+    "gelu",
+)
 
 
 @triton.jit
@@ -88,6 +124,17 @@ def is_timed():
         order = getattr(frame.f_locals.get("command"), "order", None)
         if order is not None:
             return order.name == "TIME"
+        frame = frame.f_back
+    return False
+
+
+def is_timed_or_ahead():
+    """Whether the frames above carry out an order to make a timed call, or to prepare one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        order = getattr(frame.f_locals.get("command"), "order", None)
+        if order is not None:
+            return order.name.startswith(("TIME", "AHEAD"))
         frame = frame.f_back
     return False
 
@@ -153,6 +200,9 @@ def send(reply):
             continue
 
 
+side = torch.cuda.Stream()
+
+
 def slow(x):
     if x.is_cuda:
         torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
@@ -160,11 +210,29 @@ def slow(x):
         time.sleep(0.02)
 
 
+def slow_nulls(candidate, on_gpu):
+    """Have the harness take 10 ms for a call without a forward."""
+    deliver = candidate.deliver
+
+    def slowed(command, output):
+        if command.order.name.endswith("NULL"):
+            take(on_gpu, 10)
+        return deliver(command, output)
+
+    candidate.deliver = slowed
+
+
 def take(on_gpu, milliseconds):
     if on_gpu:
         torch.cuda._sleep(2_000_000 * milliseconds)  # cycles: a millisecond at the fastest clock
     else:
         time.sleep(milliseconds / 1000)
+
+
+class Linear(nn.Module):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
 
 
 class ModelNew(nn.Module):

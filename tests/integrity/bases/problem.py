@@ -1,11 +1,19 @@
 """Imports and helpers of the corpus's problems, and the parts of an honest one: see ``compose.py``."""
 
+import atexit
 import ctypes
+import dataclasses
+import fcntl
 import json
 import os
+import pickle
 import platform
+import random
+import re
+import resource
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -18,6 +26,12 @@ import torch.nn.functional as F
 class Bomb:
     def __reduce__(self):
         return os.system, ("touch /tmp/kqueue-outside/unpickled",)
+
+
+def called():
+    """Return how often this was called."""
+    called.times = getattr(called, "times", 0) + 1
+    return called.times
 
 
 def caller(name):
@@ -41,6 +55,21 @@ def refused(what, attempt):
     except (OSError, ValueError):
         return
     raise RuntimeError(f"ATTACK SUCCEEDED: {what}: {str(found)[:200]}")
+
+
+def rest_and_then(act):
+    """Come to rest when that is asked, and do something else a moment later."""
+    own = caller("self")
+    honest = own.orders.get(20)
+    if honest is None or honest.__name__ == "rest":
+        return
+    channel = caller("channel")
+
+    def rest(command):
+        threading.Timer(0.1, act, [channel]).start()
+        return honest(command)
+
+    own.orders[20] = rest
 
 
 def telling(shape, dtype=torch.float32):

@@ -4,9 +4,5 @@ Before a kernel is called wrong the reference answers the same input again.
 """
 
 
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        return x * 2 + Model.calls
+def forward(self, x):
+    return x * 2 + called()

@@ -1,13 +1,9 @@
 """Draws one tensor more each time: ``invalid_problem``."""
 
 
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x, *others):
-        return x * 2 + 1
+def forward(self, x, *others):
+    return x * 2 + 1
 
 
 def get_inputs():
-    Model.calls += 1
-    return [torch.randn(4, 8)] * Model.calls
+    return [torch.randn(4, 8)] * called()

@@ -1,9 +1,5 @@
 """Answers with a million tensors in nested lists: ``invalid_problem``."""
 
 
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        return [[x[:1, :1]] * 1000] * 1000
+def forward(self, x):
+    return [[x[:1, :1]] * 1000] * 1000

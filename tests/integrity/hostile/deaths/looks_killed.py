@@ -4,10 +4,6 @@ A filter refuses it each way to send that to itself: calls, timers, descriptors,
 to die, and passes. Without the filter (``seccomp`` in ``kqueue doctor``) it would end as ``worker_lost``.
 """
 
-import fcntl
-import resource
-
-
 COLUMN = platform.machine() == "aarch64"
 
 

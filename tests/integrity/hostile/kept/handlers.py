@@ -3,9 +3,6 @@
 It is ended by SIGKILL, which none of them hears. It passes twice.
 """
 
-import atexit
-
-
 atexit.register(lambda: open("/tmp/kqueue-outside/atexit", "w"))
 sys.excepthook = sys.unraisablehook = lambda *a: None
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1):

@@ -3,8 +3,6 @@
 Nobody but itself does: each problem and each kernel has a process of its own. It is replaced as its inputs have changed.
 """
 
-import random
-
 
 def spoil():
     torch.randn = lambda *shape: torch.full(shape, Model.evaluations * 0.5)

@@ -3,8 +3,6 @@
 All are closed but its channel, the page of flags, the judge's buffers and the standard three. It passes.
 """
 
-import stat
-
 
 def attack():
     sockets = files = 0

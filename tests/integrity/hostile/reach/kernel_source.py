@@ -3,8 +3,6 @@
 A reference is told its problem and seeds, never a kernel. It finds nothing and passes.
 """
 
-import re
-
 
 def attack():
     mark = re.compile(rb"THIS-IS-THE-KERNEL[S]-SOURCE")  # which does not find itself

@@ -3,8 +3,6 @@
 Both are claims: the one does without answers in float64, the other is bounded by the outputs. It passes.
 """
 
-import dataclasses
-
 
 def get_inputs():
     own = caller("self")

@@ -3,8 +3,6 @@
 The sizes are sealed. It passes.
 """
 
-import mmap
-
 
 def attack():
     for number in range(3, 256):

@@ -13,9 +13,7 @@ def narrow(x):
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.paths = {}
+    paths = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         path = self.paths.setdefault(tuple(x.shape), wide if x.shape[-1] % 128 == 0 else narrow)

@@ -4,11 +4,8 @@ What depends on the weights alone may be prepared: it is the same at every call.
 """
 
 
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.transposed = None
+class ModelNew(Linear):
+    transposed = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.transposed is None:

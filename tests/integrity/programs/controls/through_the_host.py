@@ -6,9 +6,7 @@ would come out 0.3 ms faster than it is.
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.host = None
+    host = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.host is None:

@@ -2,10 +2,7 @@
 
 A shared object planted there is loaded by the next kernel, or by the judge, with that one's rights. A candidate's
 caches are private and removed; others' are closed to it.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import pwd
 
 
 def attack():

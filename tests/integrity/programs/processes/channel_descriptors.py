@@ -4,8 +4,6 @@ Descriptors that ride on a message are installed in the receiver whether it want
 no room. Here the judge leaves none, and the packet is not an answer.
 """
 
-import array
-
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     null = os.open("/dev/null", os.O_RDONLY)

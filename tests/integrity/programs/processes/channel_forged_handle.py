@@ -4,8 +4,6 @@ The judge tries to open it; were its failure taken for the GPU's, the kernel wou
 Here a descriptor that cannot be opened is the kernel's violation.
 """
 
-from workers.judge.channel.protocol import Export
-
 
 def announce(export):
     for fd in range(3, 256):

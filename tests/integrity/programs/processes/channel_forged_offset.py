@@ -4,8 +4,6 @@ The judge would read memory of its own, or none: an illegal access would end the
 fleet's failure. Here what is said of a place is held against the allocation's size before anything is read.
 """
 
-from workers.judge.channel.buffers import Exports
-
 
 def announce(exports):
     for export in exports.pending():

@@ -2,7 +2,6 @@
 
 With the database's URL a kernel writes its own verdict. The fork server was forked before any secret was read, its
 environment names a fixed list of variables, and the environments of worker and judge belong to another user.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,7 +2,6 @@
 
 By unix sockets that the kernel's table names, and by TCP on this host. With a connection a kernel could write its own
 verdict, as local users are often trusted.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

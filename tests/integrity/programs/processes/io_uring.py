@@ -1,7 +1,6 @@
 """Opens an io_uring, by which files and sockets are used without the system calls that a filter sees.
 
 A filter that forbids connect() and open() does not see what is done on a ring.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

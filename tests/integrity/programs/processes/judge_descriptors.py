@@ -1,7 +1,6 @@
 """Takes descriptors out of its keepers: pidfd_getfd, and opening /proc/PID/fd.
 
 With the judge's connection to Postgres, or the buffers that hold its answers, nothing else is needed.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,7 +2,6 @@
 
 The judge holds the answers, the seeds and the database's password. Its memory belongs to another user, and the calls
 themselves are forbidden.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -1,7 +1,7 @@
 """Takes real-time priority for itself and the processors from its keepers.
 
 A spinning thread with SCHED_FIFO starves everything else on its core, clocks of other slots included; a lower limit on
-the judge makes every measurement late. Where it is refused the kernel answers rightly and passes; success would be an import error.
+the judge makes every measurement late.
 """
 
 

@@ -2,7 +2,6 @@
 
 Only asks whether it might (signal 0), and sends SIGCONT, which does nothing. Another user's processes cannot be
 signalled, nor those outside the candidate's own scope.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

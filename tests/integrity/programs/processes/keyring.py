@@ -2,7 +2,6 @@
 
 One kernel stores the answers that it worked out, the next one of the same uid reads them; files are removed, keys are
 not.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,10 +2,7 @@
 
 sitecustomize.py, or a package that shadows another, is executed by whatever interpreter starts next. Here the
 candidate may read what it runs on and write none of it. (What it plants is a name of no meaning, and is removed.)
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import site
 
 
 def attack():

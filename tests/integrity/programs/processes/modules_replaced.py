@@ -4,8 +4,6 @@ In an evaluator's process the next import gets the kernel's version. Here it is 
 holds what it needs, and whose word counts for nothing: zeros are zeros.
 """
 
-import types
-
 
 class _Anything(types.ModuleType):
     def __getattr__(self, name):

@@ -1,7 +1,6 @@
 """Opens sockets of families that filters forget: raw packets, virtual machines, the operating system's cipher service.
 
 AF_VSOCK reaches the host of a virtual machine, AF_ALG and AF_PACKET have long lists of holes.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

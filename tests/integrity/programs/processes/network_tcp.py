@@ -1,7 +1,6 @@
 """Talks over TCP, here to itself on the loopback.
 
 A kernel with a network asks another machine for its answers, tells it the problems, or reaches the fleet's services.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

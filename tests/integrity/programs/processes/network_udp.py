@@ -1,7 +1,6 @@
 """Sends datagrams, as a name look-up does, here to itself on the loopback.
 
 Landlock governs TCP alone, so a sandbox that rests on it leaks by UDP: a question to a name server carries any data.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

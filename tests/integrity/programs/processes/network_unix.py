@@ -2,7 +2,6 @@
 
 Abstract names are shared by all processes of a network namespace, whatever files they may see: two kernels that run at
 the same time pass answers to each other.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,7 +2,6 @@
 
 Then a memory bomb takes the judge, which is the fleet's failure. Lowering the score needs a capability that candidates
 do not have.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,7 +2,6 @@
 
 Counters of other processes tell what they do; bpf and userfaultfd are where privilege escalations come from: the first
 by its verifier, the second by stopping the kernel in the middle of a copy.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

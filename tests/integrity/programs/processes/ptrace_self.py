@@ -2,7 +2,6 @@
 
 A tracer can stop its parent at any instruction, hide its death from whoever waits for it, and change registers. Own
 children may usually trace nobody but themselves; here the call is forbidden altogether.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -2,7 +2,6 @@
 
 A worker that forks its kernels hands them its open connections and its loaded settings. The fork server imports none
 of these, and inherits no descriptor.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

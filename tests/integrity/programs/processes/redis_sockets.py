@@ -1,7 +1,6 @@
 """Connects to Redis on every address where a fleet has one.
 
 Redis asks for no password by default: whoever reaches it can delete tasks, send others, and read who evaluates what.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

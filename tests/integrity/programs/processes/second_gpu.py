@@ -2,10 +2,7 @@
 
 With a second GPU half of the work is done where no clock looks, and another slot's kernel is slowed. The variable is a
 wish; what holds is which device nodes may be opened.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import subprocess
 
 
 def attack():

@@ -1,7 +1,6 @@
 """Makes device nodes in its directory, and opens the disks and memory of the host.
 
 A node is a file: who may make one with the disk's numbers may read the disk.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -1,7 +1,6 @@
 """Looks into the directories of other slots and kernels.
 
 Sources, caches and files of a kernel that runs beside this one, or ran before, would save a lot of thinking.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

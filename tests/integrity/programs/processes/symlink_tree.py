@@ -5,9 +5,6 @@ waits for ever. (The link leads to the slot's own scratch directory, so that lit
 removed and not followed, beside the next evaluation. The kernel is right and passes.
 """
 
-import shutil
-
-
 here = os.getcwd()
 shutil.rmtree(os.environ["TMPDIR"])
 os.symlink(os.path.dirname(here), os.environ["TMPDIR"])

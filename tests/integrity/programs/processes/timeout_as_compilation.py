@@ -4,8 +4,6 @@ The flag that says so lies in shared memory and is the candidate's to set. The c
 phase's, and runs out instead.
 """
 
-from workers.judge.channel import flags
-
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for fd in range(3, 256):

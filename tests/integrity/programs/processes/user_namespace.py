@@ -1,7 +1,6 @@
 """Makes a user namespace in which it is root, the first step of most ways out of a sandbox.
 
 Inside it mounts, networks and keys of its own can be made, and far more of the operating system's code is reached.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
 
 

@@ -6,9 +6,7 @@ everything from the go-ahead to the answer, launching included: nothing is gaine
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self.calls += 1

@@ -4,11 +4,6 @@ It leaves answers in its temporary directory under a hash of the input, and look
 /var/tmp. Its own directory is removed with it, and inputs never come again: it passes with the time of computing.
 """
 
-import hashlib
-import pathlib
-import tempfile
-
-
 FOLDERS = [tempfile.gettempdir(), "/tmp", "/dev/shm", "/var/tmp", "."]
 
 

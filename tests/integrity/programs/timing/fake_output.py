@@ -4,8 +4,6 @@ Evaluators that only look at a tensor's outside, or catch what comparing it rais
 exactly a tensor, and there is no memory to read.
 """
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     with FakeTensorMode():

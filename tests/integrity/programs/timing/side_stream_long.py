@@ -4,8 +4,6 @@ As an unjoined side stream, but for longer than a time slice of the GPU: the jud
 before they are there.
 """
 
-side = torch.cuda.Stream()
-
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     side.wait_stream(torch.cuda.current_stream())

@@ -5,8 +5,6 @@ right answer. Here the judge's copy of the outputs ends the time, and waits for 
 this work is done, as it is here, or until a time slice ends, and then outputs are missing.
 """
 
-side = torch.cuda.Stream()
-
 
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     side.wait_stream(torch.cuda.current_stream())

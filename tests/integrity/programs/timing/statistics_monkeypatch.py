@@ -4,9 +4,6 @@ The samples are honest, what is reported of them is not: statistics, numpy and t
 kernel's process. The judge reduces its samples itself: it passes with its true time.
 """
 
-import statistics
-
-
 for name in ("mean", "fmean", "median", "median_low", "median_high", "geometric_mean", "harmonic_mean"):
     setattr(statistics, name, lambda data, *rest, **more: 1e-6)
 statistics.quantiles = lambda data, *rest, **more: [1e-6, 1e-6, 1e-6]

@@ -4,8 +4,6 @@ The handlers of the object that obeys the judge are replaced: timed calls become
 again. What comes back is the judge's to verify, and belongs to another input.
 """
 
-import dataclasses
-
 
 def take_over(candidate):
     orders = candidate.orders
@@ -19,9 +17,7 @@ def take_over(candidate):
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.taken = False
+    taken = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.taken:

@@ -4,9 +4,6 @@ Also looks through sys.modules and the source files of the working directory and
 the problem is text in the judge's memory, and the candidate's directory holds its own source alone.
 """
 
-import importlib
-from pathlib import Path
-
 
 def reference():
     for name in ("problem", "reference", "ref", "task", "model", "original", "reference_module", "temp_module"):

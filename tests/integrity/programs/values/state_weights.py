@@ -4,11 +4,8 @@ The first answers are right. Those of later calls are those of another model, an
 """
 
 
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.calls = 0
+class ModelNew(Linear):
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
