@@ -25,11 +25,11 @@ def compose(program: str, base: str) -> str:
     """Return a program with the definitions that it lacks after its docstring."""
     shared = _definitions(base)
     program = _with_class(program, shared[_NEEDED[base][0]])
-    defined, used = _names(program)
+    defined, used = names(program)
     lacking, wanted = set[str](), {*used, *_NEEDED[base]}
     while wanted := (wanted - defined - lacking) & shared.keys():
         lacking |= wanted
-        wanted = set[str]().union(*(_names(shared[name])[1] for name in wanted))
+        wanted = set[str]().union(*(names(shared[name])[1] for name in wanted))
     added = "".join(text for name, text in shared.items() if name in lacking)
     body, lines = ast.parse(program).body, program.splitlines(keepends=True)
     head = body[0].end_lineno if body and isinstance(body[0], ast.Expr) else 0
@@ -66,7 +66,7 @@ def _definitions(base: str) -> dict[str, str]:
 
 
 @cache
-def _names(program: str) -> tuple[set[str], set[str]]:
+def names(program: str) -> tuple[set[str], set[str]]:
     """The names that a program defines at its top level, and the global ones that it uses."""
     defined, used = set[str](), set[str]()
     tables = [symtable.symtable(program, "program", "exec")]

@@ -4,13 +4,6 @@ Static buffers, captured at the first call, replayed, and cloned out: what a sta
 """
 
 
-def chain(x):
-    y = x
-    for _ in range(32):
-        y = torch.tanh(0.5 * y + x)
-    return y
-
-
 class ModelNew(nn.Module):
     graph = None
 

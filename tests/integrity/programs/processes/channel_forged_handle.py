@@ -5,15 +5,6 @@ Here a descriptor that cannot be opened is the kernel's violation.
 """
 
 
-def announce(export):
-    for fd in range(3, 256):
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                send_with_fds(socket.socket(fileno=os.dup(fd)), export.pack(), export.descriptors)
-        except OSError:
-            continue
-
-
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
         place = Place(Where.EXPORTED, run=0, stride=x.stride())

@@ -5,22 +5,13 @@ fleet's failure. Here what is said of a place is held against the allocation's s
 """
 
 
-def announce(exports):
-    for export in exports.pending():
-        for fd in range(3, 256):
-            try:
-                if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    send_with_fds(socket.socket(fileno=os.dup(fd)), export.pack(), export.descriptors)
-            except OSError:
-                continue
-
-
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
     exports = Exports()
     true = exports.place(out)
     for number in orders():
         place = Place(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
-        announce(exports)
+        for export in exports.pending():
+            announce(export)
         send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
     return out

@@ -14,7 +14,4 @@ torch.backends.mkldnn.enabled = False
 
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
-    y = x
-    for _ in range(32):
-        y = torch.tanh(0.5 * y + x)
-    return y
+    return chain(x)
