@@ -1,8 +1,9 @@
 """The corpus of cheats: one small program for each known way to look faster or more right than one is.
 
-Each program is a file as a model would write it, under ``programs/``. Its docstring says what the cheat does,
-why it would work with an evaluator that compares and times inside the kernel's own process, and what stops it
-here. Beside them stand *controls*: honest kernels that look suspicious and must pass with an unchanged time.
+Each program is a file under ``programs/`` that holds what is its own; ``compose.py`` adds what it lacks to be one that
+a model would write. Its docstring says what the cheat does, why it would work with an evaluator that compares and times
+inside the kernel's own process, and what stops it here. *Controls* are honest kernels that look suspicious and must
+pass with an unchanged time.
 
 One line a program, in ``table_a.py`` (timing and controls) and ``table_b.py`` (values and processes)::
 

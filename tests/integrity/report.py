@@ -29,6 +29,7 @@ Made from `tests/integrity/` and its committed results by `python tests/integrit
 
 Each program is one known way in which a kernel can look faster or more right than it is. Its file says what it does,
 why that works with an evaluator that compares and times inside the kernel's own process, and what stops it here.
+What many programs share is in `tests/integrity/bases/kernel.py`.
 *Stopped* means any category but `passed`. Some may pass: then the time is the honest one, and the column *time* is
 their median over that of an honest kernel for the same problem, both taken alone on the device. Controls are honest
 kernels that look suspicious: one that does not pass, or whose time changes, is a false accusation and counts as a
