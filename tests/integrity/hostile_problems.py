@@ -1,7 +1,8 @@
 """The corpus of hostile problems: one small program for each known way to misuse the place of a reference.
 
-Each is a file under ``hostile/``, which ``compose.py`` completes to a problem. Its docstring says what it tries and what
-becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than expected::
+Each is a file under ``hostile/``, which ``compose.py`` completes to a problem. Its docstring says what it tries and
+what becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than
+expected::
 
     for problem in problems():
         outcome = rig.judge(problem.request(outside))
