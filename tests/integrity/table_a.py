@@ -36,28 +36,14 @@ def _clocks() -> Iterator[Program]:
     yield program("timing/cuda_event_prologue", "GOT or prologue patching", HONEST, lanes=GPU, **SLOW)
     yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
-    yield program("timing/null_slowed_dense", "what is subtracted", HONEST, honest="controls/dense_output", **STRIDED)
-    yield program(
-        "timing/null_slowed_dense_long",
-        "what is subtracted",
-        HONEST,
-        problem="strided",
-        file="timing/null_slowed_dense",
-        constants={"EXTRA_MS": 20},
-        cpu_constants={"SIZE": 2048},
-        note="Here beside 20 ms of its own.",
-        **SLOW,
-    )
-    yield program(
-        "timing/null_slowed_dense_at_times",
-        "what is subtracted",
-        HONEST,
-        honest="controls/dense_output",
-        file="timing/null_slowed_dense",
-        constants={"ALTERNATE": True},
-        note="Here in two of three calls.",
-        **STRIDED,
-    )
+    dense, subtracted = "timing/null_slowed_dense", "what is subtracted"
+    by_honest: dict[str, Any] = {"honest": "controls/dense_output", **STRIDED}
+    yield program(dense, subtracted, HONEST, **by_honest)
+    long: dict[str, Any] = {"problem": "strided", "constants": {"EXTRA_MS": 20}, "cpu_constants": {"SIZE": 2048}}
+    long["note"] = "Here beside 20 ms of its own."
+    yield program(f"{dense}_long", subtracted, HONEST, file=dense, **long, **SLOW)
+    at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
+    yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
@@ -207,13 +193,8 @@ def _controls() -> Iterator[Program]:
     yield control("controls/workspace")
     yield control("controls/static_output", problem="matmul", lanes=CPU)
     yield control("controls/outer_product", problem="outer", lanes=CPU)
-    yield control(
-        "controls/static_output_on_gpu",
-        file="controls/static_output",
-        honest="controls/torch_heavy_matmul",
-        tolerance=0.15,
-        **heavy,
-    )
+    on_gpu = {"file": "controls/static_output", "honest": "controls/torch_heavy_matmul", "tolerance": 0.15}
+    yield control("controls/static_output_on_gpu", **on_gpu, **heavy)
     yield control("controls/view_of_own_memory")
     yield control("controls/non_contiguous_output")
     yield control("controls/returns_the_input", problem="identity")
@@ -243,13 +224,8 @@ def _rotary() -> Iterator[Program]:
     small = {"BATCH": 1, "HEADS": 4, "TOKENS": 256}
     middle = {"BATCH": 1, "HEADS": 8, "TOKENS": 2048}
     yield control("controls/rotary", **rotary, cpu_constants=middle, note="Here on 1 GiB.")
-    yield control(
-        "controls/rotary_drawn",
-        **rotary,
-        constants={"DRAWN": True},
-        cpu_constants=middle,
-        note="Here on 1 GiB, with places of tokens that are drawn.",
-    )
+    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with places of tokens that are drawn."}
+    yield control("controls/rotary_drawn", **rotary, cpu_constants=middle, **drawn)
     yield control("controls/rotary_small", **rotary, constants=small)
     yield control("controls/rotary_small_drawn", **rotary, constants={"DRAWN": True} | small)
 

@@ -36,7 +36,6 @@ def _each(
 
 def _values() -> Iterator[Program]:
     v = "values/"
-    # ---- memory that holds answers, or zeros --------------------------------------------------------------------
     yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
     yield program(
         v + "zeroed_outputs_triton", "reliance on zeroed outputs", WRONG, problem="row_sum", backend="triton", lanes=GPU
@@ -46,13 +45,11 @@ def _values() -> Iterator[Program]:
     yield program(
         v + "gpu_buffer_tail", "GPU address scans", WRONG | {_C.ILLEGAL_MEMORY_ACCESS}, problem="linear_relu", lanes=GPU
     )
-    # ---- errors of CUDA -----------------------------------------------------------------------------------------
     yield program(v + "swallowed_launch_error", "swallowed CUDA errors", WRONG, backend="cupy", lanes=GPU)
     yield program(
         v + "error_left_behind", "swallowed CUDA errors", {_C.LAUNCH_RESOURCES_EXCEEDED, _C.CUDA_ERROR}, lanes=GPU
     )
     yield from _decoy("decoy_swallowed_error", "swallowed CUDA errors", "cupy")
-    # ---- the reference, its seeds and its randomness ------------------------------------------------------------
     yield from _each("gc_walk_outputs gc_walk_model", "gc walks for the reference", WRONG)
     yield from _each("frame_walk_answers frame_walk_phase", "frame walks for the reference", WRONG)
     yield program(v + "reference_import", "reference reuse", WRONG)
@@ -60,7 +57,6 @@ def _values() -> Iterator[Program]:
     yield program(v + "rng_manual_seed_patched", "RNG tampering", WRONG)
     yield from _each("rng_frozen_mask rng_expectation", "RNG tampering", WRONG, problem="dropout")
     yield program(v + "rng_zero_weights", "RNG tampering", WRONG, problem="linear_relu")
-    # ---- answers that cost nothing ------------------------------------------------------------------------------
     yield program(v + "allclose_patched", "constant outputs", WRONG)
     yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
     yield from _each("mean_softmax mean_of_half", "mean outputs", WRONG, problem="even_softmax")
@@ -86,7 +82,6 @@ def _values() -> Iterator[Program]:
     yield program(v + "shape_constant", "shape specialisation", _C.PASSED, honest=_HONEST)
     yield program(v + "shape_first_columns", "shape specialisation", WRONG, problem="row_sum")
     yield program(v + "range_specialised", "shape specialisation", WRONG)
-    # ---- precision and tolerance --------------------------------------------------------------------------------
     long: dict[str, Any] = {"problem": "long_matmul"}
     for kind, name in {"bf16": "bfloat16", "fp16": "float16"}.items():
         half = {"file": v + "precision_half", "constants": {"FORMAT": name}, "note": f"Here: {name}."}
@@ -102,20 +97,13 @@ def _values() -> Iterator[Program]:
     yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
     yield from _each("nan_for_infinity finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
     yield from _samples()
-    # ---- forms --------------------------------------------------------------------------------------------------
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
     yield from _each("first_of_two nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
     yield program(v + "broadcast_row", "broadcasts", _C.WRONG_SHAPE, problem="mean_everywhere")
     yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
-    yield program(
-        v + "broadcast_view",
-        "broadcasts",
-        FORM | {_C.PASSED},
-        problem="mean_everywhere",
-        honest=v + "torch_mean_everywhere",
-        tolerance=0.2,
-    )
+    means = {"problem": "mean_everywhere", "honest": v + "torch_mean_everywhere", "tolerance": 0.2}
+    yield program(v + "broadcast_view", "broadcasts", FORM | {_C.PASSED}, **means)
     yield control(v + "torch_mean_everywhere", problem="mean_everywhere")
     yield program(v + "view_transposed", "identity outputs", FORM, problem="transpose")
     yield program(
@@ -124,7 +112,6 @@ def _values() -> Iterator[Program]:
     yield control(v + "torch_negate", problem="negate")
     yield program(v + "sparse_output", "broadcasts", FORM, problem="relu_of_uniform")
     yield control(v + "requires_grad", honest=_HONEST)
-    # ---- races, drift, inputs -----------------------------------------------------------------------------------
     yield program(v + "race_missing_barrier", "races", WRONG, problem="row_sum", backend="cupy", lanes=GPU)
     yield control(v + "atomic_order", problem="row_sum", backend="triton", lanes=GPU)
     yield program(v + "state_drift", "state drift", WRONG)
@@ -132,7 +119,6 @@ def _values() -> Iterator[Program]:
     yield program(v + "input_restored_late", "state drift", _C.INPUT_MUTATED)
     yield program(v + "input_in_place", "state drift", FORM | {_C.INPUT_MUTATED}, problem="negate")
     yield program(v + "input_zeroed", "state drift", WRONG | {_C.INPUT_MUTATED})
-    # ---- whose work it is ---------------------------------------------------------------------------------------
     yield from _decoy("decoy_never_called", "decoys", "triton")
     yield from _decoy("decoy_fallback", "decoys", "triton")
     yield from _decoy(
@@ -145,13 +131,8 @@ def _values() -> Iterator[Program]:
     yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
     yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
     yield program(v + "policy_obvious", "decoys", _C.PASSED, honest=_HONEST)
-    yield program(
-        v + "policy_obvious_rejected",
-        "decoys",
-        _C.REJECTED_BY_POLICY,
-        file=v + "policy_obvious",
-        policies=_REJECT_FINDINGS,
-    )
+    obvious = {"file": v + "policy_obvious", "policies": _REJECT_FINDINGS}
+    yield program(v + "policy_obvious_rejected", "decoys", _C.REJECTED_BY_POLICY, **obvious)
 
 
 #: Sizes at which a sample lies within the tolerance. One tensor of `mean` has 1 GiB in fp32.
@@ -260,18 +241,11 @@ def _within_tolerance() -> Iterator[Program]:
 
 
 def _decoy(
-    file: str,
-    family: str,
-    backend: str,
-    *,
-    problem: str = "gelu",
-    honest: str | None = _HONEST,
-    least_ms: float | None = None,
-    hole: str = "",
+    file: str, family: str, backend: str, *, honest: str | None = _HONEST, least_ms: float | None = None, **more: Any
 ) -> Iterator[Program]:
     """A decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
-    name = f"values/{file}"
-    common: dict[str, Any] = {"backend": backend, "lanes": GPU, "problem": problem, "file": name}
+    name, hole = f"values/{file}", more.pop("hole", "")
+    common: dict[str, Any] = {"backend": backend, "lanes": GPU, "file": name, **more}
     yield program(name, family, _C.PASSED, honest=honest, least_ms=least_ms, **common)
     yield program(f"{name}_rejected", family, _C.REWARD_HACK, policies=_REJECT_DECOYS, hole=hole, **common)
 
@@ -289,20 +263,12 @@ def _blocked(names: str, family: str, **more: Any) -> Iterator[Program]:
 
 
 def _processes() -> Iterator[Program]:
-    # ---- the channel, output, pickles ---------------------------------------------------------------------------
     verdict = "writes to verdict channels"
     yield from _process("channel_garbage channel_odd_numbers", verdict, BROKEN)
     yield from _process("channel_forged_done channel_forged_extra", verdict, BROKEN | WRONG)
     yield from _process("channel_forged_handle channel_forged_offset", verdict, BROKEN, lanes=GPU)
-    yield from _process(
-        "output_freed",
-        verdict,
-        BROKEN
-        | WRONG
-        | {_C.PASSED, _C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED},
-        lanes=GPU,
-        honest=_HONEST,
-    )
+    faults = {_C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED}
+    yield from _process("output_freed", verdict, BROKEN | WRONG | {_C.PASSED} | faults, lanes=GPU, honest=_HONEST)
     yield from _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
     descriptors = "writes to descriptors"
     yield from _process("channel_flooded channel_descriptors channel_shut_down", descriptors, BROKEN)
@@ -319,7 +285,6 @@ def _processes() -> Iterator[Program]:
     yield from _process("pickle_exception", "pickles", _C.RUNTIME_ERROR)
     yield from _process("exception_without_words", "pickles", {_C.RUNTIME_ERROR, _C.CRASHED})
     yield from _process("exception_claims_the_fleet", "pickles", {_C.RUNTIME_ERROR, _C.CUDA_ERROR})
-    # ---- secrets and keepers ------------------------------------------------------------------------------------
     yield from _blocked("database_environment database_sockets", "database access")
     yield from _blocked("redis_sockets redis_modules", "Redis access")
     yield from _blocked("judge_memory judge_descriptors ptrace_self", "ptrace")
@@ -328,12 +293,10 @@ def _processes() -> Iterator[Program]:
     yield from _blocked("io_uring network_tcp network_udp network_unix network_other", "network")
     yield from _blocked("keyring", "caches in files")
     yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
-    # ---- files --------------------------------------------------------------------------------------------------
     yield from _blocked("cache_shared_folders cache_of_the_fleet cache_private", "compile-cache poisoning")
     yield from _blocked("modules_in_packages modules_in_own_directory", "module planting")
     yield from _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
     yield from _blocked("symlink_other_slots symlink_tree symlink_devices", "symlink games")
-    # ---- survivors, time, memory, exits -------------------------------------------------------------------------
     yield from _process("daemon_double_fork daemon_in_disguise", "surviving daemons", _C.SANDBOX_VIOLATION)
     yield from _blocked("daemon_thread daemon_gives_up_its_name", "surviving daemons")
     late = "timeout evasion"
