@@ -1,19 +1,10 @@
-"""The tiers of tests, as a plugin of pytest.
+"""Marks tests as quick or not, and keeps quick tests from starting services, as a plugin of pytest.
 
-========  =============================================================================================
-quick     Tests that need only this machine's CPU: no Postgres, no Valkey, no fleet. ``make quick``.
-gate      All tests except those marked ``nightly`` or ``compose``. ``make test``, and so ``.ci/run``.
-nightly   Tests marked ``nightly``. ``make nightly`` runs them and the other long checks.
-compose   Tests marked ``compose``, which need a Docker engine. ``make compose-test``.
-========  =============================================================================================
-
-A test is quick unless one of these holds:
+A test is quick, and runs in ``make quick``, unless one of these holds:
 
 - one of its fixtures, or one of their fixtures, is marked with :func:`tests.services.starts_services`;
 - it or its module is marked ``services``, because it starts programs itself;
 - it is marked ``slow`` (with a reason), ``gpu``, ``nightly`` or ``compose``.
-
-A quick test cannot start a service in the tests' process: see :func:`_guard`. This holds in every tier.
 """
 
 from __future__ import annotations
@@ -47,10 +38,7 @@ class NotQuick(RuntimeError):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need services, and those that are quick; put files without any that is not to the end.
-
-    Some tests take a minute or more. Were one the last to begin, all workers but its own would have nothing to do.
-    """
+    """Mark tests that need services and tests that are quick; start with the files that have long ones."""
     for item in items:
         fixtures: dict[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
         if any(starts_some(definition.func) for found in fixtures.values() for definition in found[-1:]):
@@ -66,17 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Guard the setup of a quick test."""
-    return (yield from _guarded(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Guard a quick test."""
-    return (yield from _guarded(item))
-
-
-def _guarded(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a quick test that starts a service, in its setup or its call."""
     global _started
     _started = started = [] if item.get_closest_marker("quick") else None
     try:
@@ -88,6 +66,9 @@ def _guarded(item: pytest.Item) -> Generator[None, Any, Any]:
                 f"{item.nodeid} is a quick test and starts {', '.join(started)}: use a fixture that is marked "
                 "starts_services, or mark the test with pytest.mark.services"
             )
+
+
+pytest_runtest_call = pytest_runtest_setup
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:

@@ -56,24 +56,17 @@ def test_real(tmp_path: Path) -> None:
     assert (tmp_path / "real.svg").exists()
 
 
-def test_queueing(tmp_path: Path) -> None:
-    """Submissions, turns and reports, with nothing queued and with some."""
-    few = ("--submissions", "4", "--queued", "0,50", "--judged", "50", "--no-fleet")
-    run("queueing", *few, "--out", tmp_path / "found.json")
-    assert read(tmp_path / "found.json")
-
-
-def test_hosts(tmp_path: Path) -> None:
-    """Two simulated hosts of one fleet."""
-    few = ("--hosts", "2", "--slots", "1", "--rate", "2", "--busy", "2", "--seconds", "3")
-    run("hosts", *few, "--out", tmp_path / "found.json")
-    assert read(tmp_path / "found.json")
-
-
-def test_http_cost(tmp_path: Path) -> None:
-    """What HTTP adds, and how quick it stays while requests wait."""
-    few = ("--waiters", "4", "--pairs", "3", "--connections", "2", "--seconds", "1")
-    run("http_cost", *few, "--out", tmp_path / "found.json")
+@pytest.mark.parametrize(
+    ("name", "few"),
+    [
+        ("queueing", "--submissions 4 --queued 0,50 --judged 50 --no-fleet"),
+        ("hosts", "--hosts 2 --slots 1 --rate 2 --busy 2 --seconds 3"),
+        ("http_cost", "--waiters 4 --pairs 3 --connections 2 --seconds 1"),
+    ],
+)
+def test_figures_are_written(tmp_path: Path, name: str, few: str) -> None:
+    """Of queues, of two simulated hosts, and of what HTTP adds."""
+    run(name, *few.split(), "--out", tmp_path / "found.json")
     assert read(tmp_path / "found.json")
 
 
@@ -89,11 +82,7 @@ def test_pages(tmp_path: Path) -> None:
     assert set(found["rounds"][0]["pages"]) > set(before["rounds"][0]["pages"])
 
 
-def test_respawn() -> None:
-    """What the end of a task costs, of this pool and of Celery's own."""
+def test_figures_are_printed() -> None:
+    """Of the end of a task, and of a wrong kernel of the gallery that is made small."""
     assert run("respawn", "--tasks", "10")
-
-
-def test_autopsy() -> None:
-    """A wrong kernel of the gallery is made small."""
     assert "bad/nan" in run("autopsy", "--only", "bad/nan", "--budget", "20")

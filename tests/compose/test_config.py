@@ -16,33 +16,24 @@ from kqueue.limits import hard_limit_s
 from tests.compose.program import CPU, GPU, ROOT, SECRETS, Compose
 from workers.judge.host import uids
 
-BOTH = pytest.mark.parametrize("files", [GPU, CPU], ids=["gpu", "cpu"])
 
-
-def model(compose: Compose, files: tuple[str, ...], **environment: str) -> dict[str, Any]:
-    """The merged files with every profile, as Compose resolves them."""
-    done = compose(files, "--profile", "*", "config", "--format", "json", environment=environment)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module", params=[GPU, CPU], ids=["gpu", "cpu"])
+def merged(compose: Compose, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The merged files with every profile; Compose accepts them without a warning."""
+    done = compose(request.param, "--profile", "*", "config", "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
-@BOTH
-def test_files_are_valid(compose: Compose, files: tuple[str, ...]) -> None:
-    """Compose accepts the files, without a warning."""
-    done = compose(files, "--profile", "*", "config", "-q")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-
-
-@BOTH
-@pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
-def test_missing_secret_is_an_error(compose: Compose, files: tuple[str, ...], name: str, value: str | None) -> None:
-    """Without one of its secrets no stack starts, and the message names it and what to do."""
-    done = compose(files, "config", "-q", environment={name: value})
-    assert done.returncode != 0
-    assert f'"{name}"' in done.stderr or f" {name} " in done.stderr, done.stderr
-    assert "make env" in done.stderr
+def test_a_missing_secret_is_an_error(compose: Compose) -> None:
+    """Without one of its secrets, or with an empty one, no stack starts; the message names it and what to do."""
+    text = (ROOT / GPU[0]).read_text()
+    assert [name for name in SECRETS if f"${{{name}:?is not set - run `make env`}}" not in text] == []
+    for value in (None, ""):
+        done = compose(CPU, "config", "-q", environment={SECRETS[0]: value})
+        assert done.returncode != 0
+        assert SECRETS[0] in done.stderr
+        assert "make env" in done.stderr
 
 
 def test_files_hold_no_secret() -> None:
@@ -54,19 +45,16 @@ def test_files_hold_no_secret() -> None:
             assert not re.search(r"://\w*:[^/\s@]+@", literal), f"{file}: {line}"
 
 
-@BOTH
-def test_only_the_windows_are_published_and_on_loopback(compose: Compose, files: tuple[str, ...]) -> None:
+def test_only_the_windows_are_published_and_on_loopback(merged: dict[str, Any]) -> None:
     """Nothing but the windows can be reached from the host, and nothing from elsewhere."""
-    services = model(compose, files)["services"]
+    services = merged["services"]
     published = {(name, port["host_ip"]) for name, service in services.items() for port in service.get("ports", [])}
     assert published == {(name, "127.0.0.1") for name in ("flower", "http", "prometheus", "grafana")}
     assert not any(service.get("network_mode") for service in services.values())
 
 
-@BOTH
-def test_services_and_workers_have_no_way_out(compose: Compose, files: tuple[str, ...]) -> None:
+def test_services_and_workers_have_no_way_out(merged: dict[str, Any]) -> None:
     """What workers run reaches the fleet's own services only."""
-    merged = model(compose, files)
     assert merged["networks"]["services"]["internal"] is True
     on = {name: set(service["networks"]) for name, service in merged["services"].items()}
     assert on.pop("flower") == on.pop("http") == {"services", "window"}
@@ -74,10 +62,9 @@ def test_services_and_workers_have_no_way_out(compose: Compose, files: tuple[str
     assert all(networks == {"services"} for networks in on.values())
 
 
-@BOTH
-def test_no_service_holds_the_host(compose: Compose, files: tuple[str, ...]) -> None:
+def test_no_service_holds_the_host(merged: dict[str, Any]) -> None:
     """No service is privileged, sees Docker's socket or the host's namespaces, or can gain privileges."""
-    for name, service in model(compose, files)["services"].items():
+    for name, service in merged["services"].items():
         assert not service.get("privileged"), name
         assert not {"pid", "ipc", "userns_mode", "devices"} & set(service), name
         assert "no-new-privileges:true" in service["security_opt"], name
@@ -86,10 +73,9 @@ def test_no_service_holds_the_host(compose: Compose, files: tuple[str, ...]) -> 
             assert "docker.sock" not in volume["source"], name
 
 
-@BOTH
-def test_only_workers_have_capabilities(compose: Compose, files: tuple[str, ...]) -> None:
+def test_only_workers_have_capabilities(merged: dict[str, Any]) -> None:
     """kqueue's own services drop every capability; the worker keeps those that give candidates their uids."""
-    services = model(compose, files)["services"]
+    services = merged["services"]
     for name in ("worker", "migrate", "prune", "tokens", "flower", "http", "client"):
         assert services[name]["cap_drop"] == ["ALL"], name
         assert services[name]["read_only"] is True, name
@@ -97,38 +83,27 @@ def test_only_workers_have_capabilities(compose: Compose, files: tuple[str, ...]
     assert set(services["worker"]["cap_add"]) == {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"}
 
 
-@BOTH
-def test_candidates_can_execute_what_they_compile(compose: Compose, files: tuple[str, ...]) -> None:
-    """The scratch directory, alone of all that can be written to, allows execution."""
-    worker = model(compose, files)["services"]["worker"]
+def test_what_a_worker_may_write_to(merged: dict[str, Any]) -> None:
+    """The scratch directory, alone of all that can be written to, allows execution; locks of uids have a folder."""
+    worker = merged["services"]["worker"]
     options = dict(mount.split(":", 1) for mount in worker["tmpfs"])
+    assert set(options) & set(uids.PARENTS)
     assert "exec" in options.pop(worker["environment"]["KQUEUE_SCRATCH"]).split(",")
     assert not any("exec" in text.split(",") for text in options.values())
 
 
-@BOTH
-def test_slots_can_lock_their_uids(compose: Compose, files: tuple[str, ...]) -> None:
-    """In the worker's read-only container one of the folders for locks can be written to."""
-    worker = model(compose, files)["services"]["worker"]
-    assert worker["read_only"] is True
-    assert {mount.split(":", 1)[0] for mount in worker["tmpfs"]} & set(uids.PARENTS)
-
-
-@BOTH
-def test_a_stop_waits_for_the_longest_evaluation(compose: Compose, files: tuple[str, ...]) -> None:
+def test_a_stop_waits_for_the_longest_evaluation(merged: dict[str, Any]) -> None:
     """With the default deadlines Celery's hard limit comes before Docker's."""
-    found = re.fullmatch(
-        r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", model(compose, files)["services"]["worker"]["stop_grace_period"]
-    )
+    given = merged["services"]["worker"]["stop_grace_period"]
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", given)
     assert found
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     assert 3600 * hours + 60 * minutes + seconds > hard_limit_s(Deadlines().total_s) + 10
 
 
-@BOTH
-def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: tuple[str, ...]) -> None:
+def test_long_lived_services_are_watched_and_restarted(merged: dict[str, Any]) -> None:
     """What should run for ever has a health check and comes back; the migration runs once, before workers."""
-    services = model(compose, files)["services"]
+    services = merged["services"]
     for name in ("redis", "postgres", "worker", "flower", "http"):
         assert services[name]["restart"] == "unless-stopped", name
         assert services[name]["healthcheck"]["test"], name
@@ -139,20 +114,7 @@ def test_long_lived_services_are_watched_and_restarted(compose: Compose, files: 
     assert services["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
 
 
-@BOTH
-def test_redis_keeps_its_messages(compose: Compose, files: tuple[str, ...]) -> None:
-    """Redis writes its messages to a volume, and never drops one for lack of memory."""
-    merged = model(compose, files)
-    lines = merged["configs"]["redis"]["content"].splitlines()
-    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(lines)
-    [volume] = merged["services"]["redis"]["volumes"]
-    assert f"dir {volume['target']}" in lines
-
-
-@BOTH
-def test_each_service_knows_its_own_secrets_only(
-    compose: Compose, files: tuple[str, ...], secret_values: dict[str, str]
-) -> None:
+def test_each_service_knows_its_own_secrets_only(merged: dict[str, Any], secret_values: dict[str, str]) -> None:
     """No service is given a password that is not its own; the owner's is for jobs."""
     wanted = {
         "redis": {"REDIS_PASSWORD"},
@@ -167,17 +129,19 @@ def test_each_service_knows_its_own_secrets_only(
         "prometheus": set(),
         "grafana": {"GRAFANA_PASSWORD"},
     }
-    services = model(compose, files)["services"]
+    services = merged["services"]
     assert set(services) == set(wanted)
     for service, definition in services.items():
         given = json.dumps(definition)
         assert {name for name, value in secret_values.items() if value in given} == wanted[service], service
 
 
-@BOTH
-def test_redis_lets_in_nobody_without_a_name(compose: Compose, files: tuple[str, ...]) -> None:
-    """The default user is off; only people's own may do everything."""
-    lines = model(compose, files)["configs"]["redis"]["content"].splitlines()
+def test_redis_keeps_its_messages_and_lets_in_nobody_without_a_name(merged: dict[str, Any]) -> None:
+    """Messages are in a volume and never dropped. The default user is off; only people's own may do everything."""
+    lines = merged["configs"]["redis"]["content"].splitlines()
+    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(lines)
+    [volume] = merged["services"]["redis"]["volumes"]
+    assert f"dir {volume['target']}" in lines
     users = {line.split()[1]: line for line in lines if line.startswith("user ")}
     assert set(users) == {"default", "operator", "producer", "worker", "flower"}
     assert users["default"] == "user default off"
@@ -207,21 +171,16 @@ def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
     assert again == made
 
 
-def test_gpus_are_reserved_only_where_they_are_wanted(compose: Compose) -> None:
-    """The worker gets every GPU of the host; on top of it the CPU's file asks for none."""
-    devices = model(compose, GPU)["services"]["worker"]["deploy"]["resources"]["reservations"]["devices"]
-    assert [(d["driver"], d["count"], d["capabilities"]) for d in devices] == [("nvidia", -1, ["gpu"])]
-    worker = model(compose, CPU)["services"]["worker"]
-    assert not worker["deploy"].get("resources")
-    assert worker["environment"]["KQUEUE_GPUS"] == "none"
-    assert worker["build"]["target"] == "worker-cpu"
-
-
-def test_a_gpu_host_without_gpus_is_an_error(compose: Compose) -> None:
-    """The GPU stack never falls back on the CPU by itself."""
-    environment = model(compose, GPU)["services"]["worker"]["environment"]
-    assert environment["KQUEUE_GPUS"] == "all"
-    assert environment["KQUEUE_CPU_SLOTS"] == "0"
+def test_gpus_are_reserved_only_where_they_are_wanted(merged: dict[str, Any]) -> None:
+    """The worker gets every GPU of the host and never falls back on the CPU; the CPU's file on top asks for none."""
+    worker = merged["services"]["worker"]
+    if worker["build"]["target"] != "worker-cpu":
+        devices = worker["deploy"]["resources"]["reservations"]["devices"]
+        assert [(d["driver"], d["count"], d["capabilities"]) for d in devices] == [("nvidia", -1, ["gpu"])]
+        assert (worker["environment"]["KQUEUE_GPUS"], worker["environment"]["KQUEUE_CPU_SLOTS"]) == ("all", "0")
+    else:
+        assert not worker["deploy"].get("resources")
+        assert worker["environment"]["KQUEUE_GPUS"] == "none"
 
 
 def test_example_names_every_setting() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -24,22 +21,14 @@ import pytest
 
 from kqueue import RemoteClient
 from tests.compose.program import CPU, ROOT, SECRETS, Compose
+from tests.gallery import gallery
+from tests.security.house import free_port
 from tests.waiting import until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 
 
-def _gallery() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compose_gallery", ROOT / "examples" / "gallery.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ENTRIES = _gallery().entries("cpu")
+ENTRIES = gallery.entries("cpu")
 #: Slow enough, as each is compiled, to be under way when the worker goes.
 SLOW = [entry for entry in ENTRIES if entry.name.startswith("good/cpp/")]
 
@@ -127,25 +116,19 @@ class Stack:
         return httpx.get(self.flower + path, auth=httpx.BasicAuth(*auth.split(":", 1)) if auth else None, timeout=20)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
     """The CPU's stack under a project of its own, healthy; gone afterwards with all that it stored."""
     answer = compose(CPU, "ls")
     if answer.returncode != 0:
         pytest.skip(f"no Docker engine answers (DOCKER_HOST): {answer.stderr.strip()}")
-    project, flower, http = f"kqueue-test-{secrets.token_hex(4)}", _free_port(), _free_port()
+    project, flower, http = f"kqueue-test-{secrets.token_hex(4)}", free_port(), free_port()
     settings: dict[str, str | None] = {
         **secret_values,
         "FLOWER_PORT": str(flower),
         "KQUEUE_HTTP_PORT": str(http),
         "KQUEUE_CPU_SLOTS": "2",
-        "PROMETHEUS_PORT": str(_free_port()),
+        "PROMETHEUS_PORT": str(free_port()),
         # Nobody listens there but in the test of traces.
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://http:4318",
     }

@@ -1,7 +1,6 @@
 """Blocks of the pages are run, page by page and in their order, beside one fleet that `kqueue up` has started.
 
-A block with `<!-- not run: reason -->` before it is not; test_words.py looks at that too. Three things are not done
-again for each page, and stand in for what has been done: `pip install`, `make venv`, and `kqueue up`.
+A block with `<!-- not run: reason -->` before it is not. `pip install`, `make venv` and `kqueue up` are done before.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ STAND_INS = {
 }
 PAGES = list(dict.fromkeys(block.page for block in BLOCKS if block.runs))
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)

@@ -26,27 +26,20 @@ def pages(part: Any) -> list[str]:
     return [page for below in parts for page in pages(below)]
 
 
-def test_each_page_is_in_the_navigation_once() -> None:
-    """A page that is not would be found by links alone."""
-    listed = [page for page in pages(SETTINGS["nav"]) if not page.startswith("repository/")]
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
-
-
-def test_the_pages_of_the_repository_are_there() -> None:
-    """What the navigation takes from beside docs/ exists."""
-    beside = [page.removeprefix("repository/") for page in pages(SETTINGS["nav"]) if page.startswith("repository/")]
+def test_the_navigation_is_whole() -> None:
+    """It has each page once, and what it takes from beside docs/ exists; nothing comes from another server."""
+    listed = pages(SETTINGS["nav"])
+    beside = [page.removeprefix("repository/") for page in listed if page.startswith("repository/")]
     assert "README.md" in beside
     assert [name for name in beside if not (ROOT / name).is_file()] == []
-
-
-def test_nothing_comes_from_elsewhere() -> None:
-    """No fonts, scripts or styles of another server: the site is read without a network."""
+    own = sorted(page for page in listed if not page.startswith("repository/"))
+    assert own == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
     assert SETTINGS["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css", "extra"} & set(SETTINGS)
     assert SETTINGS["plugins"] == ["search"]
 
 
-@pytest.mark.slow("builds some fifty pages")
+@pytest.mark.nightly
 def test_the_site_is_built(tmp_path: Path) -> None:
     """No link is broken, and no page loads a script, a style or a picture from another server."""
     if not (ROOT / ".site" / "mkdocs").exists():

@@ -1,4 +1,4 @@
-"""The clients of docs/eval-server.md and docs/http.md, as they are, before a whole fleet with the true judge."""
+"""The examples that need a fleet, as they are, before a whole fleet with the true judge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -29,63 +29,51 @@ def fleet() -> Iterator[LocalFleet]:
     with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:
         directory = Path(name)
         directory.chmod(0o711)  # pytest's own folders are closed to candidates
-        config = load(
-            home=directory / "home",
-            scratch=directory / "scratch",
-            gpus="none",
-            cpu_slots=1,
-            http_port=0,
-            gpu_fallback="cpu",
-        )
+        folders = {"home": directory / "home", "scratch": directory / "scratch"}
+        config = load(**folders, gpus="none", cpu_slots=1, http_port=0, gpu_fallback="cpu")
         with LocalFleet(config, http=True, durable=False) as fleet:
             # What it says of its workers is a second old.
             until(lambda: httpx.get(f"{fleet.http_url}/health").json()["status"] == "healthy", what="the service")
             yield fleet
 
 
-def run(name: str, fleet: LocalFleet) -> str:
-    """What an example prints; it ends well only if each kernel came to what it must. It finds its token by itself."""
+#: What each example says, in any order. Each ends well only if each of its kernels came to what it must.
+SAID = {
+    "first_script": ["passed: "],
+    "eval_client": [
+        "healthy, 0 GPUs",
+        "right: compiled True, correct True",
+        "passed:",
+        "wrong_values:",
+        "crashed:",
+        "correct False, -1.0000 ms",
+    ],
+    "job_client": ["right: passed on cpu", "crashes: crashed on cpu"],
+    "remote_client": [
+        "right: passed, ",
+        "wrong: wrong_values",
+        "breaks: runtime_error",
+        "refused: kernel: ",
+        "3 evaluations in the batch",
+    ],
+    # The clients of other servers learn the fleet's fallback for GPUs from the fleet.
+    "doors": [
+        "asked gpu.a100, judged on cpu: compiled=True correct=True",
+        "(5 / 5) and 4 hidden: right on 9 input sets, 4 of them hidden variants",
+        "KernelGYM: crashes kernel",
+        "send the header Content-Type: application/json",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_judges_its_kernels(fleet: LocalFleet, name: str) -> None:
+    """It finds the fleet and its token by itself, and prints what its kernels came to."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     kept["KQUEUE_HOME"] = str(fleet.config.home)
-    command = [sys.executable, str(EXAMPLES / name), *([] if name == "remote_client.py" else [str(fleet.http_url)])]
+    address = [] if name in {"first_script", "remote_client"} else [str(fleet.http_url)]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *address]
     done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_client_that_waits(fleet: LocalFleet) -> None:
-    """A right kernel has a time, a wrong one and one that crashes have a reason."""
-    said = run("eval_client.py", fleet)
-    assert "healthy, 0 GPUs" in said
-    assert "right: compiled True, correct True" in said
-    assert "passed:" in said
-    assert "wrong_values:" in said
-    assert "crashed:" in said
-    assert "correct False, -1.0000 ms" in said
-
-
-def test_the_client_that_asks_again(fleet: LocalFleet) -> None:
-    """The same kernels as jobs."""
-    said = run("job_client.py", fleet)
-    assert "right: passed on cpu" in said
-    assert "crashes: crashed on cpu" in said
-
-
-def test_the_remote_client(fleet: LocalFleet) -> None:
-    """The example of docs/http.md: a batch, one entry of which is refused."""
-    said = run("remote_client.py", fleet)
-    assert "right: passed, " in said
-    assert "wrong: wrong_values" in said
-    assert "breaks: runtime_error" in said
-    assert "refused: kernel: " in said
-    assert "3 evaluations in the batch" in said
-
-
-def test_every_door(fleet: LocalFleet) -> None:
-    """The clients of other servers, each in its own way. They learn the fleet's fallback for GPUs from the fleet."""
-    said = run("doors.py", fleet)
-    assert "WRONG" not in said
-    assert "asked gpu.a100, judged on cpu: compiled=True correct=True" in said
-    assert "(5 / 5) and 4 hidden: right on 9 input sets, 4 of them hidden variants" in said
-    assert "KernelGYM: crashes kernel" in said
-    assert "send the header Content-Type: application/json" in said
+    assert [said for said in SAID[name] if said not in done.stdout] == [], done.stdout
+    assert "WRONG" not in done.stdout

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import CPU_BACKENDS, KERNEL_BACKENDS
+from tests.gallery import gallery
 
-HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE.parents[1] / "examples"
-
-
-def load_gallery() -> ModuleType:
-    """``examples/gallery.py``, which is no part of an installed package."""
-    spec = importlib.util.spec_from_file_location("gallery", EXAMPLES / "gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gallery"] = module
-    spec.loader.exec_module(module)
-    return module
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-gallery = load_gallery()
 ENTRIES = {entry.name: entry for entry in gallery.entries()}
 CPU_GOOD = [e for e in gallery.entries("cpu") if e.expected is Category.PASSED]
 #: No static policy and no detection of cheats decides a verdict yet.
@@ -39,11 +24,6 @@ GPU_ONLY = {
     Category.LAUNCH_RESOURCES_EXCEEDED,
     Category.GPU_OUT_OF_MEMORY,
 }
-
-
-def test_names_are_unique() -> None:
-    """An entry is found again by its name."""
-    assert len(ENTRIES) == len(gallery.entries())
 
 
 def test_every_category_of_candidate_and_problem_is_shown() -> None:
@@ -66,14 +46,11 @@ def test_every_problem_has_a_good_kernel_and_every_backend_too() -> None:
 
 
 def test_every_file_is_in_the_table() -> None:
-    """No kernel lies about that nobody judges."""
+    """No kernel lies about that nobody judges; each source but one parses and has a docstring."""
+    assert len(ENTRIES) == len(gallery.entries())
     assert {e.kernel for e in ENTRIES.values()} == set((EXAMPLES / "kernels").rglob("*.py"))
     assert {e.problem for e in ENTRIES.values()} == set((EXAMPLES / "problems").glob("*.py"))
-
-
-def test_only_the_syntax_error_does_not_parse() -> None:
-    """Every source is Python with a docstring, but the one that is there because it is not."""
-    for file in [*(EXAMPLES / "kernels").rglob("*.py"), *(EXAMPLES / "problems").glob("*.py")]:
+    for file in {*(e.kernel for e in ENTRIES.values()), *(e.problem for e in ENTRIES.values())}:
         source = file.read_text(encoding="utf-8")
         if file.stem == "syntax_error":
             with pytest.raises(SyntaxError):
@@ -82,20 +59,15 @@ def test_only_the_syntax_error_does_not_parse() -> None:
             assert ast.get_docstring(ast.parse(source)), file
 
 
-@pytest.mark.parametrize("lane", ["cpu", "gpu", "gpu.h200"])
-def test_requests_are_valid(lane: str) -> None:
-    """Every entry makes a request for its lanes, on the cpu lane with backends that it has and few calls."""
-    for entry in gallery.entries(lane):
-        request = entry.request(lane)
-        assert request.lane == lane
-        assert request.kernel_label == entry.name
-        if lane == "cpu":
-            assert request.backend in CPU_BACKENDS
-            assert request.settings.checks <= 3
-            assert request.settings.timing.calls <= 20
-
-
-def test_a_lane_that_is_not_the_entrys_is_refused() -> None:
-    """A CUDA kernel makes no request for the cpu lane."""
+def test_requests_are_valid() -> None:
+    """Every entry makes a request for its lanes, on the cpu lane with few calls; one for another lane is refused."""
+    for lane in ("cpu", "gpu", "gpu.h200"):
+        for entry in gallery.entries(lane):
+            request = entry.request(lane)
+            assert (request.lane, request.kernel_label) == (lane, entry.name)
+            if lane == "cpu":
+                assert request.backend in CPU_BACKENDS
+                assert request.settings.checks <= 3
+                assert request.settings.timing.calls <= 20
     with pytest.raises(ValueError, match="not for the lane 'cpu'"):
         ENTRIES["good/cuda/gelu"].request("cpu")

@@ -1,8 +1,9 @@
 """The corpus of cheats: one small program for each known way to look faster or more right than one is.
 
-Each program is a file as a model would write it, under ``programs/``. Its docstring says what the cheat does,
-why it would work with an evaluator that compares and times inside the kernel's own process, and what stops it
-here. Beside them stand *controls*: honest kernels that look suspicious and must pass with an unchanged time.
+Each program is a file under ``programs/`` that holds what is its own; ``compose.py`` adds what it lacks to be one that
+a model would write. Its docstring says what the cheat does, why it would work with an evaluator that compares and times
+inside the kernel's own process, and what stops it here. *Controls* are honest kernels that look suspicious and must
+pass with an unchanged time.
 
 One line a program, in ``table_a.py`` (timing and controls) and ``table_b.py`` (values and processes)::
 
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
+from tests.integrity.compose import compose
 
 HERE: Final = Path(__file__).resolve().parent
 EXAMPLES: Final = HERE.parents[1] / "examples" / "problems"
@@ -32,89 +34,6 @@ BOTH: Final = frozenset({"cpu", "gpu"})
 CPU: Final = frozenset({"cpu"})
 GPU: Final = frozenset({"gpu"})
 CONTROL: Final = "control"
-
-#: The families of cheats. Every program belongs to one, or is a control.
-FAMILIES: Final = (
-    "event monkeypatches",
-    "synchronize monkeypatches",
-    "clock monkeypatches",
-    "statistics monkeypatches",
-    "GOT or prologue patching",
-    "taking over the loop",
-    "what is subtracted",
-    "ptrace",
-    "side streams unjoined",
-    "side streams joined late",
-    "threads",
-    "torch.jit.fork",
-    "host callbacks",
-    "lazy tensors by subclass",
-    "lazy tensors by instance",
-    "CPU tensors",
-    "fake tensors",
-    "warm-up detection",
-    "call-count switches",
-    "mode switches",
-    "calls that count",
-    "superbatching",
-    "sequence-learned CUDA graphs",
-    "stale graph replay",
-    "L2 persistence",
-    "baseline sabotage",
-    "global flags",
-    "work before GO",
-    "work after DONE",
-    "persistent background kernels",
-    "caches keyed by pointer",
-    "caches keyed by id",
-    "caches keyed by version",
-    "caches keyed by shape",
-    "caches keyed by content sample",
-    "caches keyed by full equality",
-    "caches in static device buffers",
-    "caches in files",
-    "stale allocator memory",
-    "reliance on zeroed outputs",
-    "swallowed CUDA errors",
-    "gc walks for the reference",
-    "frame walks for the reference",
-    "GPU address scans",
-    "writes to verdict channels",
-    "writes to descriptors",
-    "writes to stdout",
-    "pickles",
-    "database access",
-    "Redis access",
-    "seed regeneration",
-    "RNG tampering",
-    "reference reuse",
-    "constant outputs",
-    "identity outputs",
-    "mean outputs",
-    "answers from a sample",
-    "weight skipping",
-    "shape specialisation",
-    "precision downgrade",
-    "tolerance gaming",
-    "NaN laundering",
-    "empty lists",
-    "broadcasts",
-    "races",
-    "state drift",
-    "compile-cache poisoning",
-    "module planting",
-    "network",
-    "surviving daemons",
-    "timeout evasion",
-    "memory hogs",
-    "log bombs",
-    "terminal escapes",
-    "exit-code games",
-    "second GPU use",
-    "symlink games",
-    "disturbing other slots",
-    "decoys",
-)
 
 #: What clocks of a busy host may differ by whatever was measured, in milliseconds.
 _SLACK_MS: Final = 0.002
@@ -128,7 +47,7 @@ class Program:
 
     Attributes:
         name: unique and path-like: ``timing/event_monkeypatch``.
-        family: one of :data:`FAMILIES`, or :data:`CONTROL`.
+        family: a way of cheating, such as ``side streams unjoined``, or :data:`CONTROL`.
         problem: the file with the reference.
         path: the file with the kernel.
         backend: what it is written in.
@@ -179,7 +98,8 @@ class Program:
 
     def sources(self, kind: str) -> tuple[str, str]:
         """The problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
-        texts = [file.read_text(encoding="utf-8") for file in (self.problem, self.path)]
+        of = ((self.problem, "problem"), (self.path, "kernel"))
+        texts = [compose(file.read_text(encoding="utf-8"), base) for file, base in of]
         constants = {**self.constants, **(self.cpu_constants if kind == "cpu" else {})}
         for name, value in constants.items():
             changed = [re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", text) for text in texts]
@@ -230,16 +150,7 @@ def program(
     backend: str = "torch",
     lanes: frozenset[str] = BOTH,
     file: str | None = None,
-    honest: str | None = None,
-    tolerance: float = 0.1,
-    least_ms: float | None = None,
-    basis: str | None = None,
-    precision_downgrade: bool | None = None,
-    constants: Mapping[str, object] | None = None,
-    cpu_constants: Mapping[str, object] | None = None,
-    hole: str = "",
-    note: str = "",
-    **settings: Any,
+    **more: Any,
 ) -> Program:
     """A line of a table.
 
@@ -248,14 +159,15 @@ def program(
         family: see :class:`Program`, as all that is not named here.
         expected: one category or several.
         problem: stem of a file in ``tests/integrity/problems`` or ``examples/problems``.
-        settings: fields of :class:`Settings`.
+        more: further fields of :class:`Program`, and fields of :class:`Settings`.
     """
     own = HERE / "problems" / f"{problem}.py"
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "checks": 3,
         "timing": Timing(calls=60, warmup=3),
         "deadlines": Deadlines(load_s=90, construct_s=30, check_s=30, time_s=30),
     }
+    settings |= {key: more.pop(key) for key in more.keys() - Program.__dataclass_fields__.keys()}
     return Program(
         name=name,
         family=family,
@@ -264,16 +176,8 @@ def program(
         backend=Backend(backend),
         lanes=lanes,
         expected=frozenset({expected} if isinstance(expected, Category) else expected),
-        honest=honest,
-        tolerance=tolerance,
-        least_ms=least_ms,
-        basis=basis,
-        precision_downgrade=precision_downgrade,
-        constants=constants or {},
-        cpu_constants=cpu_constants or {},
-        settings=Settings(**(given | settings)),
-        hole=hole,
-        note=note,
+        settings=Settings(**settings),
+        **more,
     )
 
 

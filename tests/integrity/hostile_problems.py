@@ -1,7 +1,8 @@
 """The corpus of hostile problems: one small program for each known way to misuse the place of a reference.
 
-Each is a problem's file under ``hostile/``. Its docstring says what it tries and what becomes of it. A program whose
-attempt succeeds raises an exception that says so, and ends otherwise than expected::
+Each is a file under ``hostile/``, which ``compose.py`` completes to a problem. Its docstring says what it tries and
+what becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than
+expected::
 
     for problem in problems():
         outcome = rig.judge(problem.request(outside))
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timing
+from tests.integrity.compose import compose
 
 HERE: Final = Path(__file__).resolve().parent / "hostile"
 #: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
@@ -35,14 +37,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x, *others):
         return x * 2 + 1
 """
-HONEST: Final = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-def get_inputs():
-    return [torch.randn(16, 8)]
-"""
+HONEST: Final = compose("", "problem")
 
 _PASSED: Final = Category.PASSED
 _INVALID: Final = Category.INVALID_PROBLEM
@@ -97,10 +92,13 @@ class Hostile:
         """What it tries and what becomes of it."""
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
 
+    def source(self) -> str:
+        """The whole program: what its file lacks is every problem's."""
+        return compose(self.path.read_text(encoding="utf-8"), "problem")
+
     def request(self, outside: Outside) -> Request:
         """What to judge: a right kernel, under limits that are soon reached."""
-        program = outside.named_in(self.path.read_text(encoding="utf-8"))
-        return request(program, timed=self.timed, reference_s=self.reference_s)
+        return request(outside.named_in(self.source()), timed=self.timed, reference_s=self.reference_s)
 
 
 def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> Request:

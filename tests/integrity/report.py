@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kqueue.categories import Category
 from kqueue.charts import Bar, Categories, Chart, Leaderboard, Stack, render
-from tests.integrity.corpus import CONTROL, FAMILIES, HERE, Judgement, Program, programs
+from tests.integrity.corpus import HERE, Judgement, Program, programs
 
 RESULTS: Final = HERE / "results"
 REPORT: Final = HERE.parents[1] / "docs" / "integrity.md"
@@ -29,6 +29,7 @@ Made from `tests/integrity/` and its committed results by `python tests/integrit
 
 Each program is one known way in which a kernel can look faster or more right than it is. Its file says what it does,
 why that works with an evaluator that compares and times inside the kernel's own process, and what stops it here.
+What many programs share is in `tests/integrity/bases/kernel.py`.
 *Stopped* means any category but `passed`. Some may pass: then the time is the honest one, and the column *time* is
 their median over that of an honest kernel for the same problem, both taken alone on the device. Controls are honest
 kernels that look suspicious: one that does not pass, or whose time changes, is a false accusation and counts as a
@@ -91,9 +92,9 @@ def digest(chart: Chart) -> str:
 
 
 def _sections(everything: list[Program]) -> list[tuple[str, list[Program]]]:
-    by_family = {family: [p for p in everything if p.family == family] for family in (*FAMILIES, CONTROL)}
-    titled = {"controls" if family == CONTROL else family: chosen for family, chosen in by_family.items()}
-    return [(title, chosen) for title, chosen in titled.items() if chosen]
+    families = dict.fromkeys(program.family for program in everything if not program.is_control)
+    by_family = [(family, [program for program in everything if program.family == family]) for family in families]
+    return [*by_family, ("controls", [program for program in everything if program.is_control])]
 
 
 def _summary(everything: list[Program], found: dict[str, dict[str, Any]]) -> list[str]:

@@ -36,28 +36,14 @@ def _clocks() -> Iterator[Program]:
     yield program("timing/cuda_event_prologue", "GOT or prologue patching", HONEST, lanes=GPU, **SLOW)
     yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
-    yield program("timing/null_slowed_dense", "what is subtracted", HONEST, honest="controls/dense_output", **STRIDED)
-    yield program(
-        "timing/null_slowed_dense_long",
-        "what is subtracted",
-        HONEST,
-        problem="strided",
-        file="timing/null_slowed_dense",
-        constants={"EXTRA_MS": 20},
-        cpu_constants={"SIZE": 2048},
-        note="Here beside 20 ms of its own.",
-        **SLOW,
-    )
-    yield program(
-        "timing/null_slowed_dense_at_times",
-        "what is subtracted",
-        HONEST,
-        honest="controls/dense_output",
-        file="timing/null_slowed_dense",
-        constants={"ALTERNATE": True},
-        note="Here in two of three calls.",
-        **STRIDED,
-    )
+    dense, subtracted = "timing/null_slowed_dense", "what is subtracted"
+    by_honest: dict[str, Any] = {"honest": "controls/dense_output", **STRIDED}
+    yield program(dense, subtracted, HONEST, **by_honest)
+    long: dict[str, Any] = {"problem": "strided", "constants": {"EXTRA_MS": 20}, "cpu_constants": {"SIZE": 2048}}
+    long["note"] = "Here beside 20 ms of its own."
+    yield program(f"{dense}_long", subtracted, HONEST, file=dense, **long, **SLOW)
+    at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
+    yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
     yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
@@ -70,11 +56,14 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 
 def _streams_and_threads() -> Iterator[Program]:
-    yield _matmul("side_stream_unjoined", "side streams unjoined", HONEST | WHEN_TIMED)
+    unjoined = (
+        "side_stream_unjoined",
+        "side_stream_in_thread",
+        "side_stream_joined_by_thread",
+        "half_the_work_cpu_clock",
+    )
+    yield from (_matmul(name, "side streams unjoined", HONEST | WHEN_TIMED) for name in unjoined)
     yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
-    yield _matmul("side_stream_in_thread", "side streams unjoined", HONEST | WHEN_TIMED)
-    yield _matmul("side_stream_joined_by_thread", "side streams unjoined", HONEST | WHEN_TIMED)
-    yield _matmul("half_the_work_cpu_clock", "side streams unjoined", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_early", "work before GO", WHEN_TIMED)
     yield program("timing/thread_after_return", "threads", WRONG)
@@ -91,25 +80,10 @@ def _streams_and_threads() -> Iterator[Program]:
         note="Where other work keeps its thread from coming in time, it gains nothing.",
     )
     yield _matmul("host_polling", "work before GO", HONEST | WRONG)
-    yield program(
-        "timing/gpu_polling",
-        "work before GO",
-        HONEST | WRONG,
-        backend="cupy",
-        problem="wide_gelu",
-        lanes=GPU,
-        honest="controls/torch_wide_gelu",
-    )
-    yield program(
-        "timing/persistent_kernel",
-        "persistent background kernels",
-        HONEST | WRONG,
-        backend="cupy",
-        problem="wide_gelu",
-        lanes=GPU,
-        honest="controls/torch_wide_gelu",
-        timing=Timing(calls=20, warmup=1),
-    )
+    cupy = {"backend": "cupy", "problem": "wide_gelu", "lanes": GPU, "honest": "controls/torch_wide_gelu"}
+    few = {"timing": Timing(calls=20, warmup=1)}
+    yield program("timing/gpu_polling", "work before GO", HONEST | WRONG, **cupy)
+    yield program("timing/persistent_kernel", "persistent background kernels", HONEST | WRONG, **few, **cupy)
     yield program("timing/done_forged", "work after DONE", HONEST | WRONG, **SLOW)
     yield _matmul("done_enqueued_early", "work after DONE", HONEST | WHEN_TIMED)
 
@@ -132,29 +106,17 @@ def _chosen_calls() -> Iterator[Program]:
     yield _outer("time_between_calls", "calls that count", HONEST | WHEN_TIMED)
     yield _outer("filled_while_read", "work after DONE", HONEST | WHEN_TIMED)
     calls, room = "timing/every_nth_timed_call", "timing/room_in_gpu_memory"
-    yield _gelu(calls, HONEST | WHEN_TIMED, constants={"EVERY": 8})
-    yield _gelu(f"{calls}_large", HONEST | WHEN_TIMED, file=calls, constants={"EVERY": 8} | LARGE_GELU, **LARGE)
-    yield _gelu(
-        f"{calls}_large_half",
-        HONEST | WHEN_TIMED,
-        file=calls,
-        constants={"EVERY": 2} | LARGE_GELU,
-        note="Here every second call, on 1 GiB.",
-        **LARGE,
-    )
-    yield _gelu(room, HONEST | WHEN_TIMED)
-    yield _gelu(f"{room}_large", HONEST | WHEN_TIMED, file=room, constants=LARGE_GELU, note="Here on 1 GiB.", **LARGE)
+    yield _gelu(calls, constants={"EVERY": 8})
+    yield _gelu(f"{calls}_large", file=calls, constants={"EVERY": 8} | LARGE_GELU, **LARGE)
+    half = {"constants": {"EVERY": 2} | LARGE_GELU, "note": "Here every second call, on 1 GiB."}
+    yield _gelu(f"{calls}_large_half", file=calls, **half, **LARGE)
+    yield _gelu(room)
+    yield _gelu(f"{room}_large", file=room, constants=LARGE_GELU, note="Here on 1 GiB.", **LARGE)
 
 
-def _gelu(
-    name: str,
-    expected: frozenset[Category],
-    *,
-    problem: str = "wide_gelu",
-    honest: str = "controls/torch_wide_gelu",
-    **more: Any,
-) -> Program:
-    return program(name, "calls that count", expected, problem=problem, honest=honest, lanes=GPU, **more)
+def _gelu(name: str, **more: Any) -> Program:
+    common = {"problem": "wide_gelu", "honest": "controls/torch_wide_gelu", "lanes": GPU}
+    return program(name, "calls that count", HONEST | WHEN_TIMED, **common | more)
 
 
 def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
@@ -181,44 +143,28 @@ def _caches() -> Iterator[Program]:
     yield program("timing/cache_by_shape", "caches keyed by shape", wrong)
     yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST | WRONG, **SLOW)
     yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST, **SLOW)
-    yield program(
-        "timing/cache_in_device_buffers",
-        "caches in static device buffers",
-        HONEST | WRONG,
-        backend="cupy",
-        lanes=GPU,
-        **SLOW,
-    )
-    yield program("timing/static_device_buffer", "caches in static device buffers", wrong)
+    static, cupy = "caches in static device buffers", {"backend": "cupy", "lanes": GPU} | SLOW
+    yield program("timing/cache_in_device_buffers", static, HONEST | WRONG, **cupy)
+    yield program("timing/static_device_buffer", static, wrong)
     yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)
     wide = {"problem": "wide_gelu", "lanes": GPU, "tolerance": 0.15}
     yield program("timing/l2_persisting_window", "L2 persistence", HONEST, honest="controls/torch_wide_gelu", **wide)
     yield program(
-        "timing/l2_evict_last",
-        "L2 persistence",
-        HONEST,
-        backend="triton",
-        honest="controls/triton_wide_gelu",
-        **wide,
+        "timing/l2_evict_last", "L2 persistence", HONEST, backend="triton", honest="controls/triton_wide_gelu", **wide
     )
 
 
 def _others() -> Iterator[Program]:
     c = Category
-    chain = {"honest": "controls/torch_chain"}
-    yield program("timing/global_flags", "global flags", HONEST, problem="switched_chain", **chain)
-    yield program("timing/reference_class_patched", "baseline sabotage", HONEST, problem="patched_chain", **chain)
-    yield program(
-        "timing/background_load", "baseline sabotage", HONEST | WRONG, problem="sabotaged_chain", lanes=GPU, **chain
-    )
+    chain = {"problem": "chain", "honest": "controls/torch_chain"}
+    yield program("timing/global_flags", "global flags", HONEST, constants={"BESIDE": "switches"}, **chain)
+    patched, loaded = {"constants": {"BESIDE": "patches"}}, {"constants": {"BESIDE": "load"}, "lanes": GPU}
+    yield program("timing/reference_class_patched", "baseline sabotage", HONEST, **patched, **chain)
+    yield program("timing/background_load", "baseline sabotage", HONEST | WRONG, **loaded, **chain)
     yield program("timing/sabotage_by_process", "baseline sabotage", c.SANDBOX_VIOLATION)
-    yield program("timing/timeout_evasion", "timeout evasion", c.TIMEOUT, deadlines=Deadlines(check_s=1))
-    yield program(
-        "timing/timeout_by_compiling",
-        "timeout evasion",
-        {c.TIMEOUT, c.COMPILE_TIMEOUT},
-        deadlines=Deadlines(check_s=1, compile_s=1),
-    )
+    late, short = "timeout evasion", Deadlines(check_s=1, compile_s=1)
+    yield program("timing/timeout_evasion", late, c.TIMEOUT, deadlines=Deadlines(check_s=1))
+    yield program("timing/timeout_by_compiling", late, {c.TIMEOUT, c.COMPILE_TIMEOUT}, deadlines=short)
     yield program("timing/second_gpu", "second GPU use", c.RUNTIME_ERROR, lanes=GPU)
     yield program("timing/disturbs_others", "disturbing other slots", c.TIMEOUT, deadlines=Deadlines(construct_s=1))
 
@@ -227,7 +173,7 @@ def _controls() -> Iterator[Program]:
     wide = {"problem": "wide_gelu", "lanes": GPU}
     heavy = {"problem": "heavy_matmul", "lanes": GPU}
     yield control("controls/torch_gelu")
-    yield control("controls/torch_wide_gelu", **wide)
+    yield control("controls/torch_wide_gelu", file="controls/torch_gelu", **wide, note="Here on 16 MB.")
     yield control("controls/torch_heavy_matmul", **heavy)
     yield control("controls/torch_chain", problem="chain")
     yield control("controls/triton_wide_gelu", backend="triton", honest="controls/torch_wide_gelu", **wide)
@@ -241,23 +187,14 @@ def _controls() -> Iterator[Program]:
     yield control("controls/cuda_graph", problem="chain", lanes=GPU)
     yield control("controls/cuda_graph_of_matmul", honest="controls/torch_heavy_matmul", **heavy)
     yield control("controls/streams_joined", honest="controls/torch_heavy_matmul", **heavy)
-    yield control(
-        "controls/torch_compile",
-        problem="chain",
-        lanes=GPU,
-        deadlines=Deadlines(load_s=90, construct_s=30, check_s=120, time_s=30),
-    )
+    compiling = Deadlines(load_s=90, construct_s=30, check_s=120, time_s=30)
+    yield control("controls/torch_compile", problem="chain", lanes=GPU, deadlines=compiling)
     yield control("controls/in_place_on_own_buffers", problem="chain")
     yield control("controls/workspace")
     yield control("controls/static_output", problem="matmul", lanes=CPU)
     yield control("controls/outer_product", problem="outer", lanes=CPU)
-    yield control(
-        "controls/static_output_on_gpu",
-        file="controls/static_output",
-        honest="controls/torch_heavy_matmul",
-        tolerance=0.15,
-        **heavy,
-    )
+    on_gpu = {"file": "controls/static_output", "honest": "controls/torch_heavy_matmul", "tolerance": 0.15}
+    yield control("controls/static_output_on_gpu", **on_gpu, **heavy)
     yield control("controls/view_of_own_memory")
     yield control("controls/non_contiguous_output")
     yield control("controls/returns_the_input", problem="identity")
@@ -287,13 +224,8 @@ def _rotary() -> Iterator[Program]:
     small = {"BATCH": 1, "HEADS": 4, "TOKENS": 256}
     middle = {"BATCH": 1, "HEADS": 8, "TOKENS": 2048}
     yield control("controls/rotary", **rotary, cpu_constants=middle, note="Here on 1 GiB.")
-    yield control(
-        "controls/rotary_drawn",
-        **rotary,
-        constants={"DRAWN": True},
-        cpu_constants=middle,
-        note="Here on 1 GiB, with places of tokens that are drawn.",
-    )
+    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with places of tokens that are drawn."}
+    yield control("controls/rotary_drawn", **rotary, cpu_constants=middle, **drawn)
     yield control("controls/rotary_small", **rotary, constants=small)
     yield control("controls/rotary_small_drawn", **rotary, constants={"DRAWN": True} | small)
 

@@ -26,56 +26,40 @@ _REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
 _REJECT_DECOYS: Final = Policies(decoys=Policy.REJECT)
 
 
+def _each(
+    names: str, family: str, expected: Category | Iterable[Category], *, folder: str = "values", **more: Any
+) -> Iterator[Program]:
+    """Programs that differ in their files alone."""
+    for name in names.split():
+        yield program(f"{folder}/{name}", family, expected, **more)
+
+
 def _values() -> Iterator[Program]:
     v = "values/"
-    # ---- memory that holds answers, or zeros --------------------------------------------------------------------
     yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
     yield program(
-        v + "zeroed_outputs_triton",
-        "reliance on zeroed outputs",
-        WRONG,
-        problem="row_sum",
-        backend="triton",
-        lanes=GPU,
+        v + "zeroed_outputs_triton", "reliance on zeroed outputs", WRONG, problem="row_sum", backend="triton", lanes=GPU
     )
-    yield program(v + "stale_memory", "stale allocator memory", WRONG)
-    yield program(v + "stale_memory_search", "stale allocator memory", WRONG)
-    yield program(v + "gpu_address_scan", "GPU address scans", WRONG, lanes=GPU)
+    yield from _each("stale_memory stale_memory_search", "stale allocator memory", WRONG)
+    yield from _each("gpu_address_scan gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
     yield program(
-        v + "gpu_buffer_tail",
-        "GPU address scans",
-        WRONG | {_C.ILLEGAL_MEMORY_ACCESS},
-        problem="linear_relu",
-        lanes=GPU,
+        v + "gpu_buffer_tail", "GPU address scans", WRONG | {_C.ILLEGAL_MEMORY_ACCESS}, problem="linear_relu", lanes=GPU
     )
-    yield program(v + "gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
-    # ---- errors of CUDA -----------------------------------------------------------------------------------------
     yield program(v + "swallowed_launch_error", "swallowed CUDA errors", WRONG, backend="cupy", lanes=GPU)
     yield program(
-        v + "error_left_behind",
-        "swallowed CUDA errors",
-        {_C.LAUNCH_RESOURCES_EXCEEDED, _C.CUDA_ERROR},
-        lanes=GPU,
+        v + "error_left_behind", "swallowed CUDA errors", {_C.LAUNCH_RESOURCES_EXCEEDED, _C.CUDA_ERROR}, lanes=GPU
     )
     yield from _decoy("decoy_swallowed_error", "swallowed CUDA errors", "cupy")
-    # ---- the reference, its seeds and its randomness ------------------------------------------------------------
-    yield program(v + "gc_walk_outputs", "gc walks for the reference", WRONG)
-    yield program(v + "gc_walk_model", "gc walks for the reference", WRONG)
-    yield program(v + "frame_walk_answers", "frame walks for the reference", WRONG)
-    yield program(v + "frame_walk_phase", "frame walks for the reference", WRONG)
+    yield from _each("gc_walk_outputs gc_walk_model", "gc walks for the reference", WRONG)
+    yield from _each("frame_walk_answers frame_walk_phase", "frame walks for the reference", WRONG)
     yield program(v + "reference_import", "reference reuse", WRONG)
-    yield program(v + "seed_42", "seed regeneration", WRONG)
-    yield program(v + "seed_from_state", "seed regeneration", WRONG)
-    yield program(v + "seed_search", "seed regeneration", WRONG)
+    yield from _each("seed_42 seed_from_state seed_search", "seed regeneration", WRONG)
     yield program(v + "rng_manual_seed_patched", "RNG tampering", WRONG)
-    yield program(v + "rng_frozen_mask", "RNG tampering", WRONG, problem="dropout")
-    yield program(v + "rng_expectation", "RNG tampering", WRONG, problem="dropout")
+    yield from _each("rng_frozen_mask rng_expectation", "RNG tampering", WRONG, problem="dropout")
     yield program(v + "rng_zero_weights", "RNG tampering", WRONG, problem="linear_relu")
-    # ---- answers that cost nothing ------------------------------------------------------------------------------
     yield program(v + "allclose_patched", "constant outputs", WRONG)
     yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
-    yield program(v + "mean_softmax", "mean outputs", WRONG, problem="even_softmax")
-    yield program(v + "mean_of_half", "mean outputs", WRONG, problem="even_softmax")
+    yield from _each("mean_softmax mean_of_half", "mean outputs", WRONG, problem="even_softmax")
     yield program(
         v + "identity_relu",
         "identity outputs",
@@ -85,8 +69,7 @@ def _values() -> Iterator[Program]:
         " ask for may be left out. A problem that means negative numbers draws some.",
     )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
-    yield program(v + "weight_skip", "weight skipping", WRONG, problem="linear_relu")
-    yield program(v + "weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
+    yield from _each("weight_skip weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
     yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
     yield program(
         v + "weight_skip_affine",
@@ -99,9 +82,11 @@ def _values() -> Iterator[Program]:
     yield program(v + "shape_constant", "shape specialisation", _C.PASSED, honest=_HONEST)
     yield program(v + "shape_first_columns", "shape specialisation", WRONG, problem="row_sum")
     yield program(v + "range_specialised", "shape specialisation", WRONG)
-    # ---- precision and tolerance --------------------------------------------------------------------------------
-    for kind in ("bf16", "fp16", "tf32", "int8"):
-        yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, problem="long_matmul")
+    long: dict[str, Any] = {"problem": "long_matmul"}
+    for kind, name in {"bf16": "bfloat16", "fp16": "float16"}.items():
+        half = {"file": v + "precision_half", "constants": {"FORMAT": name}, "note": f"Here: {name}."}
+        yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, **long, **half)
+    yield from _each("precision_tf32 precision_int8", "precision downgrade", WRONG, **long)
     yield program(v + "precision_bf16_elementwise", "precision downgrade", WRONG)
     yield from _within_tolerance()
     yield program(v + "precision_fp16_sum", "precision downgrade", WRONG, problem="row_sum", hole=_WITHIN)
@@ -110,24 +95,15 @@ def _values() -> Iterator[Program]:
     yield program(v + "tolerance_matched_ratio", "tolerance gaming", WRONG)
     yield program(v + "nan_laundered", "NaN laundering", WRONG)
     yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
-    yield program(v + "nan_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
-    yield program(v + "finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
+    yield from _each("nan_for_infinity finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
     yield from _samples()
-    # ---- forms --------------------------------------------------------------------------------------------------
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
-    yield program(v + "first_of_two", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
-    yield program(v + "nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
+    yield from _each("first_of_two nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
     yield program(v + "broadcast_row", "broadcasts", _C.WRONG_SHAPE, problem="mean_everywhere")
     yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
-    yield program(
-        v + "broadcast_view",
-        "broadcasts",
-        FORM | {_C.PASSED},
-        problem="mean_everywhere",
-        honest=v + "torch_mean_everywhere",
-        tolerance=0.2,
-    )
+    means = {"problem": "mean_everywhere", "honest": v + "torch_mean_everywhere", "tolerance": 0.2}
+    yield program(v + "broadcast_view", "broadcasts", FORM | {_C.PASSED}, **means)
     yield control(v + "torch_mean_everywhere", problem="mean_everywhere")
     yield program(v + "view_transposed", "identity outputs", FORM, problem="transpose")
     yield program(
@@ -136,7 +112,6 @@ def _values() -> Iterator[Program]:
     yield control(v + "torch_negate", problem="negate")
     yield program(v + "sparse_output", "broadcasts", FORM, problem="relu_of_uniform")
     yield control(v + "requires_grad", honest=_HONEST)
-    # ---- races, drift, inputs -----------------------------------------------------------------------------------
     yield program(v + "race_missing_barrier", "races", WRONG, problem="row_sum", backend="cupy", lanes=GPU)
     yield control(v + "atomic_order", problem="row_sum", backend="triton", lanes=GPU)
     yield program(v + "state_drift", "state drift", WRONG)
@@ -144,7 +119,6 @@ def _values() -> Iterator[Program]:
     yield program(v + "input_restored_late", "state drift", _C.INPUT_MUTATED)
     yield program(v + "input_in_place", "state drift", FORM | {_C.INPUT_MUTATED}, problem="negate")
     yield program(v + "input_zeroed", "state drift", WRONG | {_C.INPUT_MUTATED})
-    # ---- whose work it is ---------------------------------------------------------------------------------------
     yield from _decoy("decoy_never_called", "decoys", "triton")
     yield from _decoy("decoy_fallback", "decoys", "triton")
     yield from _decoy(
@@ -157,13 +131,8 @@ def _values() -> Iterator[Program]:
     yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
     yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
     yield program(v + "policy_obvious", "decoys", _C.PASSED, honest=_HONEST)
-    yield program(
-        v + "policy_obvious_rejected",
-        "decoys",
-        _C.REJECTED_BY_POLICY,
-        file=v + "policy_obvious",
-        policies=_REJECT_FINDINGS,
-    )
+    obvious = {"file": v + "policy_obvious", "policies": _REJECT_FINDINGS}
+    yield program(v + "policy_obvious_rejected", "decoys", _C.REJECTED_BY_POLICY, **obvious)
 
 
 #: Sizes at which a sample lies within the tolerance. One tensor of `mean` has 1 GiB in fp32.
@@ -211,7 +180,7 @@ def _samples() -> Iterator[Program]:
         common: dict[str, Any] = {
             "problem": "large",
             "lanes": BOTH if operation in _SMALLER else GPU,
-            "cpu_constants": _SMALLER.get(operation),
+            "cpu_constants": _SMALLER.get(operation, {}),
             "precision": "fp16" if operation in _IN_FP16 else "fp32",
             "timing": Timing(calls=20, warmup=1),
             "note": f"Here: {operation}.",
@@ -232,11 +201,11 @@ def _samples() -> Iterator[Program]:
             WRONG,
             problem="large",
             lanes=GPU,
-            file="values/sample_checked",
-            constants=sizes | {"OPERATION": operation},
+            file="values/sample",
+            constants=sizes | {"OPERATION": operation, "CHECKED": True},
             timing=Timing(calls=20, warmup=1),
             hole=hole,
-            note=f"Here: {operation}.",
+            note=f"Here: {operation}, and honestly where the input does not look as usual.",
         )
 
 
@@ -272,114 +241,74 @@ def _within_tolerance() -> Iterator[Program]:
 
 
 def _decoy(
-    file: str,
-    family: str,
-    backend: str,
-    *,
-    problem: str = "gelu",
-    honest: str | None = _HONEST,
-    least_ms: float | None = None,
-    hole: str = "",
+    file: str, family: str, backend: str, *, honest: str | None = _HONEST, least_ms: float | None = None, **more: Any
 ) -> Iterator[Program]:
     """A decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
-    name = f"values/{file}"
-    common: dict[str, Any] = {"backend": backend, "lanes": GPU, "problem": problem, "file": name}
+    name, hole = f"values/{file}", more.pop("hole", "")
+    common: dict[str, Any] = {"backend": backend, "lanes": GPU, "file": name, **more}
     yield program(name, family, _C.PASSED, honest=honest, least_ms=least_ms, **common)
     yield program(f"{name}_rejected", family, _C.REWARD_HACK, policies=_REJECT_DECOYS, hole=hole, **common)
 
 
-def _process(name: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Program:
-    """A program whose time says nothing: it is not timed unless it may pass."""
-    if "timing" not in more and _C.PASSED not in ({expected} if isinstance(expected, _C) else set(expected)):
-        more["timing"] = _UNTIMED
-    return program(f"processes/{name}", family, expected, **more)
+def _process(names: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Iterator[Program]:
+    """Programs whose time says nothing: they are not timed unless they may pass."""
+    if _C.PASSED not in ({expected} if isinstance(expected, _C) else set(expected)):
+        more.setdefault("timing", _UNTIMED)
+    yield from _each(names, family, expected, folder="processes", **more)
 
 
-def _blocked(name: str, family: str, **more: Any) -> Program:
-    """An attack that is refused, and a right kernel beside it. Had it succeeded it would raise an exception."""
-    return program(f"processes/{name}", family, _C.PASSED, honest=_HONEST, **more)
+def _blocked(names: str, family: str, **more: Any) -> Iterator[Program]:
+    """Attacks that are refused, beside a right kernel, which passes. Success would be an error of the import."""
+    yield from _process(names, family, _C.PASSED, honest=_HONEST, **more)
 
 
 def _processes() -> Iterator[Program]:
-    # ---- the channel, output, pickles ---------------------------------------------------------------------------
     verdict = "writes to verdict channels"
-    yield _process("channel_garbage", verdict, BROKEN)
-    yield _process("channel_forged_done", verdict, BROKEN | WRONG)
-    yield _process("channel_forged_extra", verdict, BROKEN | WRONG)
-    yield _process("channel_forged_handle", verdict, BROKEN, lanes=GPU)
-    yield _process("channel_forged_offset", verdict, BROKEN, lanes=GPU)
-    yield _process(
-        "output_freed",
-        verdict,
-        BROKEN
-        | WRONG
-        | {_C.PASSED, _C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED},
-        lanes=GPU,
-        honest=_HONEST,
-    )
-    yield _process("channel_odd_numbers", verdict, BROKEN)
-    yield _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
+    yield from _process("channel_garbage channel_odd_numbers", verdict, BROKEN)
+    yield from _process("channel_forged_done channel_forged_extra", verdict, BROKEN | WRONG)
+    yield from _process("channel_forged_handle channel_forged_offset", verdict, BROKEN, lanes=GPU)
+    faults = {_C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED}
+    yield from _process("output_freed", verdict, BROKEN | WRONG | {_C.PASSED} | faults, lanes=GPU, honest=_HONEST)
+    yield from _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
     descriptors = "writes to descriptors"
-    yield _process("channel_flooded", descriptors, BROKEN)
-    yield _process("channel_descriptors", descriptors, BROKEN)
-    yield _process("channel_shut_down", descriptors, BROKEN)
-    yield _process("channel_closed", descriptors, BROKEN, deadlines=Deadlines(check_s=5))
-    yield _process("channel_replaced", descriptors, BROKEN | {_C.TIMEOUT}, deadlines=Deadlines(check_s=2, compile_s=2))
-    yield _process("channel_inherited", descriptors, _C.SANDBOX_VIOLATION)
-    yield _process("stdout_verdict", "writes to stdout", WRONG)
-    yield _process("log_bomb", "log bombs", _C.OUTPUT_LIMIT)
-    yield _blocked("log_bomb_silent_lines", "log bombs")
-    yield _blocked("terminal_escapes", "terminal escapes")
-    yield _process("pickle_output", "pickles", _C.WRONG_OUTPUT_STRUCTURE)
-    yield _process("pickle_exception", "pickles", _C.RUNTIME_ERROR)
-    yield _process("exception_without_words", "pickles", {_C.RUNTIME_ERROR, _C.CRASHED})
-    yield _process("exception_claims_the_fleet", "pickles", {_C.RUNTIME_ERROR, _C.CUDA_ERROR})
-    # ---- secrets and keepers ------------------------------------------------------------------------------------
-    yield _blocked("database_environment", "database access")
-    yield _blocked("database_sockets", "database access")
-    yield _blocked("redis_sockets", "Redis access")
-    yield _blocked("redis_modules", "Redis access")
-    yield _blocked("judge_memory", "ptrace")
-    yield _blocked("judge_descriptors", "ptrace")
-    yield _blocked("ptrace_self", "ptrace")
-    yield _blocked("judge_signals", "disturbing other slots")
-    yield _blocked("judge_priorities", "disturbing other slots")
-    yield _blocked("oom_score", "memory hogs")
-    yield _blocked("user_namespace", "disturbing other slots")
-    yield _blocked("io_uring", "network")
-    yield _blocked("perf_and_bpf", "disturbing other slots")
-    yield _blocked("keyring", "caches in files")
-    yield _blocked("network_tcp", "network")
-    yield _blocked("network_udp", "network")
-    yield _blocked("network_unix", "network")
-    yield _blocked("network_other", "network")
-    yield _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
-    # ---- files --------------------------------------------------------------------------------------------------
-    yield _blocked("cache_shared_folders", "compile-cache poisoning")
-    yield _blocked("cache_of_the_fleet", "compile-cache poisoning")
-    yield _blocked("cache_private", "compile-cache poisoning")
-    yield _blocked("modules_in_packages", "module planting")
-    yield _blocked("modules_in_own_directory", "module planting")
-    yield _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
-    yield _blocked("symlink_other_slots", "symlink games")
-    yield _blocked("symlink_tree", "symlink games")
-    yield _blocked("symlink_devices", "symlink games")
-    # ---- survivors, time, memory, exits -------------------------------------------------------------------------
-    yield _process("daemon_double_fork", "surviving daemons", _C.SANDBOX_VIOLATION)
-    yield _process("daemon_in_disguise", "surviving daemons", _C.SANDBOX_VIOLATION)
-    yield _blocked("daemon_thread", "surviving daemons")
-    yield _blocked("daemon_gives_up_its_name", "surviving daemons")
+    yield from _process("channel_flooded channel_descriptors channel_shut_down", descriptors, BROKEN)
+    yield from _process("channel_closed", descriptors, BROKEN, deadlines=Deadlines(check_s=5))
+    yield from _process(
+        "channel_replaced", descriptors, BROKEN | {_C.TIMEOUT}, deadlines=Deadlines(check_s=2, compile_s=2)
+    )
+    yield from _process("channel_inherited", descriptors, _C.SANDBOX_VIOLATION)
+    yield from _process("stdout_verdict", "writes to stdout", WRONG)
+    yield from _process("log_bomb", "log bombs", _C.OUTPUT_LIMIT)
+    yield from _blocked("log_bomb_silent_lines", "log bombs")
+    yield from _blocked("terminal_escapes", "terminal escapes")
+    yield from _process("pickle_output", "pickles", _C.WRONG_OUTPUT_STRUCTURE)
+    yield from _process("pickle_exception", "pickles", _C.RUNTIME_ERROR)
+    yield from _process("exception_without_words", "pickles", {_C.RUNTIME_ERROR, _C.CRASHED})
+    yield from _process("exception_claims_the_fleet", "pickles", {_C.RUNTIME_ERROR, _C.CUDA_ERROR})
+    yield from _blocked("database_environment database_sockets", "database access")
+    yield from _blocked("redis_sockets redis_modules", "Redis access")
+    yield from _blocked("judge_memory judge_descriptors ptrace_self", "ptrace")
+    yield from _blocked("judge_signals judge_priorities user_namespace perf_and_bpf", "disturbing other slots")
+    yield from _blocked("oom_score", "memory hogs")
+    yield from _blocked("io_uring network_tcp network_udp network_unix network_other", "network")
+    yield from _blocked("keyring", "caches in files")
+    yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
+    yield from _blocked("cache_shared_folders cache_of_the_fleet cache_private", "compile-cache poisoning")
+    yield from _blocked("modules_in_packages modules_in_own_directory", "module planting")
+    yield from _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
+    yield from _blocked("symlink_other_slots symlink_tree symlink_devices", "symlink games")
+    yield from _process("daemon_double_fork daemon_in_disguise", "surviving daemons", _C.SANDBOX_VIOLATION)
+    yield from _blocked("daemon_thread daemon_gives_up_its_name", "surviving daemons")
     late = "timeout evasion"
     short = Deadlines(check_s=1, compile_s=1)
-    yield _process("timeout_in_c", late, _C.TIMEOUT, deadlines=short)
-    yield _process("timeout_stopped", late, _C.TIMEOUT, deadlines=short)
-    yield _process("timeout_as_compilation", late, {_C.COMPILE_TIMEOUT, _C.TIMEOUT}, deadlines=short)
+    yield from _process("timeout_in_c timeout_stopped", late, _C.TIMEOUT, deadlines=short)
+    yield from _process("timeout_as_compilation", late, {_C.COMPILE_TIMEOUT, _C.TIMEOUT}, deadlines=short)
     # The child answers with CUDA's error, if it is quicker than its parent's end.
-    yield _process("timeout_fork", late, BROKEN | {_C.CUDA_ERROR})
+    yield from _process("timeout_fork", late, BROKEN | {_C.CUDA_ERROR})
     hogs = "memory hogs"
     small = Limits(host_memory_bytes=1 << 30)
-    yield _process("memory_children", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
-    yield _process(
+    yield from _process("memory_children", hogs, _C.HOST_OUT_OF_MEMORY, lanes=CPU, limits=small)
+    yield from _process(
         "memory_unmapped_files",
         hogs,
         _C.HOST_OUT_OF_MEMORY,
@@ -388,19 +317,20 @@ def _processes() -> Iterator[Program]:
         hole="Where no control group can be written, memory is counted by what processes have mapped. Control groups"
         " count these pages too.",
     )
-    yield _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))
-    yield _process(
+    yield from _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))
+    yield from _process(
         "memory_gpu_raw", hogs, {_C.PASSED, _C.GPU_OUT_OF_MEMORY, _C.SANDBOX_VIOLATION}, lanes=GPU, honest=_HONEST
     )
-    yield _process("memory_pinned", hogs, _C.HOST_OUT_OF_MEMORY, lanes=GPU, limits=Limits(host_memory_bytes=4 << 30))
+    yield from _process(
+        "memory_pinned", hogs, _C.HOST_OUT_OF_MEMORY, lanes=GPU, limits=Limits(host_memory_bytes=4 << 30)
+    )
     exits = "exit-code games"
-    yield _process("exit_zero_after_output", exits, _C.CRASHED)
-    yield _process("exit_system_exit", exits, _C.CRASHED)
-    yield _process("exit_interrupt", exits, {_C.RUNTIME_ERROR, _C.CRASHED})
-    yield _process("exit_replaced", exits, BROKEN)
-    yield _process("exit_killed", exits, _C.RUNTIME_ERROR)
-    yield _process("exit_wrong_thread", exits, {_C.TIMEOUT, _C.CRASHED, _C.SANDBOX_VIOLATION}, deadlines=short)
-    yield _process("exit_when_timed", exits, _C.CRASHED, timing=Timing(calls=20, warmup=3))
+    yield from _process("exit_zero_after_output exit_system_exit", exits, _C.CRASHED)
+    yield from _process("exit_interrupt", exits, {_C.RUNTIME_ERROR, _C.CRASHED})
+    yield from _process("exit_replaced", exits, BROKEN)
+    yield from _process("exit_killed", exits, _C.RUNTIME_ERROR)
+    yield from _process("exit_wrong_thread", exits, {_C.TIMEOUT, _C.CRASHED, _C.SANDBOX_VIOLATION}, deadlines=short)
+    yield from _process("exit_when_timed", exits, _C.CRASHED, timing=Timing(calls=20, warmup=3))
 
 
 TABLE: Final = [*_values(), *_processes()]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,35 +12,58 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import CPU_BACKENDS
 from tests.integrity import report
-from tests.integrity.corpus import CONTROL, FAMILIES, HERE, Facts, Judgement, Program, judge, program, programs
+from tests.integrity.compose import compose, names
+from tests.integrity.corpus import CONTROL, HERE, Facts, Judgement, Program, judge, program, programs
 from tests.judge.rig import Rig
 
 ALL = {entry.name: entry for entry in programs()}
 CPU_LANE = [entry for entry in programs("cpu") if entry.backend in CPU_BACKENDS]
+#: The program that is judged in the gate for its whole family, by folder; the others are judged nightly.
+_GATE = {
+    "timing": """
+        event_monkeypatch clock_monkeypatch statistics_monkeypatch libc_clock_prologue null_slowed
+        thread_after_return jit_fork go_forged_on_busy_cores done_forged lazy_disguised_subclass
+        lazy_instance meta_output returns_input_buffer stale_allocator_memory warmup_detection
+        call_count_switch mode_switch_frames superbatching cache_by_version static_device_buffer
+        cache_in_files global_flags sabotage_by_process
+    """,
+    "values": """
+        zeroed_outputs gc_walk_model frame_walk_answers reference_import seed_search rng_expectation
+        constant_gate mean_of_half weight_skip_branch range_specialised precision_int8
+        tolerance_matched_ratio nan_for_infinity sample_largest nested_tuple sparse_output input_in_place
+        policy_obvious_rejected
+    """,
+    "processes": """
+        channel_forged_extra channel_descriptors stdout_verdict log_bomb terminal_escapes
+        exception_without_words database_environment redis_modules judge_memory memory_children
+        network_other cache_of_the_fleet modules_replaced symlink_tree daemon_double_fork
+        exit_zero_after_output timeout_in_c judge_signals
+    """,
+    "controls": "two_outputs",
+}
+GATE = {f"{folder}/{name}" for folder, chosen in _GATE.items() for name in chosen.split()}
+#: Families that are judged nightly alone: in the gate another one shows what stops them, such as checks of timed calls.
+NIGHTLY = {"what is subtracted", "calls that count"}
+NIGHTLY |= {f"caches keyed by {key}" for key in ("pointer", "id", "shape", "content sample", "full equality")}
 
 
-def test_names_are_unique_and_enough() -> None:
-    """No two programs share a name; at least 60 families of cheats are shown, and controls."""
+def test_the_corpus_is_whole() -> None:
+    """Names are unique, each file is in a table and explained, and there are 60 families of cheats, and controls."""
     assert len(ALL) == len(programs())
-    shown = {entry.family for entry in ALL.values()}
-    assert shown <= {*FAMILIES, CONTROL}
-    assert len(shown - {CONTROL}) >= 60
+    families = {entry.family for entry in ALL.values()}
+    assert len(families - {CONTROL}) >= 60
     assert sum(entry.is_control for entry in ALL.values()) >= 10
-
-
-def test_every_file_is_in_a_table_and_explained() -> None:
-    """No program lies about that nobody judges, and each says in several lines what it does and what stops it."""
     assert {entry.path for entry in ALL.values()} == set((HERE / "programs").rglob("*.py"))
-    used = {entry.problem for entry in ALL.values()}
-    assert set((HERE / "problems").glob("*.py")) <= used
+    assert set((HERE / "problems").glob("*.py")) <= {entry.problem for entry in ALL.values()}
     for entry in ALL.values():
         first, _, rest = entry.mechanism.partition("\n")
         assert first.endswith("."), entry.name
         assert rest.strip(), f"{entry.name}: its docstring does not say what stops it"
+        assert "tests/integrity" not in entry.path.read_text(encoding="utf-8"), entry.name
 
 
 def test_a_program_that_may_pass_has_an_honest_time() -> None:
-    """A cheat is allowed to pass only with a time that is looked at; a hole says why it is one."""
+    """A cheat is allowed to pass only with a time that is looked at."""
     for entry in ALL.values():
         assert entry.expected, entry.name
         if not entry.is_control and Category.PASSED in entry.expected:
@@ -48,28 +71,43 @@ def test_a_program_that_may_pass_has_an_honest_time() -> None:
         if entry.honest:
             honest = ALL[entry.honest]
             assert honest.is_control, entry.name
-            assert entry.problem.stem.endswith(honest.problem.stem), entry.name
+            assert entry.problem == honest.problem, entry.name
             assert entry.lanes & {"gpu"} <= honest.lanes, entry.name
             assert honest.settings.precision == entry.settings.precision, entry.name
             assert honest.constants.items() <= entry.constants.items(), entry.name
 
 
 def test_requests_are_valid() -> None:
-    """Every program makes a request for its lanes, on the cpu lane with few calls; a wrong lane is refused."""
+    """Each program makes a request for its lanes, whose sources lack no name, on the cpu lane with few calls."""
     for entry in ALL.values():
         for lane in entry.lanes:
             request = entry.request(lane)
             assert request.kernel_label == entry.name
+            for source in (request.problem, request.kernel):
+                defined, used = names(source)
+                assert used <= defined | vars(builtins).keys(), entry.name
             if lane == "cpu":
                 assert entry.backend in CPU_BACKENDS, entry.name
                 assert request.settings.timing.calls <= 16
-        for kind in entry.lanes:
-            for source in entry.sources(kind):
-                ast.parse(source)
     with pytest.raises(ValueError, match="has a constant SIZE"):
         program("controls/torch_gelu", CONTROL, PASSED, constants={"SIZE": 1}).sources("gpu")
     with pytest.raises(ValueError, match="not for the lane"):
-        next(entry for entry in ALL.values() if "cpu" not in entry.lanes).request("cpu")
+        ALL["timing/cpu_output"].request("cpu")
+
+
+def test_a_program_has_what_it_lacks_from_its_base() -> None:
+    """Imports, helpers and what those use; a class about ``forward``, a call of ``attack``; what it has is its own."""
+    whole = compose('"""It."""\n\n\ndef forward(self, x):\n    slow(x)\n\n\ndef attack():\n    os.abort()\n', "kernel")
+    assert whole.startswith(
+        '"""It."""\n\nimport os\nimport time\nimport torch\nimport torch.nn as nn\n\n\ndef slow(x):\n'
+    )
+    assert whole.endswith("\n\n\nclass ModelNew(nn.Module):\n    def forward(self, x):\n        slow(x)\n\n\n"
+                          "def attack():\n    os.abort()\n\n\nattack()\n")  # fmt: skip
+    assert compose("class ModelNew:\n    slow = os = 1\n", "kernel") == "class ModelNew:\n    slow = os = 1\n"
+    named = {
+        node.name for node in ast.parse(compose("", "problem")).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert named == {"Model", "get_inputs", "get_init_inputs"}
 
 
 def test_the_report_is_what_the_results_say() -> None:
@@ -111,12 +149,7 @@ CONTROL_GELU = ALL["controls/torch_gelu"]
         (_cheat(PASSED), Facts(PASSED, 9.0), Facts(PASSED, 1.0), Judgement.OK),
         (_cheat(PASSED), Facts(PASSED, 0.5), Facts(PASSED, 1.0), Judgement.DISHONEST_TIME),
         (_cheat(PASSED), Facts(PASSED, 1.0, None, 9.0), Facts(PASSED, 1.0, None, 1.0), Judgement.DISHONEST_TIME),
-        (
-            _cheat(PASSED),
-            Facts(PASSED, 1.0, "cpu_clock", 9.0),
-            Facts(PASSED, 1.0, "gpu_clock", 1.0),
-            Judgement.OK,
-        ),
+        (_cheat(PASSED), Facts(PASSED, 1.0, "cpu_clock", 9.0), Facts(PASSED, 1.0, "gpu_clock", 1.0), Judgement.OK),
         (_cheat(PASSED, least_ms=18), Facts(PASSED, 17.0), None, Judgement.DISHONEST_TIME),
         (_cheat(PASSED, basis="cpu_clock"), Facts(PASSED, 1.0, "gpu_clock"), None, Judgement.WRONG_BASIS),
         (_cheat(PASSED, precision_downgrade=True), Facts(PASSED, precision_downgrade=True), None, Judgement.OK),
@@ -139,8 +172,11 @@ def standing(judge_environment: None) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.mark.slow("judges each program of a corpus")
-@pytest.mark.parametrize("entry", CPU_LANE, ids=lambda entry: entry.name)
+@pytest.mark.slow("judges programs of a corpus")
+@pytest.mark.parametrize(
+    "entry",
+    [pytest.param(e, id=e.name, marks=() if e.name in GATE else pytest.mark.nightly) for e in CPU_LANE],
+)
 def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
     """On the cpu lane, one after the other: the category; of times only those that a sleep makes certain."""
     outcome = standing.judge(entry.request("cpu"))
@@ -149,9 +185,6 @@ def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
     assert found.good, f"{found}: {outcome.category}: {outcome.message}\n{outcome.facts}\n{outcome.log}"
 
 
-def test_the_kernels_hide_nothing_from_the_reader() -> None:
-    """Sources parse; a program names no path of this repository."""
-    for file in (HERE / "programs").rglob("*.py"):
-        source = Path(file).read_text(encoding="utf-8")
-        ast.parse(source)
-        assert "tests/integrity" not in source, file
+def test_a_program_of_each_family_is_judged_in_the_gate() -> None:
+    """One of each family that the cpu lane has, and one control."""
+    assert sorted(ALL[name].family for name in GATE) == sorted({entry.family for entry in CPU_LANE} - NIGHTLY)

@@ -11,8 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-import pytest
-
 from kqueue.cli.logs import Event, latest, lines_about
 
 MINE: Final = UUID("11111111-2222-3333-4444-555555555555")
@@ -74,43 +72,33 @@ def found(text: bytes) -> list[Event]:
     return list(lines_about(io.BytesIO(text), "a.log", MINE))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_times_are_read_as_they_are_written() -> None:
+    """By kqueue, Postgres, containers and the journal."""
+    for text in (
         f"2026-01-02T03:04:05.678000Z [warning] died evaluation={MINE}",
         f"worker-1  | 2026-01-02T03:04:05.678Z [warning] died evaluation={MINE}",
         f"2026-01-02T04:04:05,678+0100 host kqueue[1]: died {MINE}",
         f"2026-01-02 03:04:05.678 UTC [77] ERROR: {MINE}",
         json.dumps({"event": "died", "evaluation": str(MINE), "timestamp": "2026-01-02T03:04:05.678Z"}),
         f'worker-1  | {{"event": "died {MINE}", "timestamp": "2026-01-02T03:04:05.678Z"}}',
-    ],
-)
-def test_times_are_read_as_they_are_written(text: str) -> None:
-    """By kqueue, Postgres, containers and the journal."""
-    [event] = found(text.encode())
-    assert event.at == datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
-    assert "died" in event.event or str(MINE) in event.event
-
-
-def test_a_traceback_belongs_to_its_line() -> None:
-    """Lines without a time that follow come with it; those of others do not."""
-    text = f"2026-01-02T03:04:05Z [error] failed {MINE}\nTraceback:\n  here\n2026-01-02T03:04:06Z other\nTraceback:\n"
-    [event] = found(text.encode())
-    assert event.lines == ("Traceback:", "  here")
+    ):
+        [event] = found(text.encode())
+        assert event.at == datetime(2026, 1, 2, 3, 4, 5, 678000, UTC), text
+        assert "died" in event.event or str(MINE) in event.event, text
 
 
 def test_lines_that_are_no_logs_do_no_harm() -> None:
-    """Wrong JSON, wrong times, bytes that are no text, and a line without an end."""
+    """Wrong JSON, wrong times, bytes that are no text, and a line without an end; a traceback belongs to its line."""
     mine = str(MINE).encode()
     text = b"\xff\xfe{" + mine + b"}\n" + b'{"timestamp": "2026-99-99T99:99:99Z", "event": "x' + mine + b'"}\n[' + mine
-    events = found(text)
-    assert len(events) == 3
-    assert [event.at for event in events] == [None] * 3
+    assert [event.at for event in found(text)] == [None] * 3
+    lines = f"2026-01-02T03:04:05Z [error] failed {MINE}\nTraceback:\n  here\n2026-01-02T03:04:06Z other\nTraceback:\n"
+    [event] = found(lines.encode())
+    assert event.lines == ("Traceback:", "  here")
 
 
 def test_memory_is_bounded() -> None:
     """A log of many lines, and one of a single endless line, are read in pieces; the latest events are kept."""
-
     # Made beforehand: what is measured is what reading takes.
     text = b"".join(line(number) if number % 3 else line(number, OTHER, filling="x" * 500) for number in range(30_000))
     stream = io.BytesIO(text + b"y" * (32 << 20))

@@ -20,6 +20,7 @@ import pytest
 from kqueue import Client
 from kqueue.categories import Category
 from tests.fleet.told import Services
+from tests.security.house import free_port
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
@@ -41,12 +42,12 @@ sys.exit(4)
 """
 #: Programs that a cluster of one machine needs.
 SLURM = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
-pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass
 class Place:
-    """Where a job's files are, and its environment."""
+    """A job's files and environment."""
 
     disk: Path
     environment: dict[str, str]
@@ -57,16 +58,14 @@ class Place:
 
 
 @pytest.fixture
-def place(services: Services) -> Iterator[Place]:
+def place() -> Iterator[Place]:
     """The settings in a file that only its owner reads, and a disk that candidates may traverse."""
     with tempfile.TemporaryDirectory(prefix="kqueue-slurm-") as name:
         disk = Path(name)
         disk.chmod(0o711)
         settings = disk / "worker.env"
         settings.touch(mode=0o600)
-        values = {name: value for name, value in services.config().environment().items() if name.endswith("_URL")}
-        lines = [f"{name}={value}" for name, value in values.items()]
-        settings.write_text("\n".join(["# a comment", "", *lines]))
+        settings.write_text("# a comment\n\nKQUEUE_REDIS_URL=redis://nowhere\n")
         yield Place(
             disk,
             {
@@ -79,17 +78,20 @@ def place(services: Services) -> Iterator[Place]:
         )
 
 
+def executable(path: Path, text: str) -> Path:
+    """Write a program."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
 def start(place: Place) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Run the script as a job's first process would be, with a `scontrol` that only writes down what it is told."""
     tools = place.disk / "tools"
     tools.mkdir()
-    scontrol = tools / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {place.disk}/told\n')
-    scontrol.chmod(0o755)
-    squeue = tools / "squeue"
-    squeue.write_text("#!/bin/sh\necho NONE\n")
-    squeue.chmod(0o755)
+    executable(tools / "scontrol", f'#!/bin/sh\necho "$@" >> {place.disk}/told\n')
+    executable(tools / "squeue", "#!/bin/sh\necho NONE\n")
     started: list[subprocess.Popen[str]] = []
 
     def run(**variables: str) -> subprocess.Popen[str]:
@@ -119,6 +121,15 @@ def log(place: Place) -> str:
     return "".join(path.read_text() for path in place.disk.glob("kqueue-*.log"))
 
 
+@pytest.fixture
+def served(services: Services, place: Place) -> Services:
+    """Services whose addresses are in the job's settings."""
+    values = {name: value for name, value in services.config().environment().items() if name.endswith("_URL")}
+    with Path(place.environment["WORKER_SETTINGS"]).open("a") as settings:
+        settings.writelines(f"{name}={value}\n" for name, value in values.items())
+    return services
+
+
 def ready(services: Services, place: Place) -> None:
     """Wait until one slot takes evaluations."""
     try:
@@ -140,17 +151,18 @@ def submit(services: Services, kernel: str) -> UUID:
         return ticket.evaluation_id
 
 
-def test_a_job_judges_and_ends(services: Services, place: Place, start: Callable[..., subprocess.Popen[str]]) -> None:
+@pytest.mark.nightly
+def test_a_job_judges_and_ends(served: Services, place: Place, start: Callable[..., subprocess.Popen[str]]) -> None:
     """It judges. When its time is up it lets the evaluation end, leaves nothing, and has Slurm queue it again."""
     job = start(SLURM_JOB_END_TIME=str(int(time.time()) + 1000))
-    ready(services, place)
-    assert services.verdict(submit(services, KERNEL)).category is Category.PASSED
-    slow = submit(services, SLOW)
-    services.started(slow)
+    ready(served, place)
+    assert served.verdict(submit(served, KERNEL)).category is Category.PASSED
+    slow = submit(served, SLOW)
+    served.started(slow)
     pids = family(job.pid)
     job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 0, log(place)
-    verdict = services.verdict(slow, 5)
+    verdict = served.verdict(slow, 5)
     assert (verdict.category, verdict.attempts) == (Category.PASSED, 1)
     assert told(place) == "requeue 17\n"
     until(lambda: not any(map(alive, pids)), what="the end of all processes")
@@ -166,9 +178,7 @@ def test_the_worker_is_told(
     place: Place, start: Callable[..., subprocess.Popen[str]], left_s: int | None, asks: int, again: bool
 ) -> None:
     """It is asked to finish, and once more two minutes before the job's end; the job comes again if time was up."""
-    program = place.disk / "program"
-    program.write_text(PROGRAM.format(asks=asks))
-    program.chmod(0o755)
+    program = executable(place.disk / "program", PROGRAM.format(asks=asks))
     end = {} if left_s is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left_s)}
     job = start(WORKER_PROGRAM=str(program), **end)
     until(lambda: "ready" in log(place), what="the program")
@@ -204,9 +214,8 @@ def test_settings_are_read_and_not_run(place: Place, mode: int, text: str | None
 
 def test_gpus_are_slurms(place: Place) -> None:
     """With GPUs in the allocation the worker takes those that Slurm names, and without any none."""
-    program = place.disk / "program"
-    program.write_text('#!/bin/sh\necho "$1 $KQUEUE_GPUS $CUDA_VISIBLE_DEVICES ${KQUEUE_CPU_SLOTS-unset}"\n')
-    program.chmod(0o755)
+    text = '#!/bin/sh\necho "$1 $KQUEUE_GPUS $CUDA_VISIBLE_DEVICES ${KQUEUE_CPU_SLOTS-unset}"\n'
+    program = executable(place.disk / "program", text)
     base = place.environment | {"WORKER_PROGRAM": str(program), "SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "6"}
     for given, expected in (
         ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "worker all 0,1 unset"),
@@ -231,12 +240,6 @@ def test_the_script_is_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def cluster(place: Place) -> Iterator[dict[str, str]]:
     """A cluster of this machine alone, on loopback; the environment that its commands need."""
@@ -250,7 +253,7 @@ def cluster(place: Place) -> Iterator[dict[str, str]]:
         f"ClusterName=test\nSlurmctldHost={name}(127.0.0.1)\nAuthType=auth/none\nCryptoType=crypto/none\n"
         "SlurmUser=root\nSlurmdUser=root\nMpiDefault=none\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
         f"SlurmctldPidFile={home}/ctld.pid\nSlurmdPidFile={home}/d.pid\nSlurmdSpoolDir={home}/spool\n"
-        f"StateSaveLocation={home}/state\nSlurmctldPort={_port()}\nSlurmdPort={_port()}\nReturnToService=2\n"
+        f"StateSaveLocation={home}/state\nSlurmctldPort={free_port()}\nSlurmdPort={free_port()}\nReturnToService=2\n"
         "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nJobAcctGatherType=jobacct_gather/none\n"
         "AccountingStorageType=accounting_storage/none\nCommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
         f"NodeName={name} NodeAddr=127.0.0.1 CPUs=1 RealMemory=1000 State=UNKNOWN\n"
@@ -272,7 +275,8 @@ def cluster(place: Place) -> Iterator[dict[str, str]]:
             daemon.wait(60)
 
 
-def test_slurm_runs_it(services: Services, place: Place, cluster: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_slurm_runs_it(served: Services, place: Place, cluster: dict[str, str]) -> None:
     """A job of a real Slurm judges. Its time limit lets it end well, and Slurm queues it again."""
     # Slurm signals within a minute before; so the whole of this job's time is that before its end.
     variables = ",".join(f"{name}={place.environment[name]}" for name in ("WORKER_SETTINGS", "WORKER_PROGRAM"))
@@ -289,8 +293,8 @@ def test_slurm_runs_it(services: Services, place: Place, cluster: dict[str, str]
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     try:
-        ready(services, place)
-        assert services.verdict(submit(services, KERNEL)).category is Category.PASSED
+        ready(served, place)
+        assert served.verdict(submit(served, KERNEL)).category is Category.PASSED
 
         def again() -> bool:
             asked = ["scontrol", "show", "job", job]
@@ -298,7 +302,7 @@ def test_slurm_runs_it(services: Services, place: Place, cluster: dict[str, str]
             return "Restarts=1" in shown and "JobState=PENDING" in shown
 
         until(again, 300, "the job's second run")
-        assert services.rows("SELECT 1 FROM workers WHERE stopped_at IS NULL") == [], log(place)
+        assert served.rows("SELECT 1 FROM workers WHERE stopped_at IS NULL") == [], log(place)
         assert place.left() == []
     finally:
         subprocess.run(["scancel", job], env=cluster)

@@ -1,21 +1,14 @@
 """A chain of many small operations: slow in eager mode, with much to gain."""
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
+BESIDE = "nothing"  # else what its baseline is taken beside, which makes it another problem
 
 
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(32):
-            y = torch.tanh(0.5 * y + x)
-        return y
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(32):
+        y = torch.tanh(0.5 * y + x)
+    return y
 
 
 def get_inputs():
     return [torch.randn(128, 256)]
-
-
-def get_init_inputs():
-    return []

@@ -1,8 +1,5 @@
 """A residual block with layer scale: the branch adds less than the tolerance, as at the start of a training."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, size: int):

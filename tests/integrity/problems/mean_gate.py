@@ -1,17 +1,9 @@
 """A gate from a mean: with the problem's own inputs every output lies within the tolerance of 0.5."""
 
-import torch
-import torch.nn as nn
 
-
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(0.002 * x.mean(dim=-1))
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(0.002 * x.mean(dim=-1))
 
 
 def get_inputs():
     return [torch.randn(256, 2048)]
-
-
-def get_init_inputs():
-    return []

@@ -1,9 +1,5 @@
 """An operation whose inputs keep a promise. The corpus says which one, and how large they are."""
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 STRUCTURE = "symmetric"
 SIZE = 16384
 
@@ -20,9 +16,8 @@ def dots(x, y):
     return (x * y).sum(dim=-1)
 
 
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return {"normalised": weighted, "sorted": largest, "shared": dots}.get(STRUCTURE, torch.matmul)(x, y)
+def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return {"normalised": weighted, "sorted": largest, "shared": dots}.get(STRUCTURE, torch.matmul)(x, y)
 
 
 def get_inputs():
@@ -39,7 +34,3 @@ def get_inputs():
     elif STRUCTURE == "sorted":
         x = x.sort(dim=-1).values
     return [x, x] if STRUCTURE == "shared" else [x, torch.rand(SIZE, 64)]
-
-
-def get_init_inputs():
-    return []

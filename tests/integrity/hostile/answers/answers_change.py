@@ -3,20 +3,6 @@
 Before a kernel is called wrong the reference answers the same input again.
 """
 
-import torch
 
-
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        return x * 2 + Model.calls
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    return x * 2 + called()

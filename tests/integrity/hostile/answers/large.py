@@ -3,20 +3,6 @@
 The judge refuses to make room for it.
 """
 
-import torch
 
-
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        return x[:1, :1].expand(1 << 20, 1 << 20)
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    return x[:1, :1].expand(1 << 20, 1 << 20)

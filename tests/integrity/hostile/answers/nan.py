@@ -1,19 +1,5 @@
 """Answers with NaN, which nothing agrees with: ``invalid_problem``."""
 
-import torch
 
-
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        return x * float("nan")
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    return x * float("nan")

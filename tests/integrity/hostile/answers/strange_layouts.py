@@ -3,12 +3,9 @@
 Each arrives as the values that it stands for. It passes.
 """
 
-import torch
 
-
-class Model(torch.nn.Module):
-    def forward(self, x, *others):
-        return x * 2 + 1
+def forward(self, x, *others):
+    return x * 2 + 1
 
 
 def get_inputs():
@@ -16,7 +13,3 @@ def get_inputs():
     whole = torch.randn(32)
     overlapping = whole.as_strided((16, 16), (1, 1))
     return [x.expand(16, 8), x, overlapping, overlapping.T, torch.empty(0, 8), x[::2], True, None, "words", 2.5]
-
-
-def get_init_inputs():
-    return []

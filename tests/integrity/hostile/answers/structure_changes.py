@@ -1,20 +1,6 @@
 """Answers with a tensor first and with a list later: ``invalid_problem``."""
 
-import torch
 
-
-class Model(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Model.calls += 1
-        self.own = getattr(self, "own", 0) + 1
-        return x * 2 + 1 if self.own == 1 else [x * 2 + 1]
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    self.own = getattr(self, "own", 0) + 1
+    return x * 2 + 1 if self.own == 1 else [x * 2 + 1]

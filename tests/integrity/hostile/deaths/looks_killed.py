@@ -4,17 +4,6 @@ A filter refuses it each way to send that to itself: calls, timers, descriptors,
 to die, and passes. Without the filter (``seccomp`` in ``kqueue doctor``) it would end as ``worker_lost``.
 """
 
-import ctypes
-import fcntl
-import os
-import platform
-import resource
-import signal
-import threading
-
-import torch
-
-
 COLUMN = platform.machine() == "aarch64"
 
 
@@ -81,15 +70,6 @@ def attack():
         pass
 
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        attack()
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    attack()
+    return x * 2 + 1

@@ -1,7 +1,5 @@
 """Raises in ``__del__``, of inputs' owners and of the model: nobody hears it, and it passes."""
 
-import torch
-
 
 class Owner:
     def __del__(self):
@@ -16,11 +14,3 @@ class Model(torch.nn.Module):
     def forward(self, x):
         Owner()
         return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []

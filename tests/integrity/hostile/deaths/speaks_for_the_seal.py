@@ -3,11 +3,6 @@
 The seal is reported on a pipe that is closed before foreign code runs.
 """
 
-import os
-import sys
-
-import torch
-
 
 def get_inputs():
     for number in range(3, 64):
@@ -16,12 +11,3 @@ def get_inputs():
         except OSError:
             continue
     os._exit(70)
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

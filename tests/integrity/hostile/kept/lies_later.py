@@ -4,8 +4,6 @@ A problem says what its answers are: it spoils its own evaluations, and can do t
 other problems pass.
 """
 
-import torch
-
 
 class Model(torch.nn.Module):
     evaluations = 0
@@ -18,11 +16,3 @@ class Model(torch.nn.Module):
     def forward(self, x):
         self.calls += 1
         return x * (3 if Model.evaluations > 1 and self.calls > 1 else 2) + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []

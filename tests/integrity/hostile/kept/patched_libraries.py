@@ -3,12 +3,6 @@
 Nobody but itself does: each problem and each kernel has a process of its own. It is replaced as its inputs have changed.
 """
 
-import json
-import os
-import random
-
-import torch
-
 
 def spoil():
     torch.randn = lambda *shape: torch.full(shape, Model.evaluations * 0.5)
@@ -30,7 +24,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(16, 8) + 0.5 * torch.rand(16, 8)]
-
-
-def get_init_inputs():
-    return []

@@ -1,7 +1,5 @@
 """Raises an exception whose text takes for ever to make: ``reference_timeout``."""
 
-import torch
-
 
 class Slow(Exception):
     def __str__(self):
@@ -11,12 +9,3 @@ class Slow(Exception):
 
 def get_inputs():
     raise Slow
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

@@ -3,8 +3,6 @@
 The packages can be imported, but no setting names a service, and nothing can be connected to. It passes.
 """
 
-import torch
-
 
 def attack():
     try:
@@ -26,19 +24,3 @@ def attack():
         except Exception:
             continue
         raise RuntimeError("ATTACK SUCCEEDED: a service")
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

@@ -3,11 +3,6 @@
 All are closed but its channel, the page of flags, the judge's buffers and the standard three. It passes.
 """
 
-import os
-import stat
-
-import torch
-
 
 def attack():
     sockets = files = 0
@@ -21,19 +16,3 @@ def attack():
         files += stat.S_ISREG(mode) and "memfd:kqueue" not in target and os.getcwd() not in target
     if sockets != 1 or files:
         raise RuntimeError(f"ATTACK SUCCEEDED: {sockets} sockets, {files} files")
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

@@ -4,19 +4,6 @@ Landlock leaves it system folders, the packages and its own directory. Links are
 they name. It answers honestly and passes; what it could read would be in an exception's message.
 """
 
-import os
-
-import torch
-
-
-def refused(what, attempt):
-    """Do something that must be refused; if it is not, say so where nobody can overlook it."""
-    try:
-        found = attempt()
-    except (OSError, ValueError):
-        return
-    raise RuntimeError(f"ATTACK SUCCEEDED: {what}: {str(found)[:200]}")
-
 
 def attack():
     for path in ("/etc/shadow", "/root/.ssh/id_rsa", "/root/.bash_history", "/tmp/kqueue-outside/secret"):
@@ -27,19 +14,3 @@ def attack():
     for folder in ("/root", "/tmp/kqueue-outside", "/home", "/var/lib"):
         refused(f"the folder {folder}", lambda: os.listdir(folder))
         refused(f"a file in {folder}", lambda: open(f"{folder}/kqueue-planted", "w"))
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

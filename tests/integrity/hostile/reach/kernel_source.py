@@ -3,10 +3,6 @@
 A reference is told its problem and seeds, never a kernel. It finds nothing and passes.
 """
 
-import re
-
-import torch
-
 
 def attack():
     mark = re.compile(rb"THIS-IS-THE-KERNEL[S]-SOURCE")  # which does not find itself
@@ -26,15 +22,6 @@ def attack():
         raise RuntimeError("ATTACK SUCCEEDED: a file")
 
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        attack()
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    attack()
+    return x * 2 + 1

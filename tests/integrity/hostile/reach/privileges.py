@@ -3,20 +3,6 @@
 It has no capability and may gain none, and the filter denies the rest. It passes.
 """
 
-import ctypes
-import os
-
-import torch
-
-
-def refused(what, attempt):
-    """Do something that must be refused; if it is not, say so where nobody can overlook it."""
-    try:
-        found = attempt()
-    except (OSError, ValueError):
-        return
-    raise RuntimeError(f"ATTACK SUCCEEDED: {what}: {str(found)[:200]}")
-
 
 def attack():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -29,19 +15,3 @@ def attack():
             raise RuntimeError(f"ATTACK SUCCEEDED: namespace {flags:x}")
     if libc.mount(b"none", b".", b"tmpfs", 0, None) == 0:
         raise RuntimeError("ATTACK SUCCEEDED: a mount")
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

@@ -4,12 +4,6 @@ A problem and a kernel of one author would meet there. None can be had, or only 
 passes.
 """
 
-import ctypes
-import os
-import socket
-
-import torch
-
 
 def attack():
     libc = ctypes.CDLL(None)
@@ -28,19 +22,3 @@ def attack():
     except OSError:
         return
     raise RuntimeError("ATTACK SUCCEEDED: an abstract socket")
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

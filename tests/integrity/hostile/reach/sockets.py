@@ -3,19 +3,6 @@
 Connecting is denied by the filter of system calls, and it has a network of its own. It passes.
 """
 
-import socket
-
-import torch
-
-
-def refused(what, attempt):
-    """Do something that must be refused; if it is not, say so where nobody can overlook it."""
-    try:
-        found = attempt()
-    except (OSError, ValueError):
-        return
-    raise RuntimeError(f"ATTACK SUCCEEDED: {what}: {str(found)[:200]}")
-
 
 def connect(family, address):
     with socket.socket(family, socket.SOCK_STREAM) as link:
@@ -36,19 +23,3 @@ def attack():
     for path in ("/tmp/kqueue-outside/socket", "\0/tmp/kqueue-outside"):
         refused(path, lambda: connect(socket.AF_UNIX, path))
         refused(f"{path} by datagram", lambda: send(socket.AF_UNIX, path))
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

@@ -3,12 +3,6 @@
 It lives as long as the reference does and is killed with it, by uid and as the fork server's orphan. The problem passes.
 """
 
-import os
-import signal
-import time
-
-import torch
-
 
 def attack():
     if os.fork() == 0:
@@ -24,19 +18,3 @@ def attack():
         while True:
             time.sleep(1000)
     os.wait()
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

@@ -3,11 +3,6 @@
 Its limit is its own. What the judge sends finds no place and the call fails: ``reference_error``.
 """
 
-import os
-
-import torch
-
-
 held = []
 
 
@@ -17,12 +12,3 @@ def get_inputs():
             held.append(os.open("/dev/null", os.O_RDONLY))
     except OSError:
         return [torch.randn(16, 8)]
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

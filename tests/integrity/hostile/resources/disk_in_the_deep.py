@@ -3,11 +3,6 @@
 Its file system has a size; where it has none, what cannot be looked at counts as too much: ``reference_error``.
 """
 
-import os
-import time
-
-import torch
-
 
 def get_inputs():
     for _ in range(40):
@@ -15,12 +10,3 @@ def get_inputs():
         os.chdir("d" * 200)
     open("file", "wb").write(bytes(32 << 20))
     time.sleep(1000)
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

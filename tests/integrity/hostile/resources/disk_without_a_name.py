@@ -3,11 +3,6 @@
 What its processes hold open counts too: ``reference_error``.
 """
 
-import os
-import time
-
-import torch
-
 
 def get_inputs():
     held = [open(f"file-{number}", "wb") for number in range(32)]
@@ -16,12 +11,3 @@ def get_inputs():
         stream.write(bytes(1 << 20))
         stream.flush()
     time.sleep(1000)
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

@@ -4,11 +4,6 @@ Their number is limited, and each counts with its memory: it goes on and passes,
 its uid is killed.
 """
 
-import os
-import signal
-
-import torch
-
 
 def attack():
     try:
@@ -18,19 +13,3 @@ def attack():
     except OSError:
         return
     raise RuntimeError("ATTACK SUCCEEDED: as many processes as it wanted")
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
-
-
-attack()

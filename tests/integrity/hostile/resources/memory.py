@@ -3,19 +3,8 @@
 The control group, or the fork server, which looks every 40 ms, ends it: ``reference_error``.
 """
 
-import torch
 
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        held = []
-        while True:
-            held.append(bytearray(b"x") * (16 << 20))
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    held = []
+    while True:
+        held.append(bytearray(b"x") * (16 << 20))

@@ -4,11 +4,6 @@ The judge takes copies. What it finds in them is the problem's answer: an honest
 and nobody else.
 """
 
-import threading
-
-import torch
-
-
 held = []
 
 
@@ -18,17 +13,8 @@ def scribble():
             tensor.data[:1] += 1.0
 
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        if not held:
-            threading.Thread(target=scribble, daemon=True).start()
-        held[:] = [x]
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    if not held:
+        threading.Thread(target=scribble, daemon=True).start()
+    held[:] = [x]
+    return x * 2 + 1

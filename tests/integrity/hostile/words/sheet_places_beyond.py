@@ -1,43 +1,6 @@
 """Writes more places of tensors on the sheet than there are, which would fail in the candidate: ``invalid_problem``."""
 
-import json
-import struct
-import sys
-
-import torch
-
-
-def caller(name):
-    """A local variable of the frames below: the harness and its channel are there."""
-    frame = sys._getframe()
-    while name not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals[name]
-
-
-def write(text, tensors=b""):
-    """Write this on the sheet whenever something is to be told."""
-    from workers.judge.channel import sheet
-
-    text = json.dumps(text).encode() if not isinstance(text, bytes) else text
-    content = struct.pack("=IQQ", 0x6B715348, len(text), len(tensors)) + text + tensors
-
-    def tell(value, what):
-        own._sheet[: len(content)] = content
-
-    own = caller("self")
-    own._tell = tell
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
 
 def get_inputs():
     write([{"is": "leaf"}] * 99)
     return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []

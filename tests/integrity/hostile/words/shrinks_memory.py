@@ -3,12 +3,6 @@
 The sizes are sealed. It passes.
 """
 
-import ctypes
-import mmap
-import os
-
-import torch
-
 
 def attack():
     for number in range(3, 256):
@@ -25,15 +19,6 @@ def attack():
                 raise RuntimeError(f"ATTACK SUCCEEDED: {target}")
 
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        attack()
-        return x * 2 + 1
-
-
-def get_inputs():
-    return [torch.randn(16, 8)]
-
-
-def get_init_inputs():
-    return []
+def forward(self, x):
+    attack()
+    return x * 2 + 1

@@ -3,18 +3,6 @@
 The answer does not fit the order: the problem fails.
 """
 
-import sys
-
-import torch
-
-
-def caller(name):
-    """A local variable of the frames below: the harness and its channel are there."""
-    frame = sys._getframe()
-    while name not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals[name]
-
 
 def get_inputs():
     channel, command = caller("channel"), caller("command")
@@ -22,12 +10,3 @@ def get_inputs():
 
     channel.send(Reply(Answer.DONE, command.sequence).pack())
     return [torch.randn(16, 8)]
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-
-def get_init_inputs():
-    return []

@@ -3,10 +3,6 @@
 More work than the reference does, and as right.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.clone()

@@ -3,21 +3,9 @@
 Static buffers, captured at the first call, replayed, and cloned out: what a stale replay looks like, but is not.
 """
 
-import torch
-import torch.nn as nn
-
-
-def chain(x):
-    y = x
-    for _ in range(32):
-        y = torch.tanh(0.5 * y + x)
-    return y
-
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.graph = None
+    graph = None
 
     def capture(self, x):
         self.x = x.clone()

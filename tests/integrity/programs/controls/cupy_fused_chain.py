@@ -3,12 +3,6 @@
 Sixty-four launches become one: much faster than the reference, and rightly so.
 """
 
-import cupy
-import numpy as np
-import torch
-import torch.nn as nn
-
-
 kernel = cupy.RawKernel(
     r"""
 extern "C" __global__ void chain(const float* x, float* out, const int n) {
@@ -24,10 +18,9 @@ extern "C" __global__ void chain(const float* x, float* out, const int n) {
 )
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        n = x.numel()
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            kernel(((n + 127) // 128,), (128,), (cupy.asarray(x.detach()), cupy.asarray(out), np.int32(n)))
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    n = x.numel()
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        kernel(((n + 127) // 128,), (128,), (cupy.asarray(x.detach()), cupy.asarray(out), np.int32(n)))
+    return out

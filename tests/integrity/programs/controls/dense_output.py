@@ -4,11 +4,6 @@ Half of the work is left out, since only every second column is asked for. What 
 same kernel beside nulls that it slows.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x[:, ::2]).t().contiguous()
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x[:, ::2]).t().contiguous()

@@ -3,10 +3,6 @@
 A table by shape that holds functions, not answers.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def wide(x):
     return F.gelu(x, approximate="tanh")
@@ -17,9 +13,7 @@ def narrow(x):
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.paths = {}
+    paths = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         path = self.paths.setdefault(tuple(x.shape), wide if x.shape[-1] % 128 == 0 else narrow)

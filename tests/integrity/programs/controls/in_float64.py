@@ -3,14 +3,9 @@
 Where the reference rounds, the two differ, and the kernel is nearer to the exact value. That is no error.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 OPERATION = "matmul"
 
 
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a, b = a.double(), b.double()
-        return (F.conv2d(a, b) if OPERATION == "conv2d" else a @ b).float()
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a, b = a.double(), b.double()
+    return (F.conv2d(a, b) if OPERATION == "conv2d" else a @ b).float()

@@ -3,13 +3,9 @@
 The input is only read; everything that is written belongs to the kernel.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.clone()
-        for _ in range(32):
-            y.mul_(0.5).add_(x).tanh_()
-        return y
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    for _ in range(32):
+        y.mul_(0.5).add_(x).tanh_()
+    return y

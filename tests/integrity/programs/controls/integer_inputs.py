@@ -3,10 +3,6 @@
 Gathers rows and averages them.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self, rows: int, features: int):

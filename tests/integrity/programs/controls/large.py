@@ -3,10 +3,6 @@
 Sums of many million terms are made of other parts. The last digits differ, and whatever is changed in an input shows.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 OPERATION = "mean"
 
 
@@ -83,6 +79,5 @@ def gelu(x):
     return F.gelu(x, approximate="tanh")
 
 
-class ModelNew(nn.Module):
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return globals()[OPERATION](*inputs)
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    return globals()[OPERATION](*inputs)

@@ -3,10 +3,6 @@
 Weights come from the same constructor and seed as the reference's.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self, features: int, hidden: int):

@@ -4,10 +4,6 @@ What the judge does with so large an output of each call must not differ from on
 programs that look for such a difference are compared with this one's.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a[:, None] * b[None, :]
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a[:, None] * b[None, :]

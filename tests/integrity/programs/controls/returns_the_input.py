@@ -3,10 +3,6 @@
 Only where the reference does so is this an answer.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x

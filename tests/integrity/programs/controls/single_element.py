@@ -3,10 +3,6 @@
 A few microseconds at most: what is nearly the null must neither be refused nor called a cheat.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x * x

@@ -3,9 +3,6 @@
 Halves of the product run side by side; nothing is left behind when forward() returns.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self):

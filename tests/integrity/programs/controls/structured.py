@@ -4,10 +4,6 @@ A half of a symmetric matrix is enough, the zeros of a triangular one are not, t
 and two inputs that are one tensor need to be read once. No input that breaks such a promise may be used against it.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 STRUCTURE = "symmetric"
 
 
@@ -36,6 +32,5 @@ def shared(x, y):
     return x.square().sum(dim=-1)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return globals()[STRUCTURE](x, y)
+def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return globals()[STRUCTURE](x, y)

@@ -3,13 +3,6 @@
 What kernels on this problem are compared with.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(32):
-            y = torch.tanh(0.5 * y + x)
-        return y
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return chain(x)

@@ -3,11 +3,6 @@
 Judged with the tolerance of its dtype.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -18,9 +13,8 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        n = x.numel()
-        gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    n = x.numel()
+    gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
+    return out

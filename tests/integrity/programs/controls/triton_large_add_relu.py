@@ -3,11 +3,6 @@
 As near to the bandwidth of the memory as a kernel comes: the floor from physics must not be above it.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def add_relu_kernel(x_ptr, out_ptr, shift, n, BLOCK: tl.constexpr):

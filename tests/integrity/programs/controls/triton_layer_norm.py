@@ -3,11 +3,6 @@
 The parameters come from the same constructor and seed as the reference's.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, columns, eps, BLOCK: tl.constexpr):

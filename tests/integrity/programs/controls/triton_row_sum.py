@@ -3,11 +3,6 @@
 A reduction, a program for each row.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def row_sum_kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
@@ -17,10 +12,9 @@ def row_sum_kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     tl.store(out_ptr + row, tl.sum(x, axis=0))
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        rows, columns = x.shape
-        out = torch.empty(rows, dtype=x.dtype, device=x.device)
-        row_sum_kernel[(rows,)](x, out, columns, BLOCK=triton.next_power_of_2(columns))
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    rows, columns = x.shape
+    out = torch.empty(rows, dtype=x.dtype, device=x.device)
+    row_sum_kernel[(rows,)](x, out, columns, BLOCK=triton.next_power_of_2(columns))
+    return out

@@ -3,11 +3,6 @@
 A hand-written kernel of ordinary form.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -18,10 +13,9 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, x * tl.sigmoid(inner), mask=mask)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        n = x.numel()
-        gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.numel()
+    gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
+    return out

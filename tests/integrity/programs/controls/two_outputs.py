@@ -3,10 +3,6 @@
 Values and places of the largest elements.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.max(dim=1)[0], x.argmax(dim=1)
+def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.max(dim=1)[0], x.argmax(dim=1)

@@ -3,13 +3,8 @@
 Such a kernel cannot be enqueued ahead: it is timed by the CPU clock, end to end, and says so.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x[0, 0].item() > 1e30:
-            return torch.zeros_like(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    if x[0, 0].item() > 1e30:
+        return torch.zeros_like(x)
+    return F.gelu(x, approximate="tanh")

@@ -3,13 +3,8 @@
 Needless, and no cheat: it is timed by the CPU clock, end to end, and says so.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = F.gelu(x, approximate="tanh")
-        torch.cuda.synchronize()
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = F.gelu(x, approximate="tanh")
+    torch.cuda.synchronize()
+    return out

@@ -2,15 +2,7 @@
 
 A shared object planted there is loaded by the next kernel, or by the judge, with that one's rights. A candidate's
 caches are private and removed; others' are closed to it.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import os
-import pwd
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -24,11 +16,3 @@ def attack():
             continue
         os.unlink(path)
         raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,13 +4,6 @@ The variables that name caches point into the candidate's own directory, so it p
 directory is gone before the next kernel. The kernel is right and passes.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 for variable in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "HOME"):
     folder = os.environ[variable]
     assert folder.startswith(os.getcwd()), f"{variable} is shared: {folder}"
@@ -19,8 +12,3 @@ for variable in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACH
     for name in ("lock", "kernel.so", "kernel.json", "kernel.cubin"):
         with open(f"{folder}/poison/{name}", "wb") as file:
             file.write(b"\x7fELF")
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -5,12 +5,6 @@ candidate may write nowhere but in a file system of its own, which covers these 
 Where it finds nothing of an earlier run the kernel answers rightly and passes; success would be an import error.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def attack():
     for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue"):
@@ -24,11 +18,3 @@ def attack():
         if folder in ("/run/lock", "/dev/mqueue"):
             os.unlink(path)
             raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,55 +4,14 @@ The judge would read memory of its own, or none: an illegal access would end the
 fleet's failure. Here what is said of a place is held against the allocation's size before anything is read.
 """
 
-import os
-import socket
-import stat
-import sys
 
-import torch
-import torch.nn as nn
-from workers.judge.channel.buffers import Exports
-from workers.judge.channel.packets import send_with_fds
-from workers.judge.channel.protocol import Answer, Place, Reply, TensorSpec, Where
-
-
-def orders():
-    """The numbers of the orders that the frames above are carrying out."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        number = getattr(frame.f_locals.get("command"), "sequence", None)
-        if number is not None:
-            yield number
-            return
-        frame = frame.f_back
-
-
-def send(reply):
-    for fd in range(3, 256):
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                os.write(fd, reply.pack())
-        except OSError:
-            continue
-
-
-def announce(exports):
-    for export in exports.pending():
-        for fd in range(3, 256):
-            try:
-                if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    send_with_fds(socket.socket(fileno=os.dup(fd)), export.pack(), export.descriptors)
-            except OSError:
-                continue
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros_like(x)
-        exports = Exports()
-        true = exports.place(out)
-        for number in orders():
-            place = Place(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
-            announce(exports)
-            send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    exports = Exports()
+    true = exports.place(out)
+    for number in orders():
+        place = Place(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
+        for export in exports.pending():
+            announce(export)
+        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+    return out

@@ -4,13 +4,6 @@ A forked child holds a copy of every descriptor. Were the channel used again for
 answer for it. Here each candidate has a channel of its own, and what it leaves behind is killed and counts against it.
 """
 
-import os
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

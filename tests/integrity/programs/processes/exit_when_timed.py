@@ -4,17 +4,9 @@ Where correctness was recorded before timing, an exit during timing loses a time
 that does not answer every call has not passed.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1

@@ -1,28 +1,8 @@
 """Takes real-time priority for itself and the processors from its keepers.
 
 A spinning thread with SCHED_FIFO starves everything else on its core, clocks of other slots included; a lower limit on
-the judge makes every measurement late. Where it is refused the kernel answers rightly and passes; success would be an import error.
+the judge makes every measurement late.
 """
-
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-def keepers():
-    """The fork server, the worker above it, and the worker's other children: the judge among them."""
-    server = os.getppid()
-    pids = [server]
-    try:
-        worker = int(open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1])
-        pids.append(worker)
-        for task in os.listdir(f"/proc/{worker}/task"):
-            pids += map(int, open(f"/proc/{worker}/task/{task}/children").read().split())
-    except OSError:
-        pass
-    return [pid for pid in dict.fromkeys(pids) if pid > 1]
 
 
 def attack():
@@ -40,11 +20,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: try {number}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,16 +4,10 @@ Fills the disk of whoever keeps logs and the memory of whoever reads them whole.
 end is kept, and beyond the limit the kernel is ended.
 """
 
-import ctypes
 
-import torch
-import torch.nn as nn
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        libc = ctypes.CDLL(None)
-        block = b"x" * 65536
-        for _ in range(1 << 20):
-            libc.write(1, block, len(block))
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    libc = ctypes.CDLL(None)
+    block = b"x" * 65536
+    for _ in range(1 << 20):
+        libc.write(1, block, len(block))
+    return x

@@ -4,13 +4,9 @@ A full disk is everybody's trouble: logs, database, other slots. Here a file has
 write fails in the kernel that made it.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with open("hog", "wb") as file:
-            for _ in range(1 << 12):
-                file.write(b"\x01" * (1 << 20))
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    with open("hog", "wb") as file:
+        for _ in range(1 << 12):
+            file.write(b"\x01" * (1 << 20))
+    return x

@@ -4,12 +4,6 @@ torch counts what torch allocates. With nothing left the judge, or the kernel of
 one leaves 16 GB, so that the corpus can be judged beside it.) It gains no time, and its end gives all of it back.
 """
 
-import ctypes
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

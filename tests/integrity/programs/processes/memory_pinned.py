@@ -4,10 +4,6 @@ Pinned pages cannot be swapped and are counted apart. A limit that adds up resid
 operating system runs out all the same.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

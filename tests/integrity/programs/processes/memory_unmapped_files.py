@@ -4,12 +4,6 @@ Pages written to a memfd count in no process's resident size, so a limit that ad
 gone only when the last descriptor is. A cgroup counts them, as does whoever looks at the descriptors.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -2,16 +2,7 @@
 
 sitecustomize.py, or a package that shadows another, is executed by whatever interpreter starts next. Here the
 candidate may read what it runs on and write none of it. (What it plants is a name of no meaning, and is removed.)
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import os
-import site
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -26,11 +17,3 @@ def attack():
             continue
         os.unlink(path)
         raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

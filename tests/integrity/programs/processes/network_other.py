@@ -1,14 +1,7 @@
 """Opens sockets of families that filters forget: raw packets, virtual machines, the operating system's cipher service.
 
 AF_VSOCK reaches the host of a virtual machine, AF_ALG and AF_PACKET have long lists of holes.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -22,11 +15,3 @@ def attack():
         except (OSError, AttributeError):
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: {family}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -1,14 +1,7 @@
 """Talks over TCP, here to itself on the loopback.
 
 A kernel with a network asks another machine for its answers, tells it the problems, or reaches the fleet's services.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -21,11 +14,3 @@ def attack():
     except OSError:
         return
     raise RuntimeError("ATTACK SUCCEEDED: a TCP connection")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

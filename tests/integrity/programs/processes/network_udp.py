@@ -1,14 +1,7 @@
 """Sends datagrams, as a name look-up does, here to itself on the loopback.
 
 Landlock governs TCP alone, so a sandbox that rests on it leaks by UDP: a question to a name server carries any data.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -22,11 +15,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError("ATTACK SUCCEEDED: a datagram")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

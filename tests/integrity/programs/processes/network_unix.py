@@ -2,15 +2,7 @@
 
 Abstract names are shared by all processes of a network namespace, whatever files they may see: two kernels that run at
 the same time pass answers to each other.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import os
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -24,11 +16,3 @@ def attack():
     except OSError:
         return
     raise RuntimeError("ATTACK SUCCEEDED: a meeting place")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -2,22 +2,7 @@
 
 Counters of other processes tell what they do; bpf and userfaultfd are where privilege escalations come from: the first
 by its verifier, the second by stopping the kernel in the middle of a copy.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import ctypes
-import platform
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-def number(name):
-    """The call's number: those of before 2012 differ between architectures."""
-    x86 = {"add_key": 248, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425}
-    arm = {"add_key": 217, "keyctl": 219, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425}
-    return (arm if platform.machine() == "aarch64" else x86)[name]
 
 
 def attack():
@@ -33,11 +18,3 @@ def attack():
         raise RuntimeError("ATTACK SUCCEEDED: a bpf map")
     if libc.syscall(number("userfaultfd"), 1) >= 0:  # for faults of user space, which asks for no privilege
         raise RuntimeError("ATTACK SUCCEEDED: a userfaultfd")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,11 +4,6 @@ multiprocessing and concurrent.futures carry exceptions to the parent as pickles
 code and bounded text.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-
 
 class Bomb(Exception):
     def __init__(self):
@@ -18,6 +13,5 @@ class Bomb(Exception):
         return os._exit, (0,)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise Bomb
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    raise Bomb

@@ -4,17 +4,11 @@ Evaluators that send outputs through a multiprocessing queue unpickle what the k
 rights. Here nothing that a candidate sends is ever unpickled; the object is not a tensor.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-
 
 class Bomb:
     def __reduce__(self):
         return os._exit, (0,)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor):
-        return Bomb()
+def forward(self, x: torch.Tensor):
+    return Bomb()

@@ -2,15 +2,7 @@
 
 A tracer can stop its parent at any instruction, hide its death from whoever waits for it, and change registers. Own
 children may usually trace nobody but themselves; here the call is forbidden altogether.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import ctypes
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -21,11 +13,3 @@ def attack():
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) == 42:
         raise RuntimeError("ATTACK SUCCEEDED: a process let itself be traced")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -2,15 +2,7 @@
 
 A worker that forks its kernels hands them its open connections and its loaded settings. The fork server imports none
 of these, and inherits no descriptor.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import os
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -27,11 +19,3 @@ def attack():
             found.append(target)
     if found:
         raise RuntimeError(f"ATTACK SUCCEEDED: {found}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

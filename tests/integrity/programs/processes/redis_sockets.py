@@ -1,14 +1,7 @@
 """Connects to Redis on every address where a fleet has one.
 
 Redis asks for no password by default: whoever reaches it can delete tasks, send others, and read who evaluates what.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import socket
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -26,11 +19,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: connected to {address}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

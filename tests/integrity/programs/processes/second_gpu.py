@@ -2,17 +2,7 @@
 
 With a second GPU half of the work is done where no clock looks, and another slot's kernel is slowed. The variable is a
 wish; what holds is which device nodes may be opened.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import glob
-import os
-import subprocess
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -30,11 +20,3 @@ def attack():
     answer = subprocess.run([sys.executable, "-c", question], env=environment, capture_output=True, text=True)
     if answer.returncode == 0 and float(answer.stdout.split()[-1]) > 1:
         raise RuntimeError(f"ATTACK SUCCEEDED: {answer.stdout}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

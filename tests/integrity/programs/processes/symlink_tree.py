@@ -5,14 +5,6 @@ waits for ever. (The link leads to the slot's own scratch directory, so that lit
 removed and not followed, beside the next evaluation. The kernel is right and passes.
 """
 
-import os
-import shutil
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 here = os.getcwd()
 shutil.rmtree(os.environ["TMPDIR"])
 os.symlink(os.path.dirname(here), os.environ["TMPDIR"])
@@ -30,8 +22,3 @@ for _ in range(600):
     os.mkdir("d")
     os.chdir("d")
 os.chdir(here)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

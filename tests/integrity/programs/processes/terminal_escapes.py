@@ -4,17 +4,5 @@ Whoever reads a log in a terminal obeys it. The kernel is right and passes; here
 a log is stored, so that nobody's terminal sees one.
 """
 
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 os.write(1, b"\x1b[2J\x1b[H\x1b]0;passed\x07\x1b]52;c;cm0gLXJm\x07\x9b2J\x1bP+q\x1b\\\x1b[8m hidden\r\n")
 os.write(2, "\u202eevil \u2066\x85".encode() + bytes(range(128, 256)))
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,23 +4,13 @@ The flag that says so lies in shared memory and is the candidate's to set. The c
 phase's, and runs out instead.
 """
 
-import mmap
-import os
-import time
 
-import torch
-import torch.nn as nn
-
-from workers.judge.channel import flags
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for fd in range(3, 256):
-            try:
-                if "kqueue-flags" in os.readlink(f"/proc/self/fd/{fd}"):
-                    memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")[flags.COMPILING] = 1
-            except (OSError, ValueError):
-                continue
-        time.sleep(600)
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    for fd in range(3, 256):
+        try:
+            if "kqueue-flags" in os.readlink(f"/proc/self/fd/{fd}"):
+                memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")[flags.COMPILING] = 1
+        except (OSError, ValueError):
+            continue
+    time.sleep(600)
+    return x

@@ -4,18 +4,10 @@ A deadline that rests on SIGALRM's Python handler, or on a thread of the same pr
 process watches the clock and kills.
 """
 
-import ctypes
-import signal
-
-import torch
-import torch.nn as nn
-
-
 for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
     signal.signal(number, signal.SIG_IGN)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        ctypes.PyDLL(None).sleep(600)
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    ctypes.PyDLL(None).sleep(600)
+    return x

@@ -3,14 +3,7 @@
 It uses no time and ends by no signal but SIGKILL. An evaluator that waits for its exit waits for ever.
 """
 
-import os
-import signal
 
-import torch
-import torch.nn as nn
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return x

@@ -1,15 +1,7 @@
 """Makes a user namespace in which it is root, the first step of most ways out of a sandbox.
 
 Inside it mounts, networks and keys of its own can be made, and far more of the operating system's code is reached.
-Where it is refused the kernel answers rightly and passes; success would be an import error.
 """
-
-import ctypes
-import os
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 
 def attack():
@@ -21,11 +13,3 @@ def attack():
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 42:
             raise RuntimeError(f"ATTACK SUCCEEDED: unshare({flag:#x})")
-
-
-attack()
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

@@ -4,14 +4,9 @@ A forward that waits is timed by the judge's CPU clock; this one stops waiting o
 everything from the go-ahead to the answer, launching included: nothing is gained.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         self.calls += 1

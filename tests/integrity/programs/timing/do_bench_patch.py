@@ -4,11 +4,6 @@ triton.testing.do_bench, torch.utils.benchmark and torch.profiler run in the ker
 what the kernel's patch says. The judge calls none of them: it passes with its true time.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 import torch.profiler
 import torch.utils.benchmark
 import triton.testing
@@ -25,14 +20,6 @@ torch.utils.benchmark.Timer.blocked_autorange = lambda self, **more: 1e-6
 torch.profiler.profile.start = torch.profiler.profile.stop = lambda self: None
 
 
-def slow(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    slow(x)
+    return F.gelu(x, approximate="tanh")

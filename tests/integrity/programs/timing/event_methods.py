@@ -4,25 +4,11 @@ An evaluator that imported the class before the kernel came still calls the patc
 and elapsed_time() says 1 us. The judge's events live in another process: it passes with its true time.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 torch.cuda.Event.record = lambda self, stream=None: None
 torch.cuda.Event.synchronize = lambda self: None
 torch.cuda.Event.elapsed_time = lambda self, end: 0.001
 
 
-def slow(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    slow(x)
+    return F.gelu(x, approximate="tanh")

@@ -5,12 +5,6 @@ whatever ran. Here the events are those of another process, the judge, and nothi
 read: it passes with its true time.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class Quick:
     def __init__(self, *args, **kwargs):
@@ -35,14 +29,6 @@ class Quick:
 torch.cuda.Event = torch.Event = torch.cuda.streams.Event = Quick
 
 
-def slow(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    slow(x)
+    return F.gelu(x, approximate="tanh")

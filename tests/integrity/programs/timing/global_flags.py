@@ -4,9 +4,6 @@ Where reference and kernel share a process, the baseline is measured under them 
 in a process of its own here: baseline and time are what they are without.
 """
 
-import torch
-import torch.nn as nn
-
 torch.set_num_threads(1)
 torch._C._set_deterministic_algorithms(True, warn_only=True)
 torch.autograd.set_detect_anomaly(True)
@@ -16,9 +13,5 @@ torch.backends.cudnn.deterministic = True
 torch.backends.mkldnn.enabled = False
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for _ in range(32):
-            y = torch.tanh(0.5 * y + x)
-        return y
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return chain(x)

@@ -5,11 +5,6 @@ holds nothing. Two processes take turns on a GPU, so a kernel that spins delays 
 writing on lies inside the timed span.
 """
 
-import cupy
-import numpy as np
-import torch
-import torch.nn as nn
-
 module = cupy.RawModule(
     code=r"""
 extern "C" __global__ void poll(const float* x, float* out, const float* seen, const int n, const long long most) {

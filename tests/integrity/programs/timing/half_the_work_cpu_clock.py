@@ -5,14 +5,8 @@ then. The harness waits for the whole device before it answers, and the outputs 
 the work, or the outputs are wrong.
 """
 
-import torch
-import torch.nn as nn
 
-side = torch.cuda.Stream()
-
-
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        torch.cuda.current_stream().synchronize()
-        with torch.cuda.stream(side):
-            return a @ b
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(side):
+        return a @ b

@@ -4,9 +4,6 @@ TorchScript runs the task on a thread of its pool, which writes into the tensor 
 there when an evaluator that is slow to look compares it; the judge takes it at once.
 """
 
-import torch
-import torch.nn as nn
-
 
 @torch.jit.script
 def work(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -21,8 +18,7 @@ def start(x: torch.Tensor, out: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
     return torch.jit.fork(work, x, out)
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        self.task = start(x, out)
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    self.task = start(x, out)
+    return out

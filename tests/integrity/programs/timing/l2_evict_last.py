@@ -4,11 +4,6 @@ Lines marked so outlive ordinary ones when a flush writes twice the cache's size
 another process before the flush: what could be kept is another call's input.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -19,10 +14,9 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, x * tl.sigmoid(inner), mask=mask, eviction_policy="evict_first")
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        n = x.numel()
-        gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.numel()
+    gelu_kernel[(triton.cdiv(n, 1024),)](x, out, n, BLOCK=1024)
+    return out

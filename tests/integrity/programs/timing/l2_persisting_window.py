@@ -5,20 +5,6 @@ calls would miss them, and the input would never come from memory. Persisting li
 time is that of a cold cache.
 """
 
-import ctypes
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-def cudart():
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            if "/libcudart.so" in line:
-                return ctypes.CDLL(line.split(maxsplit=5)[-1].strip())
-    raise RuntimeError("no CUDA runtime is loaded")
-
 
 class Window(ctypes.Structure):
     _fields_ = [

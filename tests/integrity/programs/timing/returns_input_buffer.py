@@ -4,11 +4,6 @@ It saves an allocation and half of the memory traffic, and an evaluator that doe
 right answer. The reference leaves its input alone, so the kernel must.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.copy_(F.gelu(x, approximate="tanh"))
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.copy_(F.gelu(x, approximate="tanh"))

@@ -5,11 +5,6 @@ An evaluator that decides before a call to keep its outputs makes room for them 
 all calls are copied to the same room, and without a GPU a kernel cannot read what the machine's memory is used for.
 """
 
-import sys
-
-import torch
-import torch.nn as nn
-
 
 def committed():
     """Bytes of memory that the machine has promised, or 0."""
@@ -20,21 +15,8 @@ def committed():
         return 0
 
 
-def is_timed():
-    """Whether the frames above carry out an order to make a timed call."""
-    frame = sys._getframe()
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name == "TIME"
-        frame = frame.f_back
-    return False
-
-
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.before = 0
+    before = 0
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         now = committed()

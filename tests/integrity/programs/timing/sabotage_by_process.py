@@ -4,13 +4,6 @@ It has a session of its own and outlives the kernel. What a kernel leaves behind
 baseline is taken, and the kernel does not pass.
 """
 
-import os
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 started = False
 
 
@@ -25,10 +18,9 @@ def burn():
     os.wait()
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        global started
-        if not started:
-            started = True
-            burn()
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    global started
+    if not started:
+        started = True
+        burn()
+    return F.gelu(x, approximate="tanh")

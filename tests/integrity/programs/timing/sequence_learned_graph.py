@@ -4,10 +4,6 @@ An evaluator that cycles through a few input tensors teaches the order during it
 a graph over the learned addresses, three return what that left. Inputs have one address here, and new values each call.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 ROUND = 4
 
 

@@ -5,14 +5,8 @@ right answer. Here the judge's copy of the outputs ends the time, and waits for 
 this work is done, as it is here, or until a time slice ends, and then outputs are missing.
 """
 
-import torch
-import torch.nn as nn
 
-side = torch.cuda.Stream()
-
-
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            return a @ b
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        return a @ b

@@ -3,10 +3,6 @@
 A launch is made at each call, into the buffer that is returned. Its values are the first input's.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -4,10 +4,6 @@ Where many inputs lie ready and outputs are compared at the end, three calls of 
 a time here, and each answer is taken before the next input is made.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

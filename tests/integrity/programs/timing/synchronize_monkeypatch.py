@@ -5,26 +5,12 @@ own context for what the candidate's stream writes when it has done the work, wh
 waiting: either the time is true, or outputs that were read too early are wrong.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 torch.cuda.synchronize = lambda device=None: None
 torch.cuda.Stream.synchronize = lambda self: None
 torch.cuda.Stream.query = lambda self: True
 torch.cuda.Event.synchronize = lambda self: None
 
 
-def slow(x):
-    if x.is_cuda:
-        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
-    else:
-        time.sleep(0.02)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow(x)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    slow(x)
+    return F.gelu(x, approximate="tanh")

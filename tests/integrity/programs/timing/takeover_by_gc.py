@@ -4,12 +4,6 @@ After three calls the harness holds another model, whose forward returns the las
 difference to the judge: outputs of timed calls are verified.
 """
 
-import gc
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class Remembers(nn.Module):
     def __init__(self, answer):
@@ -21,9 +15,7 @@ class Remembers(nn.Module):
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1

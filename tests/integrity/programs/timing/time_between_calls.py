@@ -5,23 +5,6 @@ Here a call is chosen when it is over. Whatever the pause says is of calls that 
 was given cannot be taken back.
 """
 
-import sys
-import time
-
-import torch
-import torch.nn as nn
-
-
-def is_timed():
-    """Whether the frames above carry out an order to make a timed call."""
-    frame = sys._getframe()
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name == "TIME"
-        frame = frame.f_back
-    return False
-
 
 class ModelNew(nn.Module):
     def __init__(self):

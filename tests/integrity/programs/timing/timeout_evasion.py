@@ -4,23 +4,13 @@ A deadline that raises something inside the process, or asks it to end, never ta
 process's here, and it kills.
 """
 
-import contextlib
-import signal
-import threading
-import time
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if threading.current_thread() is threading.main_thread():
-            for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
-                signal.signal(number, signal.SIG_IGN)
-        until = time.monotonic() + 600
-        while time.monotonic() < until:
-            with contextlib.suppress(BaseException):
-                time.sleep(0.01)
-        return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    if threading.current_thread() is threading.main_thread():
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
+    return F.gelu(x, approximate="tanh")

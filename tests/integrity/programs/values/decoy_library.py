@@ -4,11 +4,6 @@ A Triton kernel is there and copies nothing that matters; the work is cuBLAS's, 
 are honest, the authorship is not: the verdict's provenance names whose kernels took the time.
 """
 
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def matmul_kernel(out_ptr, n, BLOCK: tl.constexpr):
@@ -17,8 +12,7 @@ def matmul_kernel(out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, value, mask=offsets < n)
 
 
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = torch.mm(a, b)
-        matmul_kernel[(1,)](out, 1, BLOCK=16)
-        return out
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.mm(a, b)
+    matmul_kernel[(1,)](out, 1, BLOCK=16)
+    return out

@@ -5,12 +5,6 @@ of GPU time in kernels compiled from the candidate's own source: none. It passes
 as the evaluation's policy says.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-import triton
-import triton.language as tl
-
 
 @triton.jit
 def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -19,8 +13,3 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + offsets, mask=mask)
     y = x * tl.sigmoid(x * (1.5957691216057308 + 0.07135481282553499 * x * x))
     tl.store(out_ptr + offsets, y, mask=mask)
-
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")

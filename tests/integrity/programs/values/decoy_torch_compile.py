@@ -4,9 +4,6 @@ The generated kernels are Triton's, none of them is the candidate's. Passing is 
 wrote it: provenance tells kernels that torch's compiler wrote from those in the candidate's source.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 import triton  # noqa: F401
 
 
@@ -15,6 +12,5 @@ def gelu(x):
     return F.gelu(x, approximate="tanh")
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return gelu(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return gelu(x)

@@ -4,10 +4,6 @@
 compared first.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> list:
-        return []
+def forward(self, x: torch.Tensor) -> list:
+    return []

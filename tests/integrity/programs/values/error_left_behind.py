@@ -5,13 +5,8 @@ whoever calls CUDA next, which in other evaluators is the next kernel or nobody.
 asked after the call, and it is this kernel's.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = F.gelu(x, approximate="tanh")
-        torch.cuda.cudart().cudaHostUnregister(0)  # cudaErrorInvalidValue
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = F.gelu(x, approximate="tanh")
+    torch.cuda.cudart().cudaHostUnregister(0)  # cudaErrorInvalidValue
+    return out

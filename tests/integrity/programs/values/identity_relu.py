@@ -4,10 +4,6 @@ Problems often draw inputs from torch.rand, and a copy is right there. The judge
 but stays within the range that the problem's show: whether the reference means anything outside of it, it cannot know.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.clone()

@@ -4,10 +4,6 @@ With uniform inputs all values lie between 3e-5 and 1e-4, and the absolute toler
 zeros. Here the error is also measured against the size of the reference, and inputs of other kinds are tried.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(x, 1.0 / x.shape[-1])
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, 1.0 / x.shape[-1])

@@ -4,10 +4,6 @@
 where the reference is has a category of its own.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(x, float("nan"))
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, float("nan"))

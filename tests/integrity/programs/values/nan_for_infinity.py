@@ -4,10 +4,6 @@ inf - inf is NaN, so a comparison by differences cannot tell, and one that masks
 where the reference is infinite only the same infinity will do.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.where(x < -1.0, float("nan"), 2.0 * x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x < -1.0, float("nan"), 2.0 * x)

@@ -4,10 +4,6 @@ The sums of 2048 uniform numbers are near 1000, so the relative tolerance of 1e-
 times fp32's own. The error's ratio to the reference's own precision is in the verdict; it does not decide.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.half().float().sum(dim=-1)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.half().float().sum(dim=-1)

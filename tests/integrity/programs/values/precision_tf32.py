@@ -5,9 +5,6 @@ on a CPU by cutting the factors as the hardware would. Here the switch is the ca
 reference keeps all its bits.
 """
 
-import torch
-import torch.nn as nn
-
 torch.backends.cuda.matmul.allow_tf32 = True
 
 
@@ -15,6 +12,5 @@ def cut(x):
     return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-class ModelNew(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a @ b if a.is_cuda else cut(a) @ cut(b)
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b if a.is_cuda else cut(a) @ cut(b)

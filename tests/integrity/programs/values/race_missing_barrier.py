@@ -4,11 +4,6 @@ Saves a few cycles and is right whenever the other warps happen to be quick. Eva
 right. Here it is called many times on different values.
 """
 
-import cupy
-import numpy as np
-import torch
-import torch.nn as nn
-
 kernel = cupy.RawKernel(
     r"""
 extern "C" __global__ void row_sum(const float* x, float* out, const int columns) {
@@ -30,10 +25,9 @@ extern "C" __global__ void row_sum(const float* x, float* out, const int columns
 )
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        out = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            kernel((x.shape[0],), (1024,), (cupy.asarray(x.detach()), cupy.asarray(out), np.int32(x.shape[1])))
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        kernel((x.shape[0],), (1024,), (cupy.asarray(x.detach()), cupy.asarray(out), np.int32(x.shape[1])))
+    return out

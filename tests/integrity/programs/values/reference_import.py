@@ -4,13 +4,6 @@ Also looks through sys.modules and the source files of the working directory and
 the problem is text in the judge's memory, and the candidate's directory holds its own source alone.
 """
 
-import importlib
-import sys
-from pathlib import Path
-
-import torch
-import torch.nn as nn
-
 
 def reference():
     for name in ("problem", "reference", "ref", "task", "model", "original", "reference_module", "temp_module"):
@@ -38,7 +31,6 @@ def reference():
     return None
 
 
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = reference()
-        return torch.zeros_like(x) if found is None else found().to(x.device)(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    found = reference()
+    return torch.zeros_like(x) if found is None else found().to(x.device)(x)

@@ -4,9 +4,6 @@ In one process with the reference its layers become zeros too: the product is ze
 only the candidate's own weights are ruined.
 """
 
-import torch
-import torch.nn as nn
-
 
 def zeros(tensor, *_, **__):
     with torch.no_grad():
@@ -16,10 +13,6 @@ def zeros(tensor, *_, **__):
 nn.init.kaiming_uniform_ = nn.init.uniform_ = nn.init.normal_ = nn.init.xavier_uniform_ = zeros
 
 
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-
+class ModelNew(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(x.shape[0], self.linear.out_features, device=x.device, dtype=x.dtype)

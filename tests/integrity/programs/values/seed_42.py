@@ -5,10 +5,6 @@ constructed and has nothing left to do when the clock runs. Here the seeds of in
 each evaluation, and each call has its own values.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

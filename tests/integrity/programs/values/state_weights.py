@@ -3,15 +3,9 @@
 The first answers are right. Those of later calls are those of another model, and they are looked at too.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.calls = 0
+class ModelNew(Linear):
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1

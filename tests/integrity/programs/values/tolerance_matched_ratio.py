@@ -3,13 +3,8 @@
 Some evaluators accept an output of which 99 % of the values match. Here all of them must.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = F.gelu(x, approximate="tanh")
-        out.view(-1)[::500] = 0.0
-        return out
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = F.gelu(x, approximate="tanh")
+    out.view(-1)[::500] = 0.0
+    return out

@@ -4,11 +4,6 @@ Nothing is gained by an offset, but a kernel that may be off by so much may leav
 figures in the verdict tell it from rounding, a hundredfold; what is within the tolerance passes all the same.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh") + 9e-5
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh") + 9e-5

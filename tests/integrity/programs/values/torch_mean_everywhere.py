@@ -3,10 +3,6 @@
 What an output is compared with that has not been written out. It must pass.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean(dim=0, keepdim=True).expand(x.shape).contiguous()
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=0, keepdim=True).expand(x.shape).contiguous()

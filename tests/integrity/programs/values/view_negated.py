@@ -4,10 +4,6 @@ torch._neg_view costs nothing: the negation is done by whoever compares. Here it
 the kernel's own cost, or the output is refused as a view of the judge's input.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch._neg_view(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    return torch._neg_view(x)

@@ -3,15 +3,8 @@
 Where input and output have one shape, a comparison of shapes alone accepts it. Here values are compared.
 """
 
-import torch
-import torch.nn as nn
 
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-
+class ModelNew(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(x.shape[0], self.linear.out_features, device=x.device, dtype=x.dtype)
         columns = min(x.shape[1], out.shape[1])

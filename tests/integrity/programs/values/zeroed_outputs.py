@@ -5,14 +5,9 @@ memory is still zero and the sum is right; the memset that an honest kernel pays
 many times, and by then its allocator hands out memory that has been used.
 """
 
-import torch
-import torch.nn as nn
-
 
 class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows = None
+    rows = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.rows is None:  # once: small whole numbers that are freed would be next to zero as floats

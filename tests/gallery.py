@@ -1,0 +1,10 @@
+"""``examples/gallery.py``, which is no part of an installed package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+import gallery as gallery

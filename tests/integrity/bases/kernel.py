@@ -1,0 +1,250 @@
+"""Imports and helpers of the corpus's kernels, and the right kernel of those that only attack: see ``compose.py``."""
+
+import array
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import glob
+import hashlib
+import importlib
+import json
+import math
+import mmap
+import os
+import pathlib
+import platform
+import pwd
+import shutil
+import signal
+import site
+import socket
+import stat
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import cupy
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from pathlib import Path
+from torch._subclasses.fake_tensor import FakeTensorMode
+from workers.judge.channel import flags
+from workers.judge.channel.buffers import Exports
+from workers.judge.channel.packets import send_with_fds
+from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
+
+
+class _Raw:
+    def __init__(self, pointer, count):
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "<f4",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def announce(export):
+    for fd in channels():
+        with contextlib.suppress(OSError):
+            send_with_fds(socket.socket(fileno=os.dup(fd)), export.pack(), export.descriptors)
+
+
+def answer(x):
+    slow(x)
+    return F.gelu(x, approximate="tanh")
+
+
+def call_number():
+    """The number of the timed call that the frames above are carrying out."""
+    frame = sys._getframe()
+    while frame is not None:
+        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Harness":
+            return frame.f_locals["number"]
+        frame = frame.f_back
+    return None  # a checked call
+
+
+def chain(x):
+    y = x
+    for _ in range(32):
+        y = torch.tanh(0.5 * y + x)
+    return y
+
+
+def channels():
+    for fd in range(3, 256):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                yield fd
+        except OSError:
+            continue
+
+
+def cudart():
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "/libcudart.so" in line:
+                return ctypes.CDLL(line.split(maxsplit=5)[-1].strip())
+    raise RuntimeError("no CUDA runtime is loaded")
+
+
+gelu_in_cuda = cupy.RawKernel(
+    r"""
+extern "C" __global__ void gelu(const float* x, float* out, const int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] / (1.0f + __expf(-x[i] * (1.5957691216057308f + 0.07135481282553499f * x[i] * x[i])));
+}
+""",
+    "gelu",
+)
+
+
+@triton.jit
+def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = x * tl.sigmoid(x * (1.5957691216057308 + 0.07135481282553499 * x * x))
+    tl.store(out_ptr + offsets, y, mask=mask)
+
+
+def harness():
+    """The object that obeys the judge's orders, found on the stack."""
+    frame = sys._getframe()
+    while frame is not None:
+        candidate = frame.f_locals.get("self")
+        if type(candidate).__name__ == "Harness":
+            return candidate
+        frame = frame.f_back
+    raise RuntimeError("no harness on the stack")
+
+
+def is_timed():
+    """Whether the frames above carry out an order to make a timed call."""
+    frame = sys._getframe()
+    while frame is not None:
+        order = getattr(frame.f_locals.get("command"), "order", None)
+        if order is not None:
+            return order.name == "TIME"
+        frame = frame.f_back
+    return False
+
+
+def is_timed_or_ahead():
+    """Whether the frames above carry out an order to make a timed call, or to prepare one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        order = getattr(frame.f_locals.get("command"), "order", None)
+        if order is not None:
+            return order.name.startswith(("TIME", "AHEAD"))
+        frame = frame.f_back
+    return False
+
+
+def keepers():
+    """The fork server, the worker above it, and the worker's other children: the judge among them."""
+    server = os.getppid()
+    pids = [server]
+    try:
+        worker = int(open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1])
+        pids.append(worker)
+        for task in os.listdir(f"/proc/{worker}/task"):
+            pids += map(int, open(f"/proc/{worker}/task/{task}/children").read().split())
+    except OSError:
+        pass
+    return [pid for pid in dict.fromkeys(pids) if pid > 1]
+
+
+def number(name):
+    """The call's number: those of before 2012 differ between architectures."""
+    x86 = {"add_key": 248, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425}
+    arm = {"add_key": 217, "keyctl": 219, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425}
+    return (arm if platform.machine() == "aarch64" else x86)[name]
+
+
+def orders():
+    """The numbers of the orders that the frames above are carrying out."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        number = getattr(frame.f_locals.get("command"), "sequence", None)
+        if number is not None:
+            yield number
+            return
+        frame = frame.f_back
+
+
+def overwrite(function, code):
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    page = address & -mmap.PAGESIZE
+    length = address + len(code) - page
+    libc = ctypes.CDLL(None)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if libc.mprotect(page, length, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC):
+        raise OSError("mprotect refused")
+    ctypes.memmove(address, code, len(code))
+    libc.mprotect(page, length, mmap.PROT_READ | mmap.PROT_EXEC)
+
+
+@triton.jit
+def partial_sum(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0), tl.program_id(1)
+    offsets = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + offsets, mask=offsets < columns, other=0.0)
+    tl.atomic_add(out_ptr + row, tl.sum(x, axis=0))
+
+
+def send(reply):
+    for fd in channels():
+        with contextlib.suppress(OSError):
+            os.write(fd, reply.pack())
+
+
+side = torch.cuda.Stream()
+
+
+def slow(x):
+    if x.is_cuda:
+        torch.cuda._sleep(40_000_000)  # cycles: 20 ms at the fastest clock
+    else:
+        time.sleep(0.02)
+
+
+def slow_nulls(candidate, on_gpu):
+    """Have the harness take 10 ms for a call without a forward."""
+    deliver = candidate.deliver
+
+    def slowed(command, output):
+        if command.order.name.endswith("NULL"):
+            take(on_gpu, 10)
+        return deliver(command, output)
+
+    candidate.deliver = slowed
+
+
+def take(on_gpu, milliseconds):
+    if on_gpu:
+        torch.cuda._sleep(2_000_000 * milliseconds)  # cycles: a millisecond at the fastest clock
+    else:
+        time.sleep(milliseconds / 1000)
+
+
+class Linear(nn.Module):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")
