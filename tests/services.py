@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -40,6 +44,27 @@ def start(service: Postgres | Valkey) -> None:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+@functools.cache
+def _cluster() -> tempfile.TemporaryDirectory[str]:
+    """Make a Postgres cluster at the newest schema, once in this process, which removes it when it exits."""
+    place = tempfile.TemporaryDirectory(prefix="kqueue-cluster-")
+    postgres = Postgres(Path(place.name), durable=False)
+    start(postgres)
+    with postgres:
+        schema.upgrade(postgres.url)
+    return place
+
+
+def with_schema(directory: Path) -> Path:
+    """Give the directory of a Postgres server a cluster at the newest schema, before its first start.
+
+    A copy takes a tenth of the time that initdb and all migrations take.
+    """
+    directory.mkdir(mode=0o700, parents=True)
+    shutil.copytree(Path(_cluster().name) / "data", directory / "data")
+    return directory
 
 
 def database(url: str, name: str) -> str:

@@ -30,7 +30,7 @@ from tests.fleet.told import Services, fleets
 def _execute(url: str, *statements: str) -> None:
     with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         for statement in statements:
-            connection.execute(statement)  # pyright: ignore
+            connection.execute(statement)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def _caught_up(primary: Postgres) -> None:
     with psycopg.connect(primary.url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         while not connection.execute(
             "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) AND count(*) > 0 FROM pg_stat_replication"
-        ).fetchone()[0]:  # pyright: ignore
+        ).fetchone()[0]:
             time.sleep(0.02)
 
 

@@ -63,11 +63,9 @@ def test_a_build_of_one_host_is_used_on_the_other(services: Any, start_host: Any
             seen += client.wait_all(client.submit_batch([fields] * 2), timeout=PATIENCE_S)
     assert {verdict.category for verdict in [first, *seen]} == {"passed"}
     built = first.evidence.build
-    assert built is not None
     assert (built.where, built.libraries) == ("builder", 1)
     for verdict in seen:
         found = verdict.evidence.build
-        assert found is not None
         assert (found.where, found.key, found.earlier_seconds) == ("store", built.key, built.seconds)
     assert [path.name for path in store.iterdir()] == [built.key]
     for fleet in fleets:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 
 from kqueue import broker
@@ -34,16 +33,14 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "limit", "category", "facts", "written_by"), DEATHS, ids=[d[0] for d in DEATHS])
-def test_a_death_is_recorded_once_with_its_facts(
-    services: Any, fleet: Any, kernel: str, limit: float | None, category: str, facts: dict[str, Any], written_by: str
-) -> None:
-    """However a judge ends there is one verdict with category, facts and writer as told; a next one passes."""
-    evaluation = services.submit(kernel, time_limit=limit)
-    verdict = services.verdict(evaluation)
-    assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1)
-    assert facts.items() <= verdict.facts.model_dump().items()
-    Whole(services)(evaluation, category=category, attempts=1)
+def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> None:
+    """However a judge ends there is one verdict with category, facts and writer as told; the next one is judged."""
+    ids = [services.submit(kernel, time_limit=limit) for kernel, limit, *_ in DEATHS]
+    for evaluation, (kernel, _, category, facts, written_by) in zip(ids, DEATHS, strict=True):
+        verdict = services.verdict(evaluation)
+        assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1), kernel
+        assert facts.items() <= verdict.facts.model_dump().items(), kernel
+    assert len(Whole(services)(*ids, category=None, attempts=1)) == len(DEATHS)
 
 
 def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(services: Any, fleet: Any) -> None:
@@ -73,10 +70,10 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
 
 
 def test_a_suspect_is_judged_while_nobody_else_is(
-    services: Any, start_fleet: Callable[..., Any], tmp_path: Path
+    services: Any, fleet: Any, start_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Two slots with work for both: in the suspect's third try the other waits, and what waits is judged after."""
-    mine = start_fleet(slots=2)
+    mine = start_fleet()
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
     services.until(lambda: len(services.attempts(suspect)) == 3)

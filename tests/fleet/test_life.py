@@ -19,6 +19,12 @@ from tests.chaos.rig import Whole
 from workers.judge.host import linux
 
 
+@pytest.fixture
+def fleet(running_fleet: Callable[[], Any]) -> Any:
+    """One worker, shared by the module's tests, some of which end it."""
+    return running_fleet()
+
+
 def _worker_pid(fleet: Any) -> int:
     return fleet.live()[0].pid
 
@@ -88,58 +94,51 @@ def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> 
     Whole(services)(running, attempts=1)
 
 
-def test_a_warm_stop_lets_the_judge_finish(services: Any, start_fleet: Callable[..., Any], fleet: Any) -> None:
+def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
     """SIGTERM: what runs ends as itself, what waits stays queued, rows are closed, nothing is left."""
-    fleet.stop()
-    mine = start_fleet()
-    pids = [mine.process.pid, _worker_pid(mine), *linux.children(_worker_pid(mine))]
+    pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running, waiting = services.submit("sleep 1.5"), services.submit("ok")
     services.started(running)
-    assert mine.stop(signal.SIGTERM) == 0
+    assert fleet.stop(signal.SIGTERM) == 0
     assert services.verdict(running).passed
     assert _state(services, waiting) == "queued"
-    assert mine.live() == []
+    assert fleet.live() == []
     assert not any(services.alive(pid) for pid in pids)
     evaluations.cancel(services.engine, waiting)
 
 
-def test_a_warm_stop_ends_though_postgres_is_away(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
     """What it could not write is a sweeper's to do when its leases have run out: nothing is waited for in vain."""
-    mine = start_fleet()
     services.postgres.stop()
     try:
-        assert mine.stop(signal.SIGTERM) == 0
+        assert fleet.stop(signal.SIGTERM) == 0
     finally:
         services.postgres.start()
         services.engine.dispose()
 
 
-def test_a_quick_stop_hands_the_evaluation_back(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
     """SIGINT: what runs is killed and queued again at once, for whoever comes next."""
-    mine = start_fleet()
-    pids = [_worker_pid(mine), *linux.children(_worker_pid(mine))]
+    pids = [_worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
-    assert mine.stop(signal.SIGINT) == 0
+    assert fleet.stop(signal.SIGINT) == 0
     assert _state(services, running) == "queued"
     services.until(lambda: not any(services.alive(pid) for pid in pids))
-    other = start_fleet()
+    running_fleet()
     Whole(services)(running)
-    other.stop()
 
 
-def test_nothing_outlives_a_killed_supervisor(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
     """SIGKILL of the supervisor: workers and judges die with it, and a lease that ran out is handed back."""
-    mine = start_fleet()
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
-    pids = [_worker_pid(mine)]
+    pids = [_worker_pid(fleet)]
     judges = [p for p in linux.children(pids[0]) if "sleep" not in Path(f"/proc/{p}/comm").read_text()]
-    mine.stop(signal.SIGKILL)
+    fleet.stop(signal.SIGKILL)
     services.until(lambda: not any(services.alive(pid) for pid in pids + judges))
-    other = start_fleet()
+    running_fleet()
     attempts = Whole(services)(running, attempts=2)
-    other.stop()
     assert [a.written_by for a in attempts] == ["sweeper", "judge"]
 
 

@@ -128,6 +128,18 @@ class Fleet:
         return self.process.wait(timeout_s)
 
 
+def renewing(start: Callable[[], Fleet]) -> Callable[[], Fleet]:
+    """Return a function that returns one fleet, and starts another in its place when a test has ended it."""
+    lives: list[Fleet] = []
+
+    def running() -> Fleet:
+        if not lives or lives[-1].process.poll() is not None:
+            lives.append(start())
+        return lives[-1]
+
+    return running
+
+
 @contextmanager
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.

@@ -29,7 +29,6 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     """One fake GPU, in this process."""
     gpus = Gpus(tmp_path / "nvml")
     spec = importlib.util.spec_from_file_location("nvml_double", gpus.directory / "pynvml.py")
-    assert spec is not None
     assert spec.loader is not None
     double = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(double)

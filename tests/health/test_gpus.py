@@ -77,10 +77,8 @@ def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brin
     known = _state(engine)
     assert (known.state, known.due, known.paused) == ("serving", True, "GPU 0 is being tested: Xid 48")
     first = gpus.record_failure(engine, gpu, reason="wrong sum")
-    assert first is not None
     assert (first.state, first.due, first.failures) == ("serving", True, 1)
     second = gpus.record_failure(engine, gpu, reason="wrong sum")
-    assert second is not None
     assert (second.state, second.due) == ("quarantined", False)
     assert _paused(engine, worker) == "GPU 0 is quarantined: wrong sum"
     intervals = [_seconds_to_test(engine)]
@@ -130,7 +128,6 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
     for category, due in ((Category.WORKER_LOST, False), (Category.GPU_UNHEALTHY, True)):
         [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
         claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
-        assert claim is not None
         assert _state(engine).running == (submitted.evaluation_id,)
         evaluations.finish(
             engine,
@@ -166,7 +163,6 @@ def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
     waiting = [("first\x00", 70, 60.0), ("second", 20, 0.5)]
     gpus.see_memory(engine, gpu, booked_bytes=40, capacity_bytes=100, waiting=waiting)
     memory = _state(engine).memory
-    assert memory is not None
     assert (memory.booked_bytes, memory.capacity_bytes) == (40, 100)
     assert [(one.label, one.wanted_bytes) for one in memory.waiting] == [("first\ufffd", 70), ("second", 20)]
     first, second = memory.waiting

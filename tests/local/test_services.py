@@ -35,7 +35,7 @@ with Postgres(Path(sys.argv[1]) / "pg", durable=False) as pg, Valkey(Path(sys.ar
 def query(url: str, text: str) -> list[tuple[object, ...]]:
     """Run one statement through libpq with the URL that SQLAlchemy gets."""
     with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
-        cursor = connection.execute(text)  # pyright: ignore
+        cursor = connection.execute(text)
         return cursor.fetchall() if cursor.description else []
 
 

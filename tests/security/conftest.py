@@ -11,10 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from kqueue.local.postgres import Postgres
-from kqueue.store import roles, schema
+from kqueue.store import roles
 from tests.fleet.told import Services
 from tests.security.house import Guarded, House
-from tests.services import start, starts_services
+from tests.services import starts_services, with_schema
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Services for this module alone, which require a login for every connection."""
     directory = tmp_path_factory.mktemp("house")
     directory.chmod(0o755)
-    with Postgres(directory / "pg", durable=False) as postgres, Guarded(directory / "valkey") as guarded:
-        start(postgres)
-        schema.upgrade(postgres.url)
+    postgres = Postgres(with_schema(directory / "pg"), durable=False)
+    with postgres, Guarded(directory / "valkey") as guarded:
         owned = Services(postgres, SimpleNamespace(url=guarded.url_of("operator")), directory)  # type: ignore[arg-type]
         house = House(owned, guarded)
         for role in ("producer", "worker", "reader"):

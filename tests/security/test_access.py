@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from typer.testing import CliRunner
 
 from kqueue import broker, sweeper
+from kqueue.cli import app
 from kqueue.client import Client
 from kqueue.errors import BrokerUnavailable
 from tests.fleet.told import fleets
@@ -116,6 +115,12 @@ def _log(house: House) -> Any:
     return house.services.directory / "flower.log"
 
 
+def _kqueue(house: House, *arguments: str) -> Any:
+    """Run a command as a producer, in this process."""
+    settings = house.services.config(**house.settings("producer")).environment()
+    return CliRunner().invoke(app, arguments, env=settings, catch_exceptions=False)
+
+
 def _sent(client: Client, kernel: str) -> Any:
     return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu")
 
@@ -124,7 +129,6 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
     """Submitting, judging, cancelling, looking, sweeping and Flower: Redis refuses nothing to anybody."""
     fleet, flower = lived
     house.refusals()
-    environment = os.environ | house.services.config(**house.settings("producer")).environment()
     with Client(**house.settings("producer")) as client:
         assert _sent(client, "ok").wait(60).category == "passed"
         running = _sent(client, "sleep 60")
@@ -135,14 +139,9 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         until(lambda: not [w for w in fleet.live() if w.busy_with], what="the worker's freedom")
         assert _sent(client, "ok # after").wait(60).category == "passed"
         for command in (["status"], ["doctor", "--json"], ["show", str(running.evaluation_id)], ["results"]):
-            done = subprocess.run(
-                [sys.executable, "-m", "kqueue", *command],
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
-            assert "NOPERM" not in done.stdout + done.stderr
-            assert command[0] == "doctor" or done.returncode == 0, done.stderr
+            done = _kqueue(house, *command)
+            assert "NOPERM" not in done.output
+            assert command[0] == "doctor" or done.exit_code == 0, done.output
         # What Redis has lost is sent again.
         waiting = _sent(client, "sleep 1")
         lost = _sent(client, "ok # lost")
@@ -189,13 +188,11 @@ def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
         assert "<img src=x" not in what or what is known
         assert "<script>alert" not in what or what is known
         assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", what)
-    environment = os.environ | house.services.config(**house.settings("producer")).environment()
     for command in (["show", str(identity), "--source", "--log"], ["results"], ["show", str(identity), "--json"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "kqueue", *command], env=environment, capture_output=True, text=True, check=True
-        )
+        done = _kqueue(house, *command)
+        assert done.exit_code == 0, done.output
         assert "alert(1)" in done.stdout
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", done.stdout + done.stderr)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", done.output)
         if "--json" in command:
             assert done.stdout.isascii()
             assert json.loads(done.stdout)["kernel_label"] == evil

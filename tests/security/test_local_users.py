@@ -6,12 +6,8 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,6 @@ from sqlalchemy.engine import make_url
 
 from kqueue import AccessRefused, ConfigError, RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
-from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
 from kqueue.local.valkey import Valkey
 from kqueue.store import roles, tokens
@@ -108,7 +103,6 @@ def asked(port: int, method: str, path: str, body: object = None, headers: dict[
 
 def port_of(url: str | None) -> int:
     """The port in a URL."""
-    assert url is not None
     return int(url.rpartition(":")[2])
 
 
@@ -150,7 +144,6 @@ def test_a_stranger_learns_the_status_alone(fleet: LocalFleet) -> None:
 def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_folder: Path) -> None:
     """`fleet.json`, the socket and the folders that hold them are the owner's alone."""
     home, path = open_folder / "home", fleet.http_socket
-    assert path is not None
 
     def connect_to() -> str:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -167,7 +160,6 @@ def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_fol
 def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:
     """If the folders were open, the kernel's word on the peer would still count: 401, and the owner gets in."""
     path = fleet.http_socket
-    assert path is not None
     opened = [(open_folder / "home", 0o711), (path.parent, 0o711), (path, 0o666)]
     before = [(folder, folder.stat().st_mode) for folder, _ in opened]
 
@@ -211,46 +203,6 @@ def test_the_token_goes_to_the_fleet_alone(
     assert load(url=fleet.http_url).token is not None
     for url in ("http://elsewhere:18188", "http://127.0.0.1:1", f"{fleet.http_url}/", f"{fleet.http_url}@elsewhere"):
         assert load(url=url).token is None
-
-
-@pytest.mark.services
-def test_a_token_ends_with_its_fleet(open_folder: Path) -> None:
-    """Each start has a new secret, a stop revokes it, a kill leaves it to the next start; there is one row for all."""
-    home = open_folder / "again"
-    environment = os.environ | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(open_folder / "scratch")}
-    command = [sys.executable, "-m", "kqueue", "up", "--gpus", "none", "--cpu-slots", "1", "--no-flower"]
-    secrets: list[str] = []
-    for signum in (signal.SIGKILL, signal.SIGTERM):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            said = ""
-            while "Ctrl-C" not in said:
-                said += process.stdout.readline()
-            assert OPEN_WARNING not in said
-            assert f"unix://{home}/run/http.sock" in said
-            known = json.loads((home / FLEET_FILE).read_text())
-            secrets.append(known["token"])
-            engine = connect(known["database_url"], application="tests", pool_size=1)
-            valid = [tokens.find(engine, secret) is not None for secret in secrets]
-            assert valid == [False] * (len(secrets) - 1) + [True]
-            [token] = tokens.listing(engine)
-            assert token.scopes == (tokens.Scope.PROBLEMS,)
-            engine.dispose()
-            process.send_signal(signum)
-            process.wait(60)
-        finally:
-            process.kill()
-            process.communicate()
-        assert secrets[-1] not in said
-        assert secrets[-1] not in "".join(log.read_text() for log in (home / "logs").iterdir())
-        while load(home=home).database_url is not None:
-            time.sleep(0.05)
-    assert secrets[0] != secrets[1]
-    assert not (home / FLEET_FILE).exists()
-    assert not (home / "run" / "http.sock").exists()
-    with LocalFleet(load(home=home, scratch=open_folder / "scratch", gpus="none", cpu_slots=1), durable=False) as again:
-        assert count(again, "tokens WHERE revoked_at IS NOT NULL") == 1
 
 
 def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> None:

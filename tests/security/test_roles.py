@@ -135,7 +135,7 @@ def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str], ro
         for statement, who in STATEMENTS.items():
             refused = False
             try:
-                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+                connection.execute(statement)
             except psycopg.errors.InsufficientPrivilege:
                 refused = True
             except psycopg.Error:
@@ -192,7 +192,7 @@ def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
             with psycopg.connect(
                 make_url(postgres.url).set(drivername="postgresql").render_as_string(False), autocommit=True
             ) as connection:
-                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+                connection.execute(statement)
 
         execute.url = postgres.url  # type: ignore[attr-defined]
         yield execute
@@ -295,7 +295,7 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
 ) -> None:
     """Tables and operators of its own, put before the real ones, are not looked at."""
     with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
-        ticket = client.submit(**fields(), allow_idle_lane=True)  # pyright: ignore[reportArgumentType]
+        ticket = client.submit(**fields(), allow_idle_lane=True)
         url = make_url(logins[roles.PRODUCER]).set(drivername="postgresql").render_as_string(False)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("CREATE TEMP TABLE evaluations (id uuid, state text)")
@@ -308,7 +308,6 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
             done = connection.execute("SELECT public.kqueue_cancel(%s)", [ticket.evaluation_id]).fetchone()
         assert done == (True,)
         verdict = ticket.verdict()
-    assert verdict is not None
     assert (verdict.category, verdict.written_by) == ("cancelled", "client")
 
 
@@ -320,7 +319,7 @@ def test_a_producer_does_all_that_a_client_does(
         first, second = client.submit_batch(
             [fields(1, idempotency_key="k"), fields(2, batch="b")], allow_idle_lane=True
         )
-        assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first  # pyright: ignore
+        assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first
         assert first.verdict() is None
         assert first.cancel()
         assert not first.cancel()

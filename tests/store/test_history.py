@@ -46,7 +46,6 @@ class TestSuspicion:
         assert claimed.alone
         assert finish(engine, claimed, outcome, by=by) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert (verdict.category, verdict.attempts, verdict.facts.suspected) == (outcome.category, 3, True)
         assert verdict.message.startswith(outcome.message)
         assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
@@ -65,7 +64,6 @@ class TestSuspicion:
         assert claimed.alone
         assert finish(engine, claimed, PASSED) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert verdict.passed
         assert [told.category for told in verdict.evidence.attempts or ()] == [Category.GPU_UNHEALTHY] * 2
         assert verdict.facts.suspected is None
@@ -78,7 +76,6 @@ class TestSuspicion:
             assert not claimed.alone
             finish(engine, claimed, LOST)
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", Facts())
 
     def test_what_was_handed_back_is_no_suspicion(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
@@ -95,7 +92,6 @@ class TestSuspicion:
         assert (claimed.number, claimed.alone) == (7, True)
         assert finish(engine, claimed, self.UNHEALTHY) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         handed_back = [told.handed_back for told in verdict.evidence.attempts or ()]
         assert handed_back == [True] * 3 + [False] * 2 + [True]
 
@@ -105,5 +101,4 @@ class TestSuspicion:
         assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.RETRY
         assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert verdict.message.endswith("2 tries took their worker or GPU with them: the kernel is suspected")

@@ -194,7 +194,7 @@ def test_one_producers_long_queue_is_not_read_for_the_next_ones(engine: Engine, 
         engine,
         "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, producer, submitted_at) "
         "SELECT gen_random_uuid(), problem_hash, kernel_hash, lane, settings, producer, now() - nr * interval '1 s' "
-        "FROM evaluations CROSS JOIN generate_series(1, 20000) AS nr",
+        "FROM evaluations CROSS JOIN generate_series(1, 5000) AS nr",
     )
     change(engine, "ANALYZE evaluations")
     evaluations.submit(engine, [Request(**fields(1, producer="one"))])

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from celery import Celery
+from redis import Redis
 from sqlalchemy import Engine, text
 
 from kqueue import broker
@@ -36,12 +36,22 @@ def app(config: Config) -> Iterator[Celery]:
         yield app
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 @starts_services
-def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """A Valkey that the test may stop."""
-    with Valkey(tmp_path / "valkey") as service:
+def modules_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    """A Valkey that tests may stop."""
+    with Valkey(tmp_path_factory.mktemp("valkey")) as service:
         yield service
+
+
+@pytest.fixture
+def own_valkey(modules_valkey: Valkey) -> Valkey:
+    """A Valkey that the test may stop; it runs, has memory, and is empty."""
+    modules_valkey.start()
+    with Redis.from_url(modules_valkey.url.replace("redis+socket://", "unix://")) as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+    return modules_valkey
 
 
 def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
@@ -103,7 +113,7 @@ def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> N
 
 def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
     """However long the queue is; as some are taken or end, others follow, in their order."""
-    ids = submit(engine, fields, 1100)
+    ids = submit(engine, fields, 200)
     size = evaluations.window(1)
     assert sweep(engine, app, retry_delay_s=1).published == size
     assert in_order(app) == ids[:size]
@@ -135,10 +145,10 @@ def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) 
 
 def test_a_queue_of_an_earlier_version_is_cut(engine: Engine, app: Celery, fields) -> None:
     """It held all messages: the window of the next is left, and a look sends what was among those that were cut."""
-    ids = submit(engine, fields, 2000)
-    messages = [message for n in range(0, 2000, 500) for message in evaluations.publish(engine, ids[n : n + 500])]
+    ids = submit(engine, fields, 300)
+    messages = evaluations.publish(engine, ids)
     broker.publish(app, sorted(messages, key=lambda message: ids.index(message.evaluation_id), reverse=True))
-    assert length(app) == 2000
+    assert length(app) == 300
     for _ in range(2):
         sweep(engine, app, retry_delay_s=1)
         look_again(app)
@@ -201,7 +211,7 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
 
 def test_an_emptied_redis_is_filled_at_once(engine: Engine, app: Celery, fields) -> None:
     """By hand, as by whatever else: no interval passes before the next ones are there again, in order."""
-    ids = submit(engine, fields, 700)
+    ids = submit(engine, fields, 200)
     sweep(engine, app, retry_delay_s=1)
     with redis(app) as client:
         client.flushall()
@@ -224,13 +234,13 @@ def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, a
     assert broker.waiting(app, "cpu") == set(ids)
 
 
-def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, fields, tmp_path: Path) -> None:
+def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, own_valkey: Valkey, fields) -> None:
     """A restart without its data, and one with data that are older: the server's run id tells."""
-    with Valkey(tmp_path / "valkey") as service, broker.make_app(load(redis_url=service.url)) as app:
+    with broker.make_app(load(redis_url=own_valkey.url)) as app:
         ids = submit(engine, fields, 3)
         sweep(engine, app, retry_delay_s=1)
-        service.stop()
-        service.start()
+        own_valkey.stop()
+        own_valkey.start()
         with redis(app) as client:
             # Its data came back, the marker among them, but for one message.
             assert client.exists("kqueue.sweeper")
@@ -283,7 +293,7 @@ def test_every_lane_has_its_queue(engine: Engine, app: Celery, fields) -> None:
     assert length(app, "cpu") == 0
 
 
-def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields, tmp_path: Path) -> None:
+def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
     """Without Redis everything else is done; when it is back, the messages are sent."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         own_valkey.stop()

@@ -96,7 +96,6 @@ class TestUnavailable:
                     claiming.result(timeout=60)
             holder.close()
         claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claimed is not None
         assert claimed.number == 1
 
     def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:
