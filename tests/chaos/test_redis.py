@@ -34,7 +34,7 @@ def _submit(client: Client, kernel: str = "ok") -> UUID:
 
 def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Client) -> None:
     """What runs goes on to its verdict meanwhile, what is submitted meanwhile is judged after, each once."""
-    running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
+    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.valkey.pid, signal.SIGKILL)
     services.until(lambda: not services.valkey.alive(), what="its end")
@@ -46,7 +46,7 @@ def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Clie
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+    "seconds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Client, seconds: float) -> None:
     """It takes connections and does not answer: verdicts come all the same, submissions are accepted, workers stay."""
@@ -72,7 +72,7 @@ def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Clie
 
 def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client) -> None:
     """It refuses what needs memory: submissions are accepted and judged once there is room again."""
-    running = services.submit("sleep 2", attempts=3)
+    running = services.submit("sleep 1", attempts=3)
     services.started(running)
     with _connection(services) as connection:
         connection.config_set("maxmemory", "1")

@@ -17,7 +17,6 @@ from uuid import UUID, uuid4
 
 import pytest
 import redis
-from sqlalchemy import text
 
 from kqueue import broker
 from kqueue.store import evaluations
@@ -26,6 +25,7 @@ from tests.chaos import rig
 from tests.chaos.family import words
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
 from tests.fleet.told import renewing
+from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
@@ -143,7 +143,7 @@ def test_a_process_too_many_would_be_seen(services: Any, fleet: Any) -> None:
 
 def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:
     """SIGTERM to a worker's parent: what runs ends as itself, and another worker takes the slot."""
-    running = services.submit("sleep 2")
+    running = services.submit("sleep 1")
     attempt = services.started(running)
     os.kill(worker_of(fleet, attempt), signal.SIGTERM)
     [only] = whole(running, attempts=1)
@@ -223,8 +223,7 @@ def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> 
     """An hour ahead all leases have run out: the first attempt's outcome comes too late, and one verdict stands."""
     running = services.submit("sleep 4", attempts=3)
     services.started(running)
-    with services.engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL"))
+    change(services.engine, "UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL")
     attempts = whole(running)
     # A heartbeat may have come before the sweep.
     if len(attempts) > 1:
@@ -255,8 +254,7 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
             time.sleep(0.7)
     finally:
         said = [json.loads(other.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for other in others]
-    with services.engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'"))
+    change(services.engine, "UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'")
     attempts = whole(*lost, attempts=2)
     assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")] * len(
         lost

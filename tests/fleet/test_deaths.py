@@ -13,6 +13,7 @@ from sqlalchemy import text
 from kqueue import broker
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.store.steps import change
 
 _ID = "00000000-0000-4000-8000-000000000000"
 
@@ -103,18 +104,16 @@ def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any)
 def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> None:
     """A migration, or a way back: nothing is begun or lost meanwhile, and no process ends of it."""
     worker = fleet.live()[0].id
-    with services.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN settings TO configuration"))
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at"))
+    change(services.engine, "ALTER TABLE evaluations RENAME COLUMN settings TO configuration")
+    change(services.engine, "ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at")
     services.app.send_task("kqueue.evaluate", args=[_ID], task_id=_ID, queue=broker.queue("cpu"))
     for line in (
         f"an evaluation waits for Postgres *.*evaluation={_ID}",
         "Postgres is away.*lacks what this kqueue needs",
     ):
         services.until(lambda line=line: re.search(line, fleet.log.read_text()))
-    with services.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN configuration TO settings"))
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
+    change(services.engine, "ALTER TABLE evaluations RENAME COLUMN configuration TO settings")
+    change(services.engine, "ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at")
     Whole(services)(services.submit("ok"), attempts=1)
     assert [w.id for w in fleet.live()] == [worker]
 
@@ -122,10 +121,11 @@ def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> Non
 def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet: Any) -> None:
     """It is tried again, as another host may be newer, and in the end says what is the matter."""
     evaluation = services.submit("ok", attempts=2, send=False)
-    with services.engine.begin() as connection:
-        connection.execute(
-            text("""UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id"""), {"id": evaluation}
-        )
+    change(
+        services.engine,
+        """UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id""",
+        id=evaluation,
+    )
     services.send(evaluation)
     verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.attempts, verdict.written_by) == ("judge_error", 2, "judge")

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from kqueue import Client, broker
 from tests.fleet.told import Fleet, Services
+from tests.store.steps import change
 
 #: Evaluations of the producer that has many: more than a window of messages holds.
 MANY = 20
@@ -64,8 +64,7 @@ class Turns:
 def turns(services: Services, fleet: Fleet, tmp_path: Path) -> Iterator[Turns]:
     """One idle worker, for whom nobody has used anything of late."""
     services.until(lambda: all(worker.busy_with is None for worker in fleet.live()), what="an idle worker")
-    with services.engine.begin() as connection:
-        connection.execute(text("DELETE FROM shares"))
+    change(services.engine, "DELETE FROM shares")
     with Client(services.config()) as client:
         yield Turns(services, client, tmp_path / "gate")
 
@@ -74,21 +73,5 @@ def test_one_does_not_wait_for_anothers_many(turns: Turns) -> None:
     """A producer's single evaluation begins after the one that runs, before all that another one queued earlier."""
     turns.occupy(producer="many")
     many = turns.many(producer="many")
-    one = turns.submit("ok one", producer="one")
-    assert turns.order(one)[1:] == [one, *many]
-
-
-def test_interactive_comes_before_batch(turns: Turns) -> None:
-    """Whoever's it is, and however many batch evaluations were there before."""
-    turns.occupy(producer="many")
-    many = turns.many(producer="many")
-    one = turns.submit("ok one", producer="many", priority="interactive")
-    assert turns.order(one)[1:] == [one, *many]
-
-
-def test_starving_batch_work_moves(turns: Turns) -> None:
-    """Where interactive evaluations had all of the worker's time, batch gets its share though more of them wait."""
-    turns.occupy(producer="many", priority="interactive")
-    many = turns.many(producer="many", priority="interactive")
     one = turns.submit("ok one", producer="one")
     assert turns.order(one)[1:] == [one, *many]

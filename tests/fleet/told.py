@@ -26,6 +26,7 @@ from kqueue.local.valkey import Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
+from tests.store.steps import change
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
@@ -85,13 +86,11 @@ class Services:
 
     def age(self) -> None:
         """Make queued evaluations a minute older, and leave their messages to sweepers."""
-        with self.engine.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
-                    "expires_at = expires_at - interval '1 min', published_at = NULL WHERE state = 'queued'"
-                )
-            )
+        change(
+            self.engine,
+            "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
+            "expires_at = expires_at - interval '1 min', published_at = NULL WHERE state = 'queued'",
+        )
 
     def verdict(self, evaluation_id: UUID, timeout_s: float = 90.0) -> Verdict:
         return until(lambda: evaluations.verdict(self.engine, evaluation_id), timeout_s, "the verdict")

@@ -133,6 +133,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         children = [pid for pid in descendants(os.getpid()) if pid not in before]
         assert any(line.startswith("HTTP is not up after") for line in said)
         assert any(line.startswith("the worker fleet is up") for line in said)
+        assert not any("another fleet" in line for line in said)
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         with fleet.client() as kq:
             verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
@@ -255,28 +256,30 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
-    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
+    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone.
+
+    Another fleet with the same scratch directory, and so the devices' locks, is named at once. Where no setting names
+    Flower's port and the usual one is in use, it takes a free one, and says which.
+    """
     before = descendants(os.getpid())
-    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
-    said: list[str] = []
-    with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
-        LocalFleet(config, durable=False, report=said.append).start()
-    assert not any("another fleet" in line for line in said)
-    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
-
-
-def test_a_fleet_beside_another_says_so(tmp_path: Path) -> None:
-    """Where another fleet has the same scratch directory, and so the devices' locks, that is said at once."""
+    with_schema(tmp_path / "home" / "postgres")
     (tmp_path / "scratch").mkdir()
-    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
-    said: list[str] = []
     _, held = scratch.reserve(tmp_path / "scratch", "fleet")
-    try:
-        with pytest.raises(LocalFleetError):
-            LocalFleet(config, durable=False, report=said.append).start()
-    finally:
-        os.close(held)
-    assert said[0].startswith("another fleet of this user runs on this machine")
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        places = {"home": tmp_path / "home", "scratch": tmp_path / "scratch"}
+        config = Config(gpus="none", cpu_slots=0, flower_port=port, **places)
+        config.model_fields_set.remove("flower_port")  # as if it were the default
+        fleet = LocalFleet(config, flower=True, durable=False, report=said.append)
+        with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
+            fleet.start()
+    os.close(held)
+    other = fleet.flower_url.rpartition(":")[2]
+    assert other != str(port)
+    assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
+    assert said[1].startswith("another fleet of this user runs on this machine")
+    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
@@ -285,24 +288,6 @@ def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) 
     with pytest.raises(ConfigError, match="KQUEUE_FLOWER_AUTH"):
         LocalFleet(config, flower=True, durable=False).start()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_usual_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
-    """Where no setting names the port, a second fleet takes a free one, and says which."""
-    said: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        config = Config(
-            home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0, flower_port=port
-        )
-        config.model_fields_set.remove("flower_port")  # as if it were the default
-        fleet = LocalFleet(config, flower=True, durable=False, report=said.append)
-        with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
-            fleet.start()
-    assert fleet.flower_url is not None
-    other = fleet.flower_url.rpartition(":")[2]
-    assert other != str(port)
-    assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
 
 
 def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from kqueue.local.postgres import Postgres
@@ -15,6 +14,7 @@ from kqueue.store import roles
 from tests.fleet.told import Services
 from tests.security.house import Guarded, House
 from tests.services import starts_services, with_schema
+from tests.store.steps import change
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         # From now on everybody except the owner needs a password.
         rules = "local all postgres trust\nlocal all all scram-sha-256\n"
         (directory / "pg" / "data" / "pg_hba.conf").write_text(rules)
-        with owned.engine.begin() as connection:
-            connection.execute(text("SELECT pg_reload_conf()"))
+        change(owned.engine, "SELECT pg_reload_conf()")
         yield house
         owned.engine.dispose()
         owned.app.close()

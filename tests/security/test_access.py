@@ -17,7 +17,7 @@ from kqueue.cli import app
 from kqueue.client import Client
 from kqueue.errors import BrokerUnavailable
 from tests.fleet.told import fleets
-from tests.security.house import House, running_flower, user_lines
+from tests.security.house import House, command_lines, running_flower, tables, user_lines
 from tests.waiting import until
 
 pytest.importorskip("flower")
@@ -74,19 +74,19 @@ COMMANDS: dict[tuple[str, ...], set[str]] = {
 }
 
 
-@pytest.mark.parametrize("user", sorted(EVERYBODY))
-def test_a_user_may_do_what_it_needs_and_nothing_else(house: House, user: str) -> None:
+def test_a_user_may_do_what_it_needs_and_nothing_else(house: House) -> None:
     """Each command is refused for want of a right, or not, as the table says."""
-    with redis.Redis.from_url(house.guarded.url_of(user)) as client:
-        for command, who in COMMANDS.items():
-            refused = False
-            try:
-                client.execute_command(*command)
-            except redis.exceptions.NoPermissionError:
-                refused = True
-            except redis.exceptions.ResponseError as error:
-                refused = "ACL failure" in str(error) or "can't run this command" in str(error)
-            assert refused is (user not in who), command
+    for user in sorted(EVERYBODY):
+        with redis.Redis.from_url(house.guarded.url_of(user)) as client:
+            for command, who in COMMANDS.items():
+                refused = False
+                try:
+                    client.execute_command(*command)
+                except redis.exceptions.NoPermissionError:
+                    refused = True
+                except redis.exceptions.ResponseError as error:
+                    refused = "ACL failure" in str(error) or "can't run this command" in str(error)
+                assert refused is (user not in who), (user, command)
     with redis.Redis.from_url(house.guarded.url_of("operator")) as client:
         client.flushall()
     house.refusals()
@@ -196,6 +196,20 @@ def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
         if "--json" in command:
             assert done.stdout.isascii()
             assert json.loads(done.stdout)["kernel_label"] == evil
+
+
+def test_such_a_life_says_no_password(house: House, lived: Any) -> None:
+    """Logs, command lines, Flower's pages and all tables; test_secrets.py looks at all that can go wrong."""
+    fleet, flower = lived
+    with Client(**house.settings("producer")) as client:
+        failed = _sent(client, "raise")
+        assert failed.wait(60).category == "judge_error"
+    until(lambda: str(failed.evaluation_id) in flower.text("/api/tasks"), what="the task in Flower")
+    pages = ("/", "/tasks", "/broker", "/api/tasks", "/api/workers", f"/task/{failed.evaluation_id}")
+    said = {page: flower.text(page) for page in pages} | tables(house.services.engine)
+    said |= {log.name: log.read_text() for log in (fleet.log, _log(house))} | {"processes": command_lines()}
+    assert all(said[where] for where in (*pages, "verdicts", fleet.log.name, "processes"))
+    assert [where for where, what in said.items() if "marked" in what] == []  # as all passwords begin
 
 
 def test_flower_sends_no_task(house: House, lived: Any) -> None:

@@ -23,7 +23,7 @@ from kqueue.local.fleet import LocalFleet
 from kqueue.local.valkey import Valkey
 from kqueue.store import roles, tokens
 from kqueue.store.engine import connect
-from tests.services import Server, starts_services
+from tests.services import Server, starts_services, with_schema
 
 #: A user of no right here, outside the candidates' range.
 STRANGER = 12345
@@ -61,6 +61,8 @@ def open_folder() -> Iterator[Path]:
 def fleet(open_folder: Path) -> Iterator[LocalFleet]:
     """A fleet of one CPU slot that serves HTTP."""
     config = load(home=open_folder / "home", scratch=open_folder / "scratch", gpus="none", cpu_slots=1, http_port=0)
+    config.home_path.mkdir(mode=0o700)
+    with_schema(config.home_path / "postgres")
     with LocalFleet(config, http=True, durable=False) as fleet:
         yield fleet
 
@@ -116,20 +118,18 @@ def count(fleet: LocalFleet, what: str) -> int:
         engine.dispose()
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/evaluations", "/v1/evaluations/batch", "/v1/evaluations/each", "/eval", "/evaluate"]
-)
-def test_a_stranger_submits_nothing(fleet: LocalFleet, path: str) -> None:
+def test_a_stranger_submits_nothing(fleet: LocalFleet) -> None:
     """Without a token 401, whatever the headers claim; no problem of theirs reaches the database, let alone a judge."""
-    port = port_of(fleet.http_url)
-    body: Any = REQUEST
-    if path.startswith("/v1/evaluations/"):
-        body = {"entries": [REQUEST]}
-    elif path.startswith("/eval"):
-        body = {"original_model_src": HOSTILE, "custom_model_src": "x", "backend": "torch"}
-    for headers in ({}, {"kqueue.peer_uid": "0", "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}):
-        found = as_stranger(lambda headers=headers: asked(port, "POST", path, body, headers))
-        assert found == [401, "unauthenticated"]
+    port, many = port_of(fleet.http_url), {"entries": [REQUEST]}
+    theirs = {"original_model_src": HOSTILE, "custom_model_src": "x", "backend": "torch"}
+    bodies = {"/v1/evaluations": REQUEST, "/v1/evaluations/batch": many, "/v1/evaluations/each": many}
+    headers = {"kqueue.peer_uid": "0", "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+
+    def ask() -> list[Any]:
+        paths = (bodies | {"/eval": theirs, "/evaluate": theirs}).items()
+        return [asked(port, "POST", path, body, claims) for path, body in paths for claims in ({}, headers)]
+
+    assert as_stranger(ask) == [[401, "unauthenticated"]] * 10
     assert (count(fleet, "evaluations"), count(fleet, "problems")) == (0, 0)
 
 
@@ -217,6 +217,7 @@ def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> 
         kq.submit(problem="p", kernel="k", backend="torch", lane="cpu")
 
 
+@pytest.mark.nightly
 def test_a_login_without_the_right_to_make_tokens(
     server: Server, valkey: Valkey, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from kqueue.store import budgets, evaluations, reports, tokens
 from kqueue.store.budgets import Budget
 from kqueue.store.evaluations import Submitted
 from tests.samples import passed, request_fields
+from tests.store.steps import change
 
 
 def token(engine: Engine, seconds: float = 100, *, then: Spent = Spent.REFUSE) -> UUID:
@@ -38,14 +39,12 @@ def use(engine: Engine, worker_id: UUID, identity: UUID, seconds: float, *, ago:
     if ends:
         evaluations.finish(engine, identity, claim.number, passed(), written_by="judge", retry_delay_s=0)
     times = {"id": claim.attempt_id, "begun": seconds + ago, "ended": ago, "ends": ends}
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET started_at = now() - make_interval(secs => :begun), ended_at = CASE WHEN :ends "
-                "THEN now() - make_interval(secs => :ended) END WHERE id = :id"
-            ),
-            times,
-        )
+    change(
+        engine,
+        "UPDATE attempts SET started_at = now() - make_interval(secs => :begun), ended_at = CASE WHEN :ends "
+        "THEN now() - make_interval(secs => :ended) END WHERE id = :id",
+        **times,
+    )
 
 
 def used(engine: Engine, token_id: UUID) -> float:
@@ -69,8 +68,7 @@ def test_what_counts(engine: Engine, worker_id: UUID) -> None:
     assert 800 <= before <= 1030
     use(engine, worker_id, submit(engine, mine, 9).evaluation_id, 25, ends=False)
     assert used(engine, mine) >= 25 + 30 + 700
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = started_at WHERE ended_at IS NULL"))
+    change(engine, "UPDATE attempts SET lease_until = started_at WHERE ended_at IS NULL")
     assert used(engine, mine) <= before, "a worker that fell silent uses nothing after its lease"
     found = budgets.of(engine, [mine, other, uuid4()])
     assert set(found) == {mine, other}
@@ -112,8 +110,7 @@ def test_a_reused_verdict_costs_nothing(engine: Engine, worker_id: UUID) -> None
     facts = {"device": "cpu", "torch": "2", "python": "3", "host": "here"}
     evaluations.set_environment(engine, claim.attempt_id, facts, conditions="c")
     evaluations.finish(engine, identity, claim.number, passed(), written_by="judge", retry_delay_s=0)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET started_at = now() - interval '600 s'"))
+    change(engine, "UPDATE attempts SET started_at = now() - interval '600 s'")
     [same] = evaluations.submit(engine, [request_of(mine, 1)], reuse_s=3600)
     assert same.reused
     with pytest.raises(BudgetSpent):

@@ -22,11 +22,13 @@ def enqueue(engine: Engine, fields):
     def some(count: int = 1, producer: str = "", priority: str = "batch", **changes: object) -> list[UUID]:
         submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
         ids = [s.evaluation_id for s in submitted]
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE evaluations SET producer = :producer, priority = :priority WHERE id = ANY(:ids)"),
-                {"producer": producer, "priority": priority, "ids": ids},
-            )
+        change(
+            engine,
+            "UPDATE evaluations SET producer = :producer, priority = :priority WHERE id = ANY(:ids)",
+            producer=producer,
+            priority=priority,
+            ids=ids,
+        )
         return ids
 
     return some

@@ -135,9 +135,8 @@ def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
     """A row that is a second behind hides nothing, and the order of names means nothing."""
     evaluations.submit(engine, [Request(**fields(0, batch="zz"))])
     evaluations.submit(engine, [Request(**fields(number, batch=f"b{number:03d}")) for number in range(1, 130)])
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'"))
-        connection.execute(text("UPDATE batches SET last_at = now() - interval '1 h' WHERE name <> 'zz'"))
+    change(engine, "UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'")
+    change(engine, "UPDATE batches SET last_at = now() - interval '1 h' WHERE name <> 'zz'")
     assert [one.name for one in batches.known_batches(engine, limit=1)] == ["zz"]
     evaluations.submit(engine, [Request(**fields(1, batch="b007"))])
     found = batches.known_batches(engine, limit=3)

@@ -18,6 +18,7 @@ from kqueue.contract import Outcome, Request
 from kqueue.message import Message
 from kqueue.store import evaluations, retention, workers
 from kqueue.store.evaluations import Claim, Recorded
+from tests.store.steps import change
 
 PASSED = Outcome(category=Category.PASSED, message="fine")
 LOST = Outcome(category=Category.WORKER_LOST, message="killed")
@@ -103,8 +104,7 @@ def begin(engine: Engine, fields, worker_id: UUID) -> Callable[..., Racers]:
 
 def overdue(engine: Engine) -> None:
     """Let every lease run out."""
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 s' WHERE ended_at IS NULL"))
+    change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s' WHERE ended_at IS NULL")
 
 
 def test_cancel_claim(engine: Engine, begin) -> None:
@@ -172,10 +172,7 @@ def test_expire_claim_cancel(engine: Engine, begin) -> None:
     """The moment at which its producer's patience ends: expired, or cancelled, never judged."""
     for _ in range(ROUNDS):
         it = begin(queue_wait_s=60)
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id"), {"id": it.identity}
-            )
+        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id", id=it.identity)
         cancelled, claimed, *_ = race(it.cancel, it.claim, it.expire_queued, it.expire_queued)
         assert claimed is None
         assert facts(engine, it.identity) == ("done", 1, 0, 0)

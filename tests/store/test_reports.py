@@ -13,6 +13,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations, reports
+from tests.store.steps import change
 
 
 def view(engine: Engine, name: str, order: str = "1") -> list[dict[str, Any]]:
@@ -54,14 +55,12 @@ def test_resolve_id(engine: Engine, fields) -> None:
     with pytest.raises(UnknownEvaluation):
         reports.resolve_id(engine, str(uuid4()))
     twin = UUID(identity.hex[:31] + ("0" if identity.hex[31] != "0" else "1"))
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings) "
-                "SELECT :twin, problem_hash, kernel_hash, lane, settings FROM evaluations"
-            ),
-            {"twin": twin},
-        )
+    change(
+        engine,
+        "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings) "
+        "SELECT :twin, problem_hash, kernel_hash, lane, settings FROM evaluations",
+        twin=twin,
+    )
     with pytest.raises(InvalidRequest, match="several"):
         reports.resolve_id(engine, identity.hex[:8])
     assert reports.resolve_id(engine, str(identity)) == identity
@@ -128,16 +127,12 @@ class TestViews:
         judged(Category.PASSED, 1)
         running = evaluations.submit(engine, [Request(**fields(2))])[0].evaluation_id
         evaluations.claim(engine, running, worker_id=worker_id, lease_s=30)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE workers SET started_at = now() - interval '2 h'"))
-            connection.execute(
-                text("UPDATE attempts SET started_at = now() - interval '30 min' WHERE ended_at IS NOT NULL")
-            )
+        change(engine, "UPDATE workers SET started_at = now() - interval '2 h'")
+        change(engine, "UPDATE attempts SET started_at = now() - interval '30 min' WHERE ended_at IS NOT NULL")
         (worker,) = view(engine, "fleet_utilisation")
         assert (worker["alive"], worker["evaluations"], worker["current_evaluation"]) == (True, 1, running)
         assert worker["busy_share"] == pytest.approx(0.5, abs=0.02)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '2 h'"))
+        change(engine, "UPDATE workers SET heartbeat_at = now() - interval '2 h'")
         assert view(engine, "fleet_utilisation") == []
 
     def test_evaluation_overview(self, engine: Engine, judged, fields) -> None:

@@ -19,6 +19,7 @@ from kqueue.states import EvaluationState, Finding, GpuState, ProbeKind
 from kqueue.store import schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
+from tests.store.steps import change
 
 VIEWS = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
 
@@ -125,8 +126,7 @@ def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url
         schema.check(nothing)
     nothing.dispose()
     for revision, advice in ((revisions()[0], "db upgrade"), ("9999", "newer version; upgrade kqueue")):
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE alembic_version SET version_num = :number"), {"number": revision})
+        change(engine, "UPDATE alembic_version SET version_num = :number", number=revision)
         with pytest.raises(SchemaMismatch, match=advice):
             schema.check(engine)
     with pytest.raises(SchemaMismatch):

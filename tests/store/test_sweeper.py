@@ -26,7 +26,7 @@ from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
 from kqueue.sweeper import LOOK_EVERY_S, SweepReport, fill, fill_alone, sweep
 from tests.services import starts_services
-from tests.store.steps import LOST, finish
+from tests.store.steps import LOST, change, finish
 
 
 @pytest.fixture
@@ -67,13 +67,11 @@ def message() -> Message:
 
 def older(engine: Engine) -> None:
     """Let a minute pass for all evaluations."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
-                "expires_at = expires_at - interval '1 min'"
-            )
-        )
+    change(
+        engine,
+        "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
+        "expires_at = expires_at - interval '1 min'",
+    )
 
 
 @contextmanager
@@ -159,8 +157,7 @@ def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
     """A message that is in Redis already gives way to one whose turn comes first."""
     ids = submit(engine, fields, 30)
     fill(engine, app)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE evaluations SET priority = 'interactive' WHERE id = :id"), {"id": ids[-1]})
+    change(engine, "UPDATE evaluations SET priority = 'interactive' WHERE id = :id", id=ids[-1])
     fill(engine, app)
     size = evaluations.window(0)
     assert in_order(app) == [ids[-1], *ids[: size - 1]]
@@ -346,9 +343,8 @@ def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker
     """The attempt of a silent worker is retried, its message sent when due, and the worker marked as stopped."""
     (identity,) = submit(engine, fields, 1)
     assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is not None
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 s'"))
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '2 min'"))
+    change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+    change(engine, "UPDATE workers SET heartbeat_at = now() - interval '2 min'")
     report = sweep(engine, app, retry_delay_s=0)
     assert report == SweepReport(True, ((identity, Recorded.RETRY),), stopped_workers=1, published=1)
     assert workers.live(engine, within_s=3600) == []

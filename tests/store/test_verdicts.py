@@ -244,8 +244,7 @@ def submitted(engine: Engine, fields) -> UUID:
 
 def conclude(engine: Engine, record: str) -> None:
     """Write a verdict past everything else."""
-    with engine.begin() as connection:
-        connection.execute(text("SELECT kqueue_conclude(CAST(:record AS jsonb))"), {"record": record})
+    change(engine, "SELECT kqueue_conclude(CAST(:record AS jsonb))", record=record)
 
 
 def test_a_cancelled_evaluation_has_the_verdict_of_its_category(engine: Engine, submitted: UUID) -> None:
