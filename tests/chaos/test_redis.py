@@ -24,10 +24,6 @@ def client(services: Any) -> Any:
         yield client
 
 
-def _connection(services: Any) -> redis.Redis:
-    return redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://"))
-
-
 def _submit(client: Client, kernel: str = "ok") -> UUID:
     return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu", allow_idle_lane=True).evaluation_id
 
@@ -74,7 +70,7 @@ def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client
     """It refuses what needs memory: submissions are accepted and judged once there is room again."""
     running = services.submit("sleep 1", attempts=3)
     services.started(running)
-    with _connection(services) as connection:
+    with services.redis() as connection:
         connection.config_set("maxmemory", "1")
         with pytest.raises(redis.OutOfMemoryError):
             connection.set("one", "more")
@@ -93,7 +89,7 @@ def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any, num
     first = services.submit("sleep 100", attempts=3)
     services.started(first)
     queued = [services.submit("ok", attempts=3) for _ in range(number)]
-    with _connection(services) as connection:
+    with services.redis() as connection:
         connection.flushall()
         services.until(lambda: connection.llen("kqueue.cpu") == evaluations.window(1), what="the next ones' messages")
     assert evaluations.cancel(services.engine, first)

@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import redis
 
 from kqueue import broker
 from kqueue.store import evaluations
@@ -207,7 +206,7 @@ def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole:
             "properties": {"delivery_info": {"exchange": "", "routing_key": "kqueue.cpu"}, "delivery_tag": "1"},
         }
     )
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         client.lpush("kqueue.cpu", first_protocol, b"{}", b"no JSON", b"[1, 2]", b"\xff\xfe")
     for task in ("kqueue.judge", "kqueue.evaluate.v2"):
         services.app.send_task(task, args=[str(known), {"new": 1}], task_id=str(uuid4()), queue=broker.queue("cpu"))

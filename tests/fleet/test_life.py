@@ -109,6 +109,7 @@ def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
 
 def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
     """What it could not write is a sweeper's to do when its leases have run out: nothing is waited for in vain."""
+    services.verdict(services.submit("ok"))  # no earlier message is left: a task that has no Postgres is waited for
     services.postgres.stop()
     try:
         assert fleet.stop(signal.SIGTERM) == 0
@@ -143,8 +144,11 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running
 
 
 @pytest.mark.timeout(120)
-def test_the_parent_imports_torch_and_never_touches_cuda(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_the_parent_imports_torch_and_never_touches_cuda(
+    services: Any, fleet: Any, start_fleet: Callable[..., Any]
+) -> None:
     """Children inherit the imports; no CUDA, no device node, frozen garbage, no descriptor leaked by 10 tasks."""
+    fleet.stop()
     mine = start_fleet(torch=True)
     for identity in [services.submit("ok") for _ in range(2)]:
         services.verdict(identity)
@@ -161,3 +165,4 @@ def test_the_parent_imports_torch_and_never_touches_cuda(services: Any, start_fl
     for identity in [services.submit("ok") for _ in range(10)]:
         services.verdict(identity)
     assert len(probe()["descriptors"]) <= len(before["descriptors"]) + 2
+    mine.stop()

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid4
 
+import redis
 from sqlalchemy import text
 
 from kqueue import broker
@@ -83,6 +84,15 @@ class Services:
             argsrepr=f"('{evaluation_id}',)",
             kwargsrepr=label,
         )
+
+    def redis(self) -> redis.Redis:
+        """Return a connection to Redis; the caller closes it."""
+        return redis.Redis.from_url(self._addresses["redis_url"].replace("redis+socket://", "unix://"))
+
+    def settled(self) -> None:
+        """Wait until no message of the lane `cpu` is queued or under way."""
+        with self.redis() as client:
+            until(lambda: not client.llen("kqueue.cpu") and not client.hlen("unacked"), what="an empty Redis")
 
     def age(self) -> None:
         """Make queued evaluations a minute older, and leave their messages to sweepers."""

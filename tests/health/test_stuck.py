@@ -12,7 +12,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 
 from kqueue import broker
 from kqueue.store import evaluations
@@ -93,7 +92,7 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
     others = [services.submit("ok") for _ in range(4)]
     # One may have been taken by the worker in the moment in which it paused: it is missed at the next look, so now.
     time.sleep(1)
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         client.delete("kqueue.sweeper")
     for identity in others:
         assert services.verdict(identity).passed

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import redis
 from celery.worker.control import Panel
 
 from kqueue import broker
@@ -32,7 +31,7 @@ def worker(start_fleet: Any) -> Any:
 @pytest.fixture(scope="module")
 def writer(services: Any) -> Iterator[Any]:
     """Somebody who can write anything to Redis."""
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         yield client
 
 
@@ -116,11 +115,6 @@ def raw(item: Any) -> bytes:
     return item if isinstance(item, bytes) else json.dumps(item).encode()
 
 
-def settled(services: Any, writer: Any) -> None:
-    """Nothing is left in the queue or under way."""
-    services.until(lambda: not writer.llen(QUEUE) and not writer.hlen("unacked"), what="an empty Redis")
-
-
 def judges(services: Any, worker: Any, pid: int) -> None:
     """The same worker process as before still does its work."""
     assert services.verdict(services.submit("ok")).category == "passed"
@@ -148,7 +142,7 @@ def dropped(services: Any, worker: Any, send: Any, kinds: dict[str, Any]) -> Non
 def test_junk_is_dropped(services: Any, worker: Any, writer: Any) -> None:
     """Whatever it is, it is logged, gone from Redis, and the same worker judges on."""
     dropped(services, worker, lambda item: writer.lpush(QUEUE, item), JUNK)
-    settled(services, writer)
+    services.settled()
 
 
 def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path: Path) -> None:
@@ -165,7 +159,7 @@ def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path:
     ):
         writer.lpush(QUEUE, raw(item))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,7 +169,7 @@ def test_a_flood_of_junk_does_not_stop_the_worker(services: Any, worker: Any, wr
     kinds = [raw(item) for name, item in JUNK.items() if name != "long"]
     writer.lpush(QUEUE, *(kinds[i % len(kinds)] for i in range(2000)))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
 
 
 def test_an_evaluation_that_does_not_exist(services: Any, worker: Any, writer: Any) -> None:
@@ -183,7 +177,7 @@ def test_an_evaluation_that_does_not_exist(services: Any, worker: Any, writer: A
     [live] = worker.live()
     writer.lpush(QUEUE, raw(message(SOMEBODY)))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert services.rows("SELECT 1 FROM evaluations WHERE id = :id", id=SOMEBODY) == []
 
 
@@ -220,7 +214,7 @@ def test_wishes_in_a_message_count_for_nothing(services: Any, worker: Any, write
         writer.lpush(QUEUE, raw(message(str(evaluation), **WISHES[wish])))
     assert {wish: str(services.verdict(one).category) for wish, one in made.items()} == dict.fromkeys(made, "passed")
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
 
 
 def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> None:
@@ -235,7 +229,7 @@ def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> Non
         writer.lpush(QUEUE, raw(message(str(evaluation), content=[[str(evaluation)], {}, embed])))
         assert services.verdict(evaluation).category == "passed"
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert services.attempts(other) == []
 
 

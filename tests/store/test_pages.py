@@ -347,21 +347,9 @@ class TestWords:
             assert texts.search(engine, asked, Where.LOGS) == texts.search(engine, asked, Where.KERNELS) == [], asked
 
     def test_words_that_very_many_texts_have(
-        self, engine: Engine, judged: Judge, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Not all are looked at, but the latest are: they come first."""
-        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
-        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
-        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
-        monkeypatch.setattr(texts, "_RECENT", 1)
-        found = self.names(engine, "words", Where.LOGS)
-        assert found[0] == ids[-1]
-        assert len(found) in {3, 4}
-
-    def test_the_latest_kernels_are_looked_at(
         self, engine: Engine, judged: Judge, fields, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And no others: nothing is kept of a kernel's words."""
+        """Not all are looked at, but the latest are: they come first. Of kernels, no others are."""
         kernels = [f"class ModelNew: same{number} words" for number in range(3)]
         for kernel in kernels:
             judged(Category.PASSED, kernel=kernel)
@@ -369,6 +357,13 @@ class TestWords:
         assert self.names(engine, "words same*") == hashes[::-1]
         monkeypatch.setattr(texts, "_KERNELS", 2)
         assert self.names(engine, "words") == hashes[:0:-1]
+        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
+        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
+        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
+        monkeypatch.setattr(texts, "_RECENT", 1)
+        found = self.names(engine, "words", Where.LOGS)
+        assert found[0] == ids[-1]
+        assert len(found) in {3, 4}
 
     def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
         """A source of many different or very long words is submitted as any other; its beginning is found."""

@@ -23,7 +23,15 @@ def view(engine: Engine, name: str, order: str = "1") -> list[dict[str, Any]]:
 
 
 def test_show(engine: Engine, judged) -> None:
-    """Sources, settings, attempts and the verdict of one evaluation."""
+    """Sources, settings, attempts and the verdict of one evaluation; a strange one is unknown.
+
+    A queued evaluation has no verdict, a retried one has its failed attempt.
+    """
+    retried = reports.show(engine, judged(Category.JUDGE_ERROR, 1))
+    assert (retried.state, retried.verdict) == ("queued", None)
+    assert [a.category for a in retried.attempts] == [Category.JUDGE_ERROR]
+    with pytest.raises(UnknownEvaluation):
+        reports.show(engine, uuid4())
     identity = judged(Category.PASSED, ms=5, problem_label="p", kernel_label="k", batch="b")
     detail = reports.show(engine, identity)
     assert (detail.state, detail.lane, detail.backend, detail.batch) == ("done", "cpu", Backend.TORCH, "b")
@@ -33,15 +41,6 @@ def test_show(engine: Engine, judged) -> None:
     assert (attempt.number, attempt.worker, attempt.category) == (1, "cpu-0@here", Category.PASSED)
     assert attempt.environment is not None
     assert attempt.environment["device"] == "cpu"
-
-
-def test_show_what_is_not_done(engine: Engine, judged, fields) -> None:
-    """A queued evaluation has no verdict, a retried one has its failed attempt; a strange one is unknown."""
-    retried = reports.show(engine, judged(Category.JUDGE_ERROR))
-    assert (retried.state, retried.verdict) == ("queued", None)
-    assert [a.category for a in retried.attempts] == [Category.JUDGE_ERROR]
-    with pytest.raises(UnknownEvaluation):
-        reports.show(engine, uuid4())
 
 
 def test_resolve_id(engine: Engine, fields) -> None:
@@ -104,21 +103,15 @@ def test_counts(engine: Engine, judged, fields) -> None:
 class TestViews:
     """The documented views answer without joins by hand."""
 
-    def test_outcomes(self, engine: Engine, judged) -> None:
-        """Counts by day, lane, backend, category and blame."""
-        for number, category in enumerate((Category.PASSED, Category.PASSED, Category.CRASHED)):
-            judged(category, number)
-        found = {
-            (r["category"], r["blame"], r["backend"], r["lane"]): r["evaluations"] for r in view(engine, "outcomes")
-        }
-        assert found == {("passed", "none", "torch", "cpu"): 2, ("crashed", "candidate", "torch", "cpu"): 1}
-
-    def test_best_verdicts(self, engine: Engine, judged) -> None:
-        """The fastest passed kernel of each problem on each device, and no untimed or failed one."""
+    def test_outcomes_and_best_verdicts(self, engine: Engine, judged) -> None:
+        """Counts by lane, backend, category and blame; the fastest passed kernel of a problem on a device."""
         judged(Category.PASSED, 1, ms=5, kernel_label="slow")
         judged(Category.PASSED, 2, ms=2, kernel_label="fast")
         judged(Category.PASSED, 3, kernel_label="untimed")
         judged(Category.CRASHED, 4)
+        columns = ("category", "blame", "backend", "lane", "evaluations")
+        found = {tuple(row[column] for column in columns) for row in view(engine, "outcomes")}
+        assert found == {("passed", "none", "torch", "cpu", 3), ("crashed", "candidate", "torch", "cpu", 1)}
         (best,) = view(engine, "best_verdicts")
         assert (best["kernel_label"], best["runtime_ms"], best["speedup"], best["device"]) == ("fast", 2, 5, "cpu")
 

@@ -102,11 +102,18 @@ def look_again(app: Celery) -> None:
 
 
 def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
-    """What its producer did not send is sent; the next sweep finds nothing to do."""
-    ids = submit(engine, fields, 5)
-    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=5)
-    assert broker.waiting(app, "cpu") == set(ids)
-    assert sweep(engine, app, retry_delay_s=1).published == 0
+    """What its producer did not send is sent to its lane; the next sweep finds nothing to do.
+
+    While any evaluation is queued or runs there is something to lose, so that the fleet is not idle.
+    """
+    assert sweep(engine, app, retry_delay_s=1).idle
+    ids, others = submit(engine, fields, 5), submit(engine, fields, 1, lane="gpu.h200")
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=6)
+    assert (broker.waiting(app, "cpu"), broker.waiting(app, "gpu.h200")) == (set(ids), set(others))
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True)
+    for identity in ids + others:
+        evaluations.cancel(engine, identity)
+    assert sweep(engine, app, retry_delay_s=1).idle
 
 
 def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
@@ -204,17 +211,11 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
     look_again(app)
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=2, published=2)
     assert broker.waiting(app, "cpu") == set(ids)
-
-
-def test_an_emptied_redis_is_filled_at_once(engine: Engine, app: Celery, fields) -> None:
-    """By hand, as by whatever else: no interval passes before the next ones are there again, in order."""
-    ids = submit(engine, fields, 200)
-    sweep(engine, app, retry_delay_s=1)
+    # An emptied Redis is filled at once, in order: no interval passes.
     with redis(app) as client:
         client.flushall()
-    size = evaluations.window(0)
-    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=size, published=size)
-    assert in_order(app) == ids[:size]
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=6, published=6)
+    assert in_order(app) == ids
 
 
 def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, app: Celery, fields) -> None:
@@ -282,14 +283,6 @@ def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
         assert {first.evaluation_id, last.evaluation_id} <= broker.waiting(app, "cpu")
 
 
-def test_every_lane_has_its_queue(engine: Engine, app: Celery, fields) -> None:
-    """A message goes to the lane that its evaluation was accepted for."""
-    ids = submit(engine, fields, 1, lane="gpu.h200")
-    sweep(engine, app, retry_delay_s=1)
-    assert broker.waiting(app, "gpu.h200") == set(ids)
-    assert length(app, "cpu") == 0
-
-
 def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
     """Without Redis everything else is done; when it is back, the messages are sent."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
@@ -310,33 +303,20 @@ def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None
         assert expired[0] not in broker.waiting(app, "cpu")
 
 
-def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """A connection that broke between two messages is opened again."""
+def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey) -> None:
+    """A connection that broke between two messages is opened again; else all sweeps use one connection."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         broker.publish(app, [message()])
         own_valkey.stop()
         own_valkey.start()
         broker.publish(app, [message()])
         assert len(broker.waiting(app, "cpu")) == 2
-
-
-def test_sweeps_use_one_connection(engine: Engine, own_valkey: Valkey) -> None:
-    """However many there are: a fleet sweeps as long as it lives."""
-    with broker.make_app(load(redis_url=own_valkey.url)) as app, redis(app) as client:
         sweep(engine, app, retry_delay_s=1)
-        before = client.info("stats")["total_connections_received"]
-        for _ in range(3):
-            assert sweep(engine, app, retry_delay_s=1).broker_error is None
-        assert client.info("stats")["total_connections_received"] == before
-
-
-def test_a_fleet_is_idle_when_all_have_their_verdicts(engine: Engine, app: Celery, fields) -> None:
-    """While any evaluation is queued or runs there is something to lose."""
-    assert sweep(engine, app, retry_delay_s=1).idle
-    [identity] = submit(engine, fields, 1)
-    assert not sweep(engine, app, retry_delay_s=1).idle
-    evaluations.cancel(engine, identity)
-    assert sweep(engine, app, retry_delay_s=1).idle
+        with redis(app) as client:
+            before = client.info("stats")["total_connections_received"]
+            for _ in range(3):
+                assert sweep(engine, app, retry_delay_s=1).broker_error is None
+            assert client.info("stats")["total_connections_received"] == before
 
 
 def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:

@@ -17,7 +17,7 @@ from kqueue.states import Writer
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Recorded
 from tests.samples import ended
-from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured, together
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured
 
 
 class TestFinish:
@@ -59,14 +59,6 @@ class TestFinish:
         verdict = evaluations.verdict(engine, claimed.evaluation_id)
         assert (verdict.facts, verdict.evidence) == (ended(Category.CRASHED).facts, Evidence(checks=5))
         assert count(engine, "verdicts", "evidence ? 'new' AND facts ? 'new'") == 1
-
-    def test_one_of_many_writers_wins(self, engine: Engine, submit, claim) -> None:
-        """Judge, worker and sweeper end the attempt at once: one verdict, the others are late."""
-        claimed = claim(submit())
-        crashed = ended(Category.CRASHED)
-        answers = together(6, lambda n: finish(engine, claimed, crashed, by=f"writer-{n}"))
-        assert sorted(a.value for a in answers) == ["final"] + ["late"] * 5
-        assert count(engine, "verdicts") == 1
 
     def test_the_fleets_failure_is_tried_again(self, engine: Engine, submit, claim) -> None:
         """Queued again, with a growing delay, until the attempts are used up; then it is the verdict."""
