@@ -1,8 +1,9 @@
-"""Workers come and go, services go away and come back, and every evaluation ends once."""
+"""Workers come and go, services go away and come back, and every evaluation ends once, in its turn."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import statistics
@@ -14,8 +15,10 @@ from uuid import UUID
 
 import pytest
 
+from kqueue import Client
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.store.steps import change
 from workers.judge.host import linux
 
 
@@ -45,6 +48,34 @@ def test_the_next_judge_is_there_at_once(services: Any, fleet: Any) -> None:
     assert len(gaps) == 30
     # Stock Celery sees the end of a child when it looks next, which it does every 5 s.
     assert statistics.median(gaps) < 4, gaps
+
+
+def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """A producer's single evaluation begins after the one that runs, before all that another one queued earlier."""
+
+    def submit(kernel: str, producer: str) -> UUID:
+        fields = {"problem": "p", "kernel": kernel, "backend": "torch", "lane": "cpu", "producer": producer}
+        return client.submit(**fields).evaluation_id
+
+    def head() -> UUID | None:
+        with services.redis() as queue:
+            last = queue.lrange("kqueue.cpu", -1, -1)  # workers take from the tail
+        return UUID(json.loads(last[0])["headers"]["id"]) if last else None
+
+    services.until(lambda: all(worker.busy_with is None for worker in fleet.live()), what="an idle worker")
+    change(services.engine, "DELETE FROM shares")
+    with Client(services.config()) as client:
+        running = submit(f"gate {tmp_path / 'gate'}", "many")
+        services.started(running)
+        many = [submit(f"ok {number}", "many") for number in range(20)]  # more than a window of messages holds
+        one = submit("ok one", "one")
+        services.until(lambda: head() == one, what="the order in Redis")
+        (tmp_path / "gate").touch()
+        assert all(services.verdict(identity).passed for identity in (running, *many, one))
+    begun = services.rows(
+        "SELECT evaluation_id FROM attempts WHERE evaluation_id = ANY(:ids) ORDER BY started_at", ids=[*many, one]
+    )
+    assert [row.evaluation_id for row in begun] == [one, *many]
 
 
 def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(services: Any, fleet: Any) -> None:
