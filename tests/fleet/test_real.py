@@ -172,22 +172,27 @@ def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) 
     services.until(lambda: not strays(), what="no process too many")
 
 
-def test_a_restart_changes_nothing(services: Services, fleet: Fleet, start_real: Callable[..., Fleet]) -> None:
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_restart_changes_nothing(
+    services: Services, fleet: Fleet, start_real: Callable[..., Fleet], slots: int
+) -> None:
     """All slots of a host have one fingerprint, and the same one after a restart: what was judged before is reused."""
+    if slots > 1:
+        fleet.stop()
+        fleet = start_real(slots=slots)
     fields: dict[str, Any] = {"problem": RIGHT, "backend": "torch", "lane": "cpu", "settings": UNTIMED}
     marks = "SELECT DISTINCT fingerprint FROM workers WHERE fingerprint IS NOT NULL AND pid = ANY(:pids)"
-    kernels = [KERNEL.format(body=f"pass # {number}") for number in range(6)]
+    kernels = [KERNEL.format(body=f"pass # {slots} {number}") for number in range(8)]
     known: set[str] = set()
     firsts: list[Any] = []
     with Client(services.config(lease_s=4)) as client:
-        for of_this_life in (kernels[:2], kernels[2:]):
+        for of_this_life in (kernels[:4], kernels[4:]):
             firsts += client.wait_all(client.submit_batch([fields | {"kernel": k} for k in of_this_life]), timeout=300)
             assert {verdict.category for verdict in firsts} == {Category.PASSED}
             known |= {row.fingerprint for row in services.rows(marks, pids=[worker.pid for worker in fleet.live()])}
             again = client.evaluate(fields | {"kernel": kernels[0]}, timeout=300)
             assert (again.reused_from, again.attempts) == (firsts[0].evaluation_id, 0)
             fleet.stop(signal.SIGTERM)
-            if of_this_life == kernels[:2]:
-                fleet = start_real(slots=2)
-                assert len(fleet.live()) == 2
+            if of_this_life == kernels[:4]:
+                fleet = start_real(slots=slots)
     assert len(known) == 1
