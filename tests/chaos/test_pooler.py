@@ -21,7 +21,7 @@ from tests.chaos.pooler import Pooler
 from tests.chaos.rig import PATIENCE_S
 from tests.store.steps import change
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 #: What an operator runs where the limits that kqueue sends do not arrive, as the document has it.
