@@ -20,7 +20,8 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.store import schema
 
-_TEMPLATE: Final = "kqueue_template"
+#: The database of a cluster of :func:`with_schema`. Nothing connects to it.
+_TEMPLATE: Final = "kqueue"
 _ATTRIBUTE: Final = "starts_services"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -73,13 +74,11 @@ def database(url: str, name: str) -> str:
 
 
 class Server:
-    """The run's Postgres server, with a migrated template from which databases are cloned."""
+    """The run's Postgres server, on a cluster of :func:`with_schema`, from which databases are cloned."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
-        self.empty_database(_TEMPLATE)
-        schema.upgrade(database(url, _TEMPLATE))
+        self._admin = create_engine(database(url, "postgres"), isolation_level="AUTOCOMMIT", pool_size=1)
 
     def execute(self, statement: str) -> None:
         """Run one statement as the server's owner."""

@@ -47,11 +47,7 @@ class Reconciliation:
 
 
 def reconcile(
-    engine: Engine,
-    batch: str,
-    accepted: Mapping[UUID, str],
-    expected: Mapping[str, Category],
-    events: Iterable[Event],
+    engine: Engine, batch: str, accepted: Mapping[UUID, str], expected: Mapping[str, Category], events: Iterable[Event]
 ) -> Reconciliation:
     """Compare.
 

@@ -36,7 +36,6 @@ SHIM = r"""
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 static long jump(void) {
@@ -54,19 +53,6 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     int result = syscall(SYS_clock_gettime, clock, out);
     if (result == 0 && clock == CLOCK_REALTIME) out->tv_sec += jump();
     return result;
-}
-int gettimeofday(struct timeval *restrict out, void *restrict zone) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    out->tv_sec = now.tv_sec;
-    out->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-time_t time(time_t *out) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (out) *out = now.tv_sec;
-    return now.tv_sec;
 }
 """
 

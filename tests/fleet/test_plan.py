@@ -22,10 +22,7 @@ from workers.judge.host.blackbox import Record
 from workers.plan import environment, plan
 from workers.pool import ChildDied
 
-GPUS = [
-    Device(0, "GPU-aaaa-1", "NVIDIA H200", 150 << 30),
-    Device(1, "GPU-bbbb-2", "NVIDIA A100-SXM4-80GB", 80 << 30),
-]
+GPUS = [Device(0, "GPU-aaaa-1", "NVIDIA H200", 150 << 30), Device(1, "GPU-bbbb-2", "NVIDIA A100-SXM4-80GB", 80 << 30)]
 
 
 @pytest.fixture

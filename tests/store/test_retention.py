@@ -21,10 +21,7 @@ from tests.samples import ended
 from tests.store.steps import change, count, measured
 
 OUTCOME = ended(
-    Category.CRASHED,
-    message="it died",
-    log="a long story\n",
-    evidence=Evidence(checks=5, traceback="x" * 1001),
+    Category.CRASHED, message="it died", log="a long story\n", evidence=Evidence(checks=5, traceback="x" * 1001)
 )
 
 
