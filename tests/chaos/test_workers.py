@@ -76,7 +76,7 @@ print(json.dumps({"lost": lost, "published": published}))
 
 
 class Clock:
-    """The realtime clock of this module's fleets, which may jump. Without a compiler there is none."""
+    """The realtime clock of this module's fleets, which can jump. Without a compiler it cannot."""
 
     def __init__(self, place: Path) -> None:
         self._file = place / "jump"
@@ -95,7 +95,7 @@ class Clock:
         self.python.chmod(0o755)
 
     def jump(self, seconds: int) -> None:
-        """Let the clock lie this many seconds beside the true time, also for processes that run already."""
+        """Set the offset from the true time in seconds, also for processes that run already."""
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT)
         os.write(descriptor, seconds.to_bytes(8, "little", signed=True))
         os.close(descriptor)

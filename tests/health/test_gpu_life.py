@@ -56,7 +56,7 @@ def _kqueue(fleet: Any, *arguments: str) -> str:
 
 
 def _test_now(services: Any) -> None:
-    """Make the GPU tests due that are to be made later."""
+    """Make postponed GPU tests due now."""
     change(services.engine, "UPDATE gpus SET check_at = now() WHERE check_at IS NOT NULL")
 
 

@@ -152,7 +152,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
             assert kq.verdict(verdict.evaluation_id) == verdict
         with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=60) as answer:
             assert answer.status == 200
-        # Whoever has the home is named, and not a port that this fleet has too.
+        # The error names the owner of the home, and not a port that this fleet has too.
         second = command(home, "--flower-port", fleet.flower_url.rpartition(":")[2])
         told, _ = second.communicate(timeout=60)
         assert (second.returncode, f"in use by process {os.getpid()}" in told) == (3, True), told
@@ -165,7 +165,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
-    """`kqueue up` says what runs, starts what dies again, outlives its suspension and its terminal, and ends whole.
+    """`kqueue up` says what runs, restarts a part that died, survives its suspension and its terminal, and ends whole.
 
     Each start has a new token, a stop revokes it, a kill leaves it to the next start; there is one row for all.
     """
@@ -206,7 +206,7 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
 
 
 def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
-    """For each of a fleet's tokens whether it is valid; all were one row."""
+    """Return for each token whether it is valid. All of them were one row."""
     engine = connect(url, application="tests", pool_size=1)
     try:
         [token] = tokens.listing(engine)
@@ -217,7 +217,7 @@ def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
 
 
 def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
-    """Have a part of `kqueue up` die, suspend and continue it as Ctrl-Z and `fg` do, and end its terminal."""
+    """Kill a part of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
     [server] = [pid for pid in children if "valkey" in command_line(pid).partition(" ")[0]]
     os.kill(server, signal.SIGKILL)
     read_until(process, "Valkey runs again")

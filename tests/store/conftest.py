@@ -40,7 +40,7 @@ def claim(engine: Engine, worker_id: UUID) -> Callable[[UUID], Claim]:
 
 @pytest.fixture
 def conclude(engine: Engine, submit, claim) -> Callable[..., UUID]:
-    """Submits an evaluation, which is judged whatever is known of it, and ends it with an outcome."""
+    """Submits an evaluation that reuses no verdict, and ends it with an outcome."""
 
     def one(outcome: Outcome, number: int = 0, **changes: object) -> UUID:
         claimed = claim(submit(number=number, **{"reuse": False, **changes}))
