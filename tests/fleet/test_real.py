@@ -149,7 +149,7 @@ def test_a_reference_that_is_killed_from_outside_is_tried_again(services: Servic
         return {pid for pid in below(fleet.process.pid) if name(pid) == "kq-reference"}
 
     others = references()
-    problem = PROBLEM.format(once="time.sleep(2)", hostile="pass")
+    problem = PROBLEM.format(once="time.sleep(3)", hostile="pass")
     settings = Settings(max_attempts=3, **UNTIMED)
     identity = services.submit(KERNEL.format(body="pass"), problem=problem, settings=settings)
     os.kill(services.until(lambda: references() - others, what="the reference").pop(), signal.SIGKILL)

@@ -28,6 +28,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.process import command_line, running
 from kqueue.store import tokens
 from kqueue.store.engine import connect
+from tests.chaos.family import below
 from tests.services import with_schema
 from tests.waiting import until
 from workers.judge.host import scratch
@@ -47,15 +48,6 @@ def get_init_inputs():
 KERNEL = PROBLEM.replace("class Model", "class ModelNew")
 
 UP = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
 
 
 def eventually_gone(pids: list[int]) -> list[str]:
@@ -111,7 +103,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
     monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
     home = open_home / "home"
     config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
-    before = set(descendants(os.getpid()))  # other tests' services
+    before = set(below(os.getpid()))  # other tests' services
     stopped: list[int] = []
     said: list[str] = []
 
@@ -127,10 +119,10 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
             os.kill(pid, signal.SIGSTOP)
 
     def http_servers() -> list[int]:
-        return [pid for pid in descendants(os.getpid()) if pid not in before and "serve" in command_line(pid)]
+        return [pid for pid in below(os.getpid()) if pid not in before and "serve" in command_line(pid)]
 
     with LocalFleet(config, flower=True, http=True, durable=False, report=report) as fleet:
-        children = [pid for pid in descendants(os.getpid()) if pid not in before]
+        children = [pid for pid in below(os.getpid()) if pid not in before]
         assert any(line.startswith("HTTP is not up after") for line in said)
         assert any(line.startswith("the worker fleet is up") for line in said)
         assert not any("another fleet" in line for line in said)
@@ -163,6 +155,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
     assert "SIGKILL" not in (home / "logs" / "workers.log").read_text()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
     """`kqueue up` says what runs, restarts a part that died, survives its suspension and its terminal, and ends whole.
@@ -185,11 +178,11 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
             known = json.loads((home / FLEET_FILE).read_text())
             secrets.append(known["token"])
             assert valid_tokens(known["database_url"], secrets) == [False] * (len(secrets) - 1) + [True]
-            children = descendants(process.pid)
+            children = list(below(process.pid))
             assert len(children) >= 4
             if last is not signal.SIGKILL:
                 outlive(process, children)
-                children += descendants(process.pid)
+                children += list(below(process.pid))
             process.send_signal(last)
             assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
         finally:
@@ -218,7 +211,7 @@ def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
 
 def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
     """Kill a part of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
-    [server] = [pid for pid in children if "valkey" in command_line(pid).partition(" ")[0]]
+    [server] = [pid for pid in children if "valkey" in "".join(command_line(pid)[:1])]
     os.kill(server, signal.SIGKILL)
     read_until(process, "Valkey runs again")
     for _ in range(3):
@@ -238,7 +231,7 @@ def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
     try:
         while not (home / "postgres" / "lock").exists():
             time.sleep(0.01)
-        children = descendants(process.pid)
+        children = list(below(process.pid))
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
@@ -262,7 +255,7 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     Another fleet with the same scratch directory, and so the devices' locks, is named at once. Where no setting names
     Flower's port and the usual one is in use, it takes a free one, and says which.
     """
-    before = descendants(os.getpid())
+    before = set(below(os.getpid()))
     with_schema(tmp_path / "home" / "postgres")
     (tmp_path / "scratch").mkdir()
     _, held = scratch.reserve(tmp_path / "scratch", "fleet")
@@ -280,7 +273,7 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     assert other != str(port)
     assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
     assert said[1].startswith("another fleet of this user runs on this machine")
-    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+    assert eventually_gone([pid for pid in below(os.getpid()) if pid not in before]) == []
 
 
 def test_flower_is_not_opened_to_the_network_without_a_password(tmp_path: Path) -> None:
