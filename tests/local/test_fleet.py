@@ -187,7 +187,8 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
             assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()
         assert eventually_gone(children) == []
         assert load(home=home).database_url is None
         assert secrets[-1] not in said + "".join(log.read_text() for log in (home / "logs").iterdir())
