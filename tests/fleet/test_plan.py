@@ -122,29 +122,30 @@ def _record(phase: Phase | None, overdue: bool = False) -> Record:
     return Record(uuid.UUID(int=1), 1, phase, overdue)
 
 
-@pytest.mark.parametrize(
-    ("error", "record", "oom", "category"),
-    [
-        (ChildDied(-signal.SIGKILL), _record(Phase.CHECK), True, "worker_lost"),
-        (ChildDied(-signal.SIGKILL), _record(None), False, "worker_lost"),
-        (ChildDied(-signal.SIGTERM), _record(Phase.CHECK), False, "worker_lost"),
-        (ChildDied(-signal.SIGALRM), _record(Phase.REFERENCE, True), False, "judge_error"),
-        (ChildDied(-signal.SIGALRM), _record(Phase.CHECK, True), False, "judge_error"),
-        (ChildDied(-signal.SIGABRT), _record(Phase.TIME), False, "judge_error"),
-        (TimeLimitExceeded(5), _record(Phase.REFERENCE, True), False, "judge_error"),
-        (TimeLimitExceeded(5), _record(Phase.CHECK, True), False, "judge_error"),
-        (TimeLimitExceeded(5), _record(Phase.CANARY, True), False, "gpu_unhealthy"),
-        (ChildDied(-signal.SIGSEGV), _record(Phase.CANARY), False, "gpu_unhealthy"),
-        (ChildDied(-signal.SIGKILL), _record(Phase.CANARY), False, "worker_lost"),
-        (Terminated(-9), _record(Phase.CHECK), False, "cancelled"),
-        (SystemExit(3), _record(Phase.REFERENCE), False, "judge_error"),
-        (SystemExit("bye"), _record(Phase.CHECK), False, "judge_error"),
-        (OSError("the database was away"), _record(Phase.CHECK), False, "worker_lost"),
-    ],
-)
-def test_rows_that_no_test_can_bring_about(error: Any, record: Record, oom: bool, category: str) -> None:
+#: The error that Celery reports, the flight recorder, whether memory was short, and the category.
+ROWS: list[tuple[Any, Record, bool, str]] = [
+    (ChildDied(-signal.SIGKILL), _record(Phase.CHECK), True, "worker_lost"),
+    (ChildDied(-signal.SIGKILL), _record(None), False, "worker_lost"),
+    (ChildDied(-signal.SIGTERM), _record(Phase.CHECK), False, "worker_lost"),
+    (ChildDied(-signal.SIGALRM), _record(Phase.REFERENCE, True), False, "judge_error"),
+    (ChildDied(-signal.SIGALRM), _record(Phase.CHECK, True), False, "judge_error"),
+    (ChildDied(-signal.SIGABRT), _record(Phase.TIME), False, "judge_error"),
+    (TimeLimitExceeded(5), _record(Phase.REFERENCE, True), False, "judge_error"),
+    (TimeLimitExceeded(5), _record(Phase.CHECK, True), False, "judge_error"),
+    (TimeLimitExceeded(5), _record(Phase.CANARY, True), False, "gpu_unhealthy"),
+    (ChildDied(-signal.SIGSEGV), _record(Phase.CANARY), False, "gpu_unhealthy"),
+    (ChildDied(-signal.SIGKILL), _record(Phase.CANARY), False, "worker_lost"),
+    (Terminated(-9), _record(Phase.CHECK), False, "cancelled"),
+    (SystemExit(3), _record(Phase.REFERENCE), False, "judge_error"),
+    (SystemExit("bye"), _record(Phase.CHECK), False, "judge_error"),
+    (OSError("the database was away"), _record(Phase.CHECK), False, "worker_lost"),
+]
+
+
+def test_rows_that_no_test_can_bring_about() -> None:
     """Signals from outside say that the worker was lost; any other end is the judge's own. None blames a problem."""
-    outcome = outcome_of(error, record, out_of_memory=oom)
-    assert outcome.category == category
-    assert outcome.phase == record.phase
-    assert outcome.message
+    for error, record, oom, category in ROWS:
+        outcome = outcome_of(error, record, out_of_memory=oom)
+        assert outcome.category == category, error
+        assert outcome.phase == record.phase
+        assert outcome.message

@@ -1,4 +1,4 @@
-"""Claiming: one of many begins an attempt, and a retry goes elsewhere."""
+"""Claiming: one of many begins an attempt, and a retry goes elsewhere; environments and their baselines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
-from kqueue.store import evaluations, gpus, workers
+from kqueue.store import baselines, evaluations, gpus, workers
 from kqueue.store.evaluations import Recorded
-from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured
 
 
 class TestClaim:
@@ -162,6 +162,17 @@ class TestElsewhere:
         assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
         evaluations.lose_worker(engine, slots["gpu0-0"], retry_delay_s=9, message="stopped", handed_back=True)
         assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+
+def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
+    """All speedups in an environment share one base."""
+    claimed = claim(submit())
+    environment = evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
+    key = (claimed.request.problem_hash, environment, "fp32")
+    assert baselines.get(engine, *key) is None
+    baselines.put(engine, *key, measured(1.0))
+    baselines.put(engine, *key, measured(2.0))
+    assert baselines.get(engine, *key) == measured(1.0)
 
 
 def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:
