@@ -32,7 +32,7 @@ from kqueue.local.valkey import Valkey
 from kqueue.store import workers
 from kqueue.store.engine import connect
 from tests.samples import request_fields
-from tests.services import Server, start
+from tests.services import Server, start, with_schema
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
 # A shell's background job ignores it, and so would all that the tests start.
@@ -71,7 +71,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @starts_services
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The run's Postgres."""
-    postgres = Postgres(tmp_path_factory.mktemp("postgres"), durable=False)
+    postgres = Postgres(with_schema(tmp_path_factory.mktemp("postgres") / "pg"), durable=False)
     start(postgres)
     try:
         yield Server(postgres.url)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -16,7 +20,8 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
 from kqueue.store import schema
 
-_TEMPLATE: Final = "kqueue_template"
+#: The database of a cluster of :func:`with_schema`. Nothing connects to it.
+_TEMPLATE: Final = "kqueue"
 _ATTRIBUTE: Final = "starts_services"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -42,19 +47,38 @@ def start(service: Postgres | Valkey) -> None:
         pytest.skip(str(error))
 
 
+@functools.cache
+def _cluster() -> tempfile.TemporaryDirectory[str]:
+    """Make a Postgres cluster at the newest schema, once in this process, which removes it when it exits."""
+    place = tempfile.TemporaryDirectory(prefix="kqueue-cluster-")
+    postgres = Postgres(Path(place.name), durable=False)
+    start(postgres)
+    with postgres:
+        schema.upgrade(postgres.url)
+    return place
+
+
+def with_schema(directory: Path) -> Path:
+    """Give the directory of a Postgres server a cluster at the newest schema, before its first start.
+
+    A copy takes a tenth of the time that initdb and all migrations take.
+    """
+    directory.mkdir(mode=0o700, parents=True)
+    shutil.copytree(Path(_cluster().name) / "data", directory / "data")
+    return directory
+
+
 def database(url: str, name: str) -> str:
     """Return the URL of another database on the same server."""
     return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
 class Server:
-    """The run's Postgres server, with a migrated template from which databases are cloned."""
+    """The run's Postgres server, on a cluster of :func:`with_schema`, from which databases are cloned."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._admin = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
-        self.empty_database(_TEMPLATE)
-        schema.upgrade(database(url, _TEMPLATE))
+        self._admin = create_engine(database(url, "postgres"), isolation_level="AUTOCOMMIT", pool_size=1)
 
     def execute(self, statement: str) -> None:
         """Run one statement as the server's owner."""

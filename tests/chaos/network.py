@@ -128,11 +128,7 @@ class Network:
         redis_socket, postgres_socket = map(str, self._sockets)
         command = ["ip", "netns", "exec", self._hub, sys.executable, "-c", _PROXY]
         command += [self.REDIS, "6379", redis_socket, self.POSTGRES, "5432", postgres_socket]
-        proxy = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
-        )
+        proxy = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"]})
         made.callback(proxy.wait)
         made.callback(proxy.kill)
         assert proxy.stdout is not None

@@ -39,21 +39,15 @@ class Reconciliation:
         counts: how many of what, for the table; those in :attr:`faults` are defects, and must be none.
         faults: what must not be, a line for each.
         struck: for each act of chaos, how many attempts it cost.
-        next_s: for each way in which an attempt ended, the seconds until the slot's next attempt began.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)
-    next_s: dict[str, list[float]] = field(default_factory=dict)
 
 
 def reconcile(
-    engine: Engine,
-    batch: str,
-    accepted: Mapping[UUID, str],
-    expected: Mapping[str, Category],
-    events: Iterable[Event],
+    engine: Engine, batch: str, accepted: Mapping[UUID, str], expected: Mapping[str, Category], events: Iterable[Event]
 ) -> Reconciliation:
     """Compare.
 
@@ -69,19 +63,17 @@ def reconcile(
         expected: the category of each entry.
         events: the log of chaos.
     """
-    acts = sorted(events, key=lambda event: event.at)
+    acts = [act for act in events if not act.harmless]
     with engine.connect() as connection:
         rows = connection.execute(_EVALUATIONS, {"batch": batch}).all()
         attempts = connection.execute(_ATTEMPTS, {"batch": batch}).all()
     found = Reconciliation()
-    harmful = [act for act in acts if not act.harmless]
-    causes = {attempt.id: _cause(attempt, harmful) for attempt in attempts}
-    disturbed = {attempt.id: _cause(attempt, acts) for attempt in attempts}
+    causes = {attempt.id: _cause(attempt, acts) for attempt in attempts}
     of: dict[UUID, list[Any]] = {}
     for attempt in attempts:
         of.setdefault(attempt.evaluation_id, []).append(attempt)
 
-    _count_attempts(found, attempts, causes, disturbed)
+    _count_attempts(found, attempts, causes)
     stored = {row.id: row.kernel_label for row in rows}
     for evaluation in accepted.keys() - stored.keys():
         found.faults.append(f"lost: {evaluation} ({accepted[evaluation]}) was accepted and is not stored")
@@ -130,11 +122,9 @@ def _cause(attempt: Any, acts: list[Event]) -> str | None:
     return likeliest.action if likeliest else None
 
 
-def _count_attempts(
-    found: Reconciliation, attempts: list[Any], causes: Mapping[int, str | None], disturbed: Mapping[int, str | None]
-) -> None:
+def _count_attempts(found: Reconciliation, attempts: list[Any], causes: Mapping[int, str | None]) -> None:
     lost = unexplained = 0
-    for i, attempt in enumerate(attempts):
+    for attempt in attempts:
         what = f"attempt {attempt.number} of {attempt.evaluation_id} ({attempt.kernel_label})"
         if attempt.ended is None:
             found.faults.append(f"left open: {what}")
@@ -148,16 +138,6 @@ def _count_attempts(
                 found.faults.append(f"no act of chaos explains: {what}: {attempt.category}: {attempt.message}")
             else:
                 found.struck[cause] += 1
-        following = attempts[i + 1] if i + 1 < len(attempts) and attempts[i + 1].name == attempt.name else None
-        if following is not None:
-            # What chaos disturbed is told apart: a pause for want of Postgres is not the kernel's doing.
-            kind = (
-                f"chaos: {disturbed[attempt.id]}"
-                if disturbed[attempt.id]
-                else f"{attempt.kernel_label}: {attempt.category}"
-            )
-            # Both are the starts of transactions, which may cross when Postgres is slow.
-            found.next_s.setdefault(kind, []).append(max(0.0, following.started - attempt.ended))
     found.counts |= {
         "attempts": len(attempts),
         "attempts ended by the fleet's fault": lost,

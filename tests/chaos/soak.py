@@ -168,7 +168,6 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
         "counts": found.counts,
         "faults": found.faults,
         "struck": found.struck,
-        "next_s": {kind: _spread(values) for kind, values in sorted(found.next_s.items())},
         "lives": [asdict(life) for life in watch.lives()],
         "gpu_bytes": {"idle": idle_gpu, "end": watch.gpu_used(), "samples": watch.gpu_bytes},
         "entries": Counter(accepted.values()),
@@ -335,17 +334,6 @@ def _last_faults(
     return faults
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    """Count, median, 99th percentile and largest, in the values' unit."""
-    ordered = sorted(values)
-    return {
-        "n": len(ordered),
-        "p50": round(statistics.median(ordered), 3),
-        "p99": round(ordered[math.ceil(0.99 * len(ordered)) - 1], 3),
-        "max": round(ordered[-1], 3),
-    }
-
-
 def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: dict[str, Any]) -> None:
     print_table(("what", "n"), found.counts.items(), title="reconciliation")
     acts = Counter(event.action for event in events)
@@ -359,8 +347,6 @@ def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: 
         for action, n in sorted(acts.items())
     ]
     print_table(("act of chaos", "n", "attempts", "whole again after s"), rows)
-    spreads = [(kind, s["n"], s["p50"], s["p99"], s["max"]) for kind, s in record["next_s"].items()]
-    print_table(("the slot's next attempt began after", "n", "p50 s", "p99 s", "max s"), spreads)
     lives: dict[str, Any] = {}
     for life in watch.lives():
         lives.setdefault(life.role, life)

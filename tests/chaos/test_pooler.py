@@ -19,8 +19,9 @@ from kqueue.store.engine import connect, connect_listener
 from kqueue.store.evaluations import VERDICTS_CHANNEL
 from tests.chaos.pooler import Pooler
 from tests.chaos.rig import PATIENCE_S
+from tests.store.steps import change
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 #: What an operator runs where the limits that kqueue sends do not arrive, as the document has it.
@@ -47,8 +48,7 @@ def _hears(pooler: Pooler, services: Any, timeout_s: float) -> bool:
     """Whether who listens through the pooler is told of what is said after that."""
     with closing(connect_listener(pooler.url, application="tests")) as connection:
         connection.execute(SQL("LISTEN kqueue_verdicts"))
-        with services.engine.begin() as other:
-            other.execute(text("SELECT pg_notify(:channel, 'news')"), {"channel": VERDICTS_CHANNEL})
+        change(services.engine, "SELECT pg_notify(:channel, 'news')", channel=VERDICTS_CHANNEL)
         return any(told.payload == "news" for told in connection.notifies(timeout=timeout_s, stop_after=1))
 
 

@@ -30,15 +30,15 @@ from tests.fleet.told import Services, fleets
 def _execute(url: str, *statements: str) -> None:
     with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         for statement in statements:
-            connection.execute(statement)  # pyright: ignore
+            connection.execute(statement)
 
 
 @pytest.mark.parametrize(
-    "seconds", [3, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
+    "seconds", [1, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """Without a shutdown: the judge keeps its outcome for 30 s, and records it when Postgres has recovered in time."""
-    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+    running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.postgres.pid, signal.SIGKILL)
     services.until(lambda: not services.postgres.alive(), what="its end")
@@ -59,11 +59,11 @@ def _starts(postgres: Postgres) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+    "seconds", [2, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """It takes connections and does not answer: nothing is lost, and whatever ran in vain is judged again."""
-    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+    running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     with Halted(services.postgres.pid):
         time.sleep(seconds)
@@ -71,7 +71,7 @@ def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: 
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
+    "seconds", [2, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """Whoever takes it cannot claim: it is kept for a while, or sent again, and no try is used up."""
@@ -85,14 +85,14 @@ def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, 
 
 def test_postgres_may_be_read_only(services: Any, fleet: Any, whole: Any) -> None:
     """Submissions are refused with what is wrong; the running one is recorded by its judge once writing works again."""
-    running = services.submit("sleep 2", attempts=3)
+    running = services.submit("sleep 1", attempts=3)
     services.started(running)
     url = services.postgres.url
     _execute(url, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     try:
         with Client(services.config()) as client:
             services.until(lambda: _refused(client, "read-only"), what="the refusal")
-        time.sleep(3)
+        time.sleep(1.5)
         assert evaluations.verdict(services.engine, running) is None
     finally:
         _execute(
@@ -115,7 +115,7 @@ def _refused(client: Client, why: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seconds", [3, pytest.param(15, marks=pytest.mark.nightly)], ids=["a moment", "past every limit on locks"]
+    "seconds", [2, pytest.param(15, marks=pytest.mark.nightly)], ids=["a moment", "past every limit on locks"]
 )
 def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """ACCESS EXCLUSIVE on what all need: everything waits, nobody gives up for good."""
@@ -129,11 +129,11 @@ def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: 
 
 def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any) -> None:
     """Downgraded and upgraded while workers run and evaluations are queued: all of them are judged in the end."""
-    running = services.submit("sleep 2", attempts=3)
+    running = services.submit("sleep 1", attempts=3)
     services.started(running)
     waiting = [services.submit("ok", attempts=3) for _ in range(5)]
     schema.downgrade(services.postgres.url, "-1")
-    time.sleep(3)
+    time.sleep(2)
     schema.upgrade(services.postgres.url)
     assert fleet.process.poll() is None
     whole(running, *waiting)
@@ -208,7 +208,7 @@ def _caught_up(primary: Postgres) -> None:
     with psycopg.connect(primary.url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         while not connection.execute(
             "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) AND count(*) > 0 FROM pg_stat_replication"
-        ).fetchone()[0]:  # pyright: ignore
+        ).fetchone()[0]:
             time.sleep(0.02)
 
 

@@ -24,17 +24,13 @@ def client(services: Any) -> Any:
         yield client
 
 
-def _connection(services: Any) -> redis.Redis:
-    return redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://"))
-
-
 def _submit(client: Client, kernel: str = "ok") -> UUID:
     return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu", allow_idle_lane=True).evaluation_id
 
 
 def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Client) -> None:
     """What runs goes on to its verdict meanwhile, what is submitted meanwhile is judged after, each once."""
-    running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
+    running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.valkey.pid, signal.SIGKILL)
     services.until(lambda: not services.valkey.alive(), what="its end")
@@ -46,7 +42,7 @@ def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Clie
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
+    "seconds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Client, seconds: float) -> None:
     """It takes connections and does not answer: verdicts come all the same, submissions are accepted, workers stay."""
@@ -72,9 +68,9 @@ def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Clie
 
 def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client) -> None:
     """It refuses what needs memory: submissions are accepted and judged once there is room again."""
-    running = services.submit("sleep 2", attempts=3)
+    running = services.submit("sleep 1", attempts=3)
     services.started(running)
-    with _connection(services) as connection:
+    with services.redis() as connection:
         connection.config_set("maxmemory", "1")
         with pytest.raises(redis.OutOfMemoryError):
             connection.set("one", "more")
@@ -93,7 +89,7 @@ def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any, num
     first = services.submit("sleep 100", attempts=3)
     services.started(first)
     queued = [services.submit("ok", attempts=3) for _ in range(number)]
-    with _connection(services) as connection:
+    with services.redis() as connection:
         connection.flushall()
         services.until(lambda: connection.llen("kqueue.cpu") == evaluations.window(1), what="the next ones' messages")
     assert evaluations.cancel(services.engine, first)

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from kqueue import Client
 from kqueue.contract import Verdict
@@ -24,6 +23,7 @@ from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
 from tests.chaos.version import OtherVersion
 from tests.judge.extension import PROBLEM, QUICK, kernel
+from tests.store.steps import change
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -63,11 +63,9 @@ def test_a_build_of_one_host_is_used_on_the_other(services: Any, start_host: Any
             seen += client.wait_all(client.submit_batch([fields] * 2), timeout=PATIENCE_S)
     assert {verdict.category for verdict in [first, *seen]} == {"passed"}
     built = first.evidence.build
-    assert built is not None
     assert (built.where, built.libraries) == ("builder", 1)
     for verdict in seen:
         found = verdict.evidence.build
-        assert found is not None
         assert (found.where, found.key, found.earlier_seconds) == ("store", built.key, built.seconds)
     assert [path.name for path in store.iterdir()] == [built.key]
     for fleet in fleets:
@@ -79,15 +77,13 @@ def test_a_fleet_that_the_schema_has_left_behind_may_be_stopped(services: Any, s
     fleet = start_fleet()
     running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
-    with services.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE attempts RENAME COLUMN outcome TO result"))
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at"))
+    change(services.engine, "ALTER TABLE attempts RENAME COLUMN outcome TO result")
+    change(services.engine, "ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at")
     try:
         assert fleet.stop(signal.SIGTERM, PATIENCE_S) == 0
     finally:
-        with services.engine.begin() as connection:
-            connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
-            connection.execute(text("ALTER TABLE attempts RENAME COLUMN result TO outcome"))
+        change(services.engine, "ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at")
+        change(services.engine, "ALTER TABLE attempts RENAME COLUMN result TO outcome")
     fleet = start_fleet()
     again = whole(running)
     assert [(attempt.category, attempt.handed_back) for attempt in again] == [("worker_lost", False), ("passed", False)]

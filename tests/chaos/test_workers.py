@@ -9,21 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import redis
-from sqlalchemy import text
 
 from kqueue import broker
-from kqueue.contract import Request
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
 from tests.chaos import rig
-from tests.chaos.family import below, name, words
+from tests.chaos.family import words
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
+from tests.fleet.told import renewing
+from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
@@ -35,7 +36,6 @@ SHIM = r"""
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 static long jump(void) {
@@ -53,19 +53,6 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     int result = syscall(SYS_clock_gettime, clock, out);
     if (result == 0 && clock == CLOCK_REALTIME) out->tv_sec += jump();
     return result;
-}
-int gettimeofday(struct timeval *restrict out, void *restrict zone) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    out->tv_sec = now.tv_sec;
-    out->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-time_t time(time_t *out) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (out) *out = now.tv_sec;
-    return now.tv_sec;
 }
 """
 
@@ -88,6 +75,51 @@ print(json.dumps({"lost": lost, "published": published}))
 """
 
 
+class Clock:
+    """The realtime clock of this module's fleets, which can jump. Without a compiler it cannot."""
+
+    def __init__(self, place: Path) -> None:
+        self._file = place / "jump"
+        self.python: Path | None = None
+        self.jump(0)
+        if shutil.which("gcc") is None:
+            return
+        (place / "shim.c").write_text(SHIM)
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True
+        )
+        self.python = place / "python"
+        # Workers are started with an environment of few variables.
+        variables = f"LD_PRELOAD={place}/shim.so CLOCK_JUMP={self._file}"
+        self.python.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} "$@"\n')
+        self.python.chmod(0o755)
+
+    def jump(self, seconds: int) -> None:
+        """Set the offset from the true time in seconds, also for processes that run already."""
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, seconds.to_bytes(8, "little", signed=True))
+        os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    """The clock of this module's fleets."""
+    return Clock(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture(scope="module")
+def running_fleet(start_fleet: Callable[..., Any], clock: Clock) -> Callable[[], Any]:
+    """Return the module's fleet of one worker. If a test has ended it, start another first."""
+    variables = {} if clock.python is None else {"JUDGES_PYTHON": str(clock.python)}
+    return renewing(partial(start_fleet, variables=variables))
+
+
+@pytest.fixture
+def fleet(running_fleet: Callable[[], Any]) -> Any:
+    """One worker, shared by the module's tests, some of which end it."""
+    return running_fleet()
+
+
 def test_a_process_too_many_would_be_seen(services: Any, fleet: Any) -> None:
     """What must hold in the end is looked for where it would be."""
     services.until(lambda: rig.strays() == [])
@@ -96,7 +128,7 @@ def test_a_process_too_many_would_be_seen(services: Any, fleet: Any) -> None:
 
 def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:
     """SIGTERM to a worker's parent: what runs ends as itself, and another worker takes the slot."""
-    running = services.submit("sleep 2")
+    running = services.submit("sleep 1")
     attempt = services.started(running)
     os.kill(worker_of(fleet, attempt), signal.SIGTERM)
     [only] = whole(running, attempts=1)
@@ -160,7 +192,7 @@ def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole:
             "properties": {"delivery_info": {"exchange": "", "routing_key": "kqueue.cpu"}, "delivery_tag": "1"},
         }
     )
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         client.lpush("kqueue.cpu", first_protocol, b"{}", b"no JSON", b"[1, 2]", b"\xff\xfe")
     for task in ("kqueue.judge", "kqueue.evaluate.v2"):
         services.app.send_task(task, args=[str(known), {"new": 1}], task_id=str(uuid4()), queue=broker.queue("cpu"))
@@ -176,8 +208,7 @@ def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> 
     """An hour ahead all leases have run out: the first attempt's outcome comes too late, and one verdict stands."""
     running = services.submit("sleep 4", attempts=3)
     services.started(running)
-    with services.engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL"))
+    change(services.engine, "UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL")
     attempts = whole(running)
     # A heartbeat may have come before the sweep.
     if len(attempts) > 1:
@@ -197,7 +228,7 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
     unsent: list[UUID] = []
     try:
         for other in others:
-            assert other.stdout.readline() == "ready\n"  # pyright: ignore
+            assert other.stdout.readline() == "ready\n"
         for _ in range(4):
             for identity in [services.submit("ok", attempts=3, send=False) for _ in range(3)]:
                 # A search for messages that Redis lost may have come first: the fleet's worker has it then.
@@ -208,8 +239,7 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
             time.sleep(0.7)
     finally:
         said = [json.loads(other.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for other in others]
-    with services.engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'"))
+    change(services.engine, "UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'")
     attempts = whole(*lost, attempts=2)
     assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")] * len(
         lost
@@ -224,77 +254,29 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
 
 def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
     """All processes of a host die at once, without a word: another host's sweeper ends the lease, its workers judge."""
-    fleet.stop()
-    first = start_fleet()
     running, waiting = services.submit("sleep-once", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     second = start_fleet()
-    kill_tree(first.process.pid)
-    first.process.wait()
+    kill_tree(fleet.process.pid)
+    fleet.process.wait()
     lost, passed, *_ = whole(running, waiting)
     assert (lost.category, lost.written_by, passed.category) == ("worker_lost", "sweeper", "passed")
     assert passed.worker_id in {worker.id for worker in second.live()}
     second.stop()
 
 
-@pytest.mark.parametrize("seconds", [8 * 3600, -3600], ids=["forward", "backward"])
-def test_a_hosts_clock_may_jump(
-    services: Any, start_fleet: Any, whole: Any, seconds: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_hosts_clock_may_jump(services: Any, fleet: Any, whole: Any, clock: Clock) -> None:
     """Leases are the database's, deadlines run by a clock that does not jump: nothing is lost or judged twice."""
-    if shutil.which("gcc") is None:
+    if clock.python is None:
         pytest.skip("no compiler for the clock that jumps")
-    place = tmp_path_factory.mktemp("clock")
-    (place / "shim.c").write_text(SHIM)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True)
-    jump, python = place / "jump", place / "python"
-    jump.write_bytes((0).to_bytes(8, "little", signed=True))
-    # Workers are started with an environment of few variables.
-    python.write_text(f'#!/bin/sh\nLD_PRELOAD={place}/shim.so CLOCK_JUMP={jump} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    mine = start_fleet(variables={"JUDGES_PYTHON": str(python)})
-    worker = mine.live()[0]
+    worker = fleet.live()[0]
     assert "shim.so" in Path(f"/proc/{worker.pid}/maps").read_text()
-    running, waiting = services.submit("sleep 3", attempts=3), services.submit("ok", attempts=3)
-    services.started(running)
-    with jump.open("r+b") as file:
-        file.write(seconds.to_bytes(8, "little", signed=True))
-    whole(running, waiting, attempts=1)
-    assert [w.id for w in mine.live()] == [worker.id]
-    mine.stop()
-
-
-def test_a_kernel_is_judged_by_another_worker(services: Any, start_fleet: Any, tmp_path: Path) -> None:
-    """With the true judge: worker, judge and candidate die with the kernel in flight, and a second attempt passes."""
-    mine = start_fleet(true=True)
-    identity = _submit_true(services, "time.sleep(1)")
-    attempt = services.started(identity)
-    worker = worker_of(mine, attempt)
-    candidates = services.until(lambda: _candidates(worker), PATIENCE_S, "the candidate")
-    os.kill(worker, signal.SIGKILL)
-    services.until(lambda: not any(services.alive(pid) for pid in candidates), what="the candidate's end")
-    assert services.verdict(identity, PATIENCE_S).passed
-    assert [a.category for a in services.attempts(identity)] == ["worker_lost", "passed"]
-    assert services.verdict(_submit_true(services, "pass"), PATIENCE_S).passed
-    mine.stop()
-
-
-def _candidates(worker: int) -> list[int]:
-    return [pid for pid in below(worker) if name(pid) == "kq-candidate"]
-
-
-def _submit_true(services: Any, body: str) -> UUID:
-    model = (
-        "import time, torch\nclass {}(torch.nn.Module):\n    def forward(self, x):\n        {}\n        return x + 1\n"
-    )
-    made = "def get_inputs():\n    return [torch.randn(64)]\ndef get_init_inputs():\n    return []\n"
-    request = Request(
-        problem=model.format("Model", "pass") + made,
-        kernel=model.format("ModelNew", body) + f"# {uuid4()}\n",
-        backend="torch",
-        lane="cpu",
-        settings={"checks": 1, "timing": {"enabled": False}},
-    )
-    [submitted] = evaluations.submit(services.engine, [request], slots={"cpu": 1})
-    services.send(submitted.evaluation_id)
-    return submitted.evaluation_id
+    try:
+        for seconds in (8 * 3600, -3600):  # past the visibility timeout, and backward
+            running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
+            services.started(running)
+            clock.jump(seconds)
+            whole(running, waiting, attempts=1)
+    finally:
+        clock.jump(0)
+    assert [w.id for w in fleet.live()] == [worker.id]

@@ -8,9 +8,8 @@ import pytest
 
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
-from kqueue.store import schema
-from tests.fleet.told import Fleet, Services, fleets
-from tests.services import starts_services
+from tests.fleet.told import Fleet, Services, fleets, renewing
+from tests.services import starts_services, with_schema
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +18,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Postgres with the schema, and Valkey, for this module alone: its tests stop them."""
     directory = tmp_path_factory.mktemp("fleet")
     directory.chmod(0o755)
-    with Postgres(directory / "pg", durable=False) as postgres, Valkey(directory / "valkey") as valkey:
-        schema.upgrade(postgres.url)
+    postgres = Postgres(with_schema(directory / "pg"), durable=False)
+    with postgres, Valkey(directory / "valkey") as valkey:
         services = Services(postgres, valkey, directory)
         yield services
         services.engine.dispose()
@@ -35,6 +34,12 @@ def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
 
 
 @pytest.fixture(scope="module")
-def fleet(start_fleet: Callable[..., Fleet]) -> Fleet:
+def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet of one worker. If a test has ended it, start another first."""
+    return renewing(start_fleet)
+
+
+@pytest.fixture(scope="module")
+def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
     """One worker, shared by the module's tests."""
-    return start_fleet()
+    return running_fleet()

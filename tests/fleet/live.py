@@ -13,6 +13,7 @@ import pytest
 from kqueue.config import load
 from kqueue.errors import LocalFleetError
 from kqueue.local.fleet import LocalFleet
+from tests.services import with_schema
 
 
 @contextmanager
@@ -24,6 +25,8 @@ def live_fleet(*, http: bool = False) -> Iterator[LocalFleet]:
         config = load(
             home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False, probe_share=0
         )
+        (root / "home").mkdir(mode=0o700)
+        with_schema(root / "home" / "postgres")
         try:
             running = LocalFleet(config, durable=False, http=http).start()
         except LocalFleetError as error:

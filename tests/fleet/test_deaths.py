@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 
 from kqueue import broker
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.store.steps import change
 
 _ID = "00000000-0000-4000-8000-000000000000"
 
@@ -34,16 +34,14 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "limit", "category", "facts", "written_by"), DEATHS, ids=[d[0] for d in DEATHS])
-def test_a_death_is_recorded_once_with_its_facts(
-    services: Any, fleet: Any, kernel: str, limit: float | None, category: str, facts: dict[str, Any], written_by: str
-) -> None:
-    """However a judge ends there is one verdict with category, facts and writer as told; a next one passes."""
-    evaluation = services.submit(kernel, time_limit=limit)
-    verdict = services.verdict(evaluation)
-    assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1)
-    assert facts.items() <= verdict.facts.model_dump().items()
-    Whole(services)(evaluation, category=category, attempts=1)
+def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> None:
+    """However a judge ends there is one verdict with category, facts and writer as told; the next one is judged."""
+    ids = [services.submit(kernel, time_limit=limit) for kernel, limit, *_ in DEATHS]
+    for evaluation, (kernel, _, category, facts, written_by) in zip(ids, DEATHS, strict=True):
+        verdict = services.verdict(evaluation)
+        assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1), kernel
+        assert facts.items() <= verdict.facts.model_dump().items(), kernel
+    assert len(Whole(services)(*ids, category=None, attempts=1)) == len(DEATHS)
 
 
 def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(services: Any, fleet: Any) -> None:
@@ -73,10 +71,10 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
 
 
 def test_a_suspect_is_judged_while_nobody_else_is(
-    services: Any, start_fleet: Callable[..., Any], tmp_path: Path
+    services: Any, fleet: Any, start_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Two slots with work for both: in the suspect's third try the other waits, and what waits is judged after."""
-    mine = start_fleet(slots=2)
+    mine = start_fleet()
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
     services.until(lambda: len(services.attempts(suspect)) == 3)
@@ -106,18 +104,16 @@ def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any)
 def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> None:
     """A migration, or a way back: nothing is begun or lost meanwhile, and no process ends of it."""
     worker = fleet.live()[0].id
-    with services.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN settings TO configuration"))
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at"))
+    change(services.engine, "ALTER TABLE evaluations RENAME COLUMN settings TO configuration")
+    change(services.engine, "ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at")
     services.app.send_task("kqueue.evaluate", args=[_ID], task_id=_ID, queue=broker.queue("cpu"))
     for line in (
         f"an evaluation waits for Postgres *.*evaluation={_ID}",
         "Postgres is away.*lacks what this kqueue needs",
     ):
         services.until(lambda line=line: re.search(line, fleet.log.read_text()))
-    with services.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE evaluations RENAME COLUMN configuration TO settings"))
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at"))
+    change(services.engine, "ALTER TABLE evaluations RENAME COLUMN configuration TO settings")
+    change(services.engine, "ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at")
     Whole(services)(services.submit("ok"), attempts=1)
     assert [w.id for w in fleet.live()] == [worker]
 
@@ -125,10 +121,11 @@ def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> Non
 def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet: Any) -> None:
     """It is tried again, as another host may be newer, and in the end says what is the matter."""
     evaluation = services.submit("ok", attempts=2, send=False)
-    with services.engine.begin() as connection:
-        connection.execute(
-            text("""UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id"""), {"id": evaluation}
-        )
+    change(
+        services.engine,
+        """UPDATE evaluations SET settings = settings || '{"rounds": 3}' WHERE id = :id""",
+        id=evaluation,
+    )
     services.send(evaluation)
     verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.attempts, verdict.written_by) == ("judge_error", 2, "judge")

@@ -1,8 +1,9 @@
-"""Workers come and go, services go away and come back, and every evaluation ends once."""
+"""Workers come and go, services go away and come back, and every evaluation ends once, in its turn."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import statistics
@@ -14,9 +15,17 @@ from uuid import UUID
 
 import pytest
 
+from kqueue import Client
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.store.steps import change
 from workers.judge.host import linux
+
+
+@pytest.fixture
+def fleet(running_fleet: Callable[[], Any]) -> Any:
+    """One worker, shared by the module's tests, some of which end it."""
+    return running_fleet()
 
 
 def _worker_pid(fleet: Any) -> int:
@@ -39,6 +48,34 @@ def test_the_next_judge_is_there_at_once(services: Any, fleet: Any) -> None:
     assert len(gaps) == 30
     # Stock Celery sees the end of a child when it looks next, which it does every 5 s.
     assert statistics.median(gaps) < 4, gaps
+
+
+def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path: Path) -> None:
+    """A producer's single evaluation begins after the one that runs, before all that another one queued earlier."""
+
+    def submit(kernel: str, producer: str) -> UUID:
+        fields = {"problem": "p", "kernel": kernel, "backend": "torch", "lane": "cpu", "producer": producer}
+        return client.submit(**fields).evaluation_id
+
+    def head() -> UUID | None:
+        with services.redis() as queue:
+            last = queue.lrange("kqueue.cpu", -1, -1)  # workers take from the tail
+        return UUID(json.loads(last[0])["headers"]["id"]) if last else None
+
+    services.until(lambda: all(worker.busy_with is None for worker in fleet.live()), what="an idle worker")
+    change(services.engine, "DELETE FROM shares")
+    with Client(services.config()) as client:
+        running = submit(f"gate {tmp_path / 'gate'}", "many")
+        services.started(running)
+        many = [submit(f"ok {number}", "many") for number in range(20)]  # more than a window of messages holds
+        one = submit("ok one", "one")
+        services.until(lambda: head() == one, what="the order in Redis")
+        (tmp_path / "gate").touch()
+        assert all(services.verdict(identity).passed for identity in (running, *many, one))
+    begun = services.rows(
+        "SELECT evaluation_id FROM attempts WHERE evaluation_id = ANY(:ids) ORDER BY started_at", ids=[*many, one]
+    )
+    assert [row.evaluation_id for row in begun] == [one, *many]
 
 
 def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(services: Any, fleet: Any) -> None:
@@ -88,64 +125,61 @@ def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> 
     Whole(services)(running, attempts=1)
 
 
-def test_a_warm_stop_lets_the_judge_finish(services: Any, start_fleet: Callable[..., Any], fleet: Any) -> None:
+def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
     """SIGTERM: what runs ends as itself, what waits stays queued, rows are closed, nothing is left."""
-    fleet.stop()
-    mine = start_fleet()
-    pids = [mine.process.pid, _worker_pid(mine), *linux.children(_worker_pid(mine))]
+    pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running, waiting = services.submit("sleep 1.5"), services.submit("ok")
     services.started(running)
-    assert mine.stop(signal.SIGTERM) == 0
+    assert fleet.stop(signal.SIGTERM) == 0
     assert services.verdict(running).passed
     assert _state(services, waiting) == "queued"
-    assert mine.live() == []
+    assert fleet.live() == []
     assert not any(services.alive(pid) for pid in pids)
     evaluations.cancel(services.engine, waiting)
 
 
-def test_a_warm_stop_ends_though_postgres_is_away(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
     """What it could not write is a sweeper's to do when its leases have run out: nothing is waited for in vain."""
-    mine = start_fleet()
+    services.verdict(services.submit("ok"))  # no earlier message is left: a task that has no Postgres is waited for
     services.postgres.stop()
     try:
-        assert mine.stop(signal.SIGTERM) == 0
+        assert fleet.stop(signal.SIGTERM) == 0
     finally:
         services.postgres.start()
         services.engine.dispose()
 
 
-def test_a_quick_stop_hands_the_evaluation_back(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
     """SIGINT: what runs is killed and queued again at once, for whoever comes next."""
-    mine = start_fleet()
-    pids = [_worker_pid(mine), *linux.children(_worker_pid(mine))]
+    pids = [_worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
-    assert mine.stop(signal.SIGINT) == 0
+    assert fleet.stop(signal.SIGINT) == 0
     assert _state(services, running) == "queued"
     services.until(lambda: not any(services.alive(pid) for pid in pids))
-    other = start_fleet()
+    running_fleet()
     Whole(services)(running)
-    other.stop()
 
 
-def test_nothing_outlives_a_killed_supervisor(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
     """SIGKILL of the supervisor: workers and judges die with it, and a lease that ran out is handed back."""
-    mine = start_fleet()
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
-    pids = [_worker_pid(mine)]
+    pids = [_worker_pid(fleet)]
     judges = [p for p in linux.children(pids[0]) if "sleep" not in Path(f"/proc/{p}/comm").read_text()]
-    mine.stop(signal.SIGKILL)
+    fleet.stop(signal.SIGKILL)
     services.until(lambda: not any(services.alive(pid) for pid in pids + judges))
-    other = start_fleet()
+    running_fleet()
     attempts = Whole(services)(running, attempts=2)
-    other.stop()
     assert [a.written_by for a in attempts] == ["sweeper", "judge"]
 
 
 @pytest.mark.timeout(120)
-def test_the_parent_imports_torch_and_never_touches_cuda(services: Any, start_fleet: Callable[..., Any]) -> None:
+def test_the_parent_imports_torch_and_never_touches_cuda(
+    services: Any, fleet: Any, start_fleet: Callable[..., Any]
+) -> None:
     """Children inherit the imports; no CUDA, no device node, frozen garbage, no descriptor leaked by 10 tasks."""
+    fleet.stop()
     mine = start_fleet(torch=True)
     for identity in [services.submit("ok") for _ in range(2)]:
         services.verdict(identity)
@@ -162,3 +196,4 @@ def test_the_parent_imports_torch_and_never_touches_cuda(services: Any, start_fl
     for identity in [services.submit("ok") for _ in range(10)]:
         services.verdict(identity)
     assert len(probe()["descriptors"]) <= len(before["descriptors"]) + 2
+    mine.stop()

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid4
 
+import redis
 from sqlalchemy import text
 
 from kqueue import broker
@@ -26,6 +27,7 @@ from kqueue.local.valkey import Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
+from tests.store.steps import change
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
@@ -83,15 +85,22 @@ class Services:
             kwargsrepr=label,
         )
 
+    def redis(self) -> redis.Redis:
+        """Return a connection to Redis; the caller closes it."""
+        return redis.Redis.from_url(self._addresses["redis_url"].replace("redis+socket://", "unix://"))
+
+    def settled(self) -> None:
+        """Wait until no message of the lane `cpu` is queued."""
+        with self.redis() as client:
+            until(lambda: not client.exists("kqueue.cpu"), what="an empty queue")
+
     def age(self) -> None:
         """Make queued evaluations a minute older, and leave their messages to sweepers."""
-        with self.engine.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
-                    "expires_at = expires_at - interval '1 min', published_at = NULL WHERE state = 'queued'"
-                )
-            )
+        change(
+            self.engine,
+            "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
+            "expires_at = expires_at - interval '1 min', published_at = NULL WHERE state = 'queued'",
+        )
 
     def verdict(self, evaluation_id: UUID, timeout_s: float = 90.0) -> Verdict:
         return until(lambda: evaluations.verdict(self.engine, evaluation_id), timeout_s, "the verdict")
@@ -126,6 +135,18 @@ class Fleet:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)
+
+
+def renewing(start: Callable[[], Fleet]) -> Callable[[], Fleet]:
+    """Return a function that returns one fleet, and starts another in its place when a test has ended it."""
+    lives: list[Fleet] = []
+
+    def running() -> Fleet:
+        if not lives or lives[-1].process.poll() is not None:
+            lives.append(start())
+        return lives[-1]
+
+    return running
 
 
 @contextmanager

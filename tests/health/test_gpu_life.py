@@ -8,11 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kqueue.cli import app
 from kqueue.store import gpus
+from tests.fleet.told import Fleet, renewing
+from tests.store.steps import change
 from workers.judge.gpu import booking
 from workers.judge.host.scratch import device_lock
 
@@ -20,45 +26,60 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def fleet(start_gpu_fleet: Callable[..., Any]) -> Any:
-    """A slot on each of two GPUs."""
-    return start_gpu_fleet()
+def running_fleet(start_gpu_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet with a slot on each of two GPUs. If a test has ended it, start another first."""
+    return renewing(start_gpu_fleet)
 
 
 @pytest.fixture(autouse=True)
-def both_serve(fleet: Any, fake: Any, watcher: Any) -> None:
-    """Each test begins with GPUs that serve, and whose tests pass."""
+def fleet(running_fleet: Callable[[], Fleet], fake: Any, watcher: Any) -> Fleet:
+    """A slot on each of two GPUs that serve, and whose tests pass."""
+    fleet = running_fleet()
     fake.ends("pass")
     for number in (0, 1):
         watcher.until_state("serving", number)
         fleet.services.until(lambda number=number: watcher.paused(fleet, number) is None, what="a worker that goes on")
+    return fleet
 
 
 def _gpu(fleet: Any, *arguments: str) -> str:
-    """What `kqueue gpu` prints."""
+    """Return the output of `kqueue gpu`."""
     return _kqueue(fleet, "gpu", *arguments)
 
 
 def _kqueue(fleet: Any, *arguments: str) -> str:
-    """What a command prints."""
-    command = [sys.executable, "-m", "kqueue", *arguments]
-    return subprocess.run(
-        command, env=fleet.environment, capture_output=True, text=True, check=True, timeout=120
-    ).stdout
+    """Return the output of a command, which runs in this process."""
+    settings = {name: value for name, value in fleet.environment.items() if name.startswith("KQUEUE_")}
+    done = CliRunner().invoke(app, arguments, env=settings, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def _test_now(services: Any) -> None:
+    """Make postponed GPU tests due now."""
+    change(services.engine, "UPDATE gpus SET check_at = now() WHERE check_at IS NOT NULL")
 
 
 def _queued(services: Any, identity: Any) -> bool:
     return services.rows("SELECT state FROM evaluations WHERE id = :id", id=identity)[0].state == "queued"
 
 
-def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
+def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
+    services: Any, fleet: Any, fake: Any, watcher: Any, tmp_path: Path
+) -> None:
     """The other GPU goes on; resumed, it is given evaluations again. A drained GPU is not tested."""
-    running = [services.submit("sleep 8", lane="gpu") for _ in range(2)]
+    before = fake.tests()
+    running = [services.submit(f"gate {tmp_path / 'gate'}", lane="gpu") for _ in range(2)]
     for identity in running:
         services.started(identity)
-    drained = _gpu(fleet, "drain", "0", "--reason", "a new fan", "--wait")
-    assert "1 evaluations run on it" in drained
-    assert "nothing runs on it" in drained
+    drain = ("drain", "0", "--reason", "a new fan")
+    assert "1 evaluations run on it" in _gpu(fleet, *drain)
+    with ThreadPoolExecutor(1) as pool:
+        draining = pool.submit(_gpu, fleet, *drain, "--wait")
+        time.sleep(0.7)  # it looks more than once
+        assert not draining.done()
+        (tmp_path / "gate").touch()
+        assert "nothing runs on it" in draining.result()
     assert all(services.verdict(identity).passed for identity in running)
     assert watcher.paused(fleet) == "GPU 0 is drained: a new fan"
     after = [services.submit("ok", lane="gpu") for _ in range(4)]
@@ -69,9 +90,9 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(services: Any, fleet:
 
     assert "nothing runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
     waiting = services.submit("ok", lane="gpu")
-    time.sleep(3)
+    time.sleep(1.5)  # a worker that took it would have begun
     assert _queued(services, waiting)
-    assert fake.tests() == []
+    assert fake.tests() == before
     assert "serves again" in _gpu(fleet, "resume", "0")
     assert services.verdict(waiting).passed
     _gpu(fleet, "resume", "1")
@@ -103,10 +124,11 @@ def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
     )
     assert (watcher.gpu(sick).reason, watcher.gpu(sick).failures) == ("computed 7", 2)
     assert watcher.paused(fleet, sick) == f"GPU {sick} is quarantined: computed 7"
+    _test_now(services)
     services.until(lambda: watcher.gpu(sick).failures == 3, what="the test that heals, or does not")
     fake.ends("pass")
     assert "is tested now" in _gpu(fleet, "resume", str(sick))
-    watcher.until_state("serving", sick, 30)
+    watcher.until_state("serving", sick)
     assert services.verdict(services.submit("ok", lane="gpu")).passed
 
 
@@ -187,7 +209,8 @@ def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fak
     services.until(lambda: "no memory is free" in (watcher.paused(fleet) or ""), what="a worker that pauses")
     assert (watcher.gpu().state, watcher.gpu().failures) == ("serving", 0)
     fake.ends("pass")
-    watcher.until_state("serving", 0, 30)
+    _test_now(services)
+    watcher.until_state("serving")
 
 
 def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
@@ -203,13 +226,11 @@ def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
 
 
 def test_drained_stays_drained_over_a_new_start(
-    services: Any, fleet: Any, start_gpu_fleet: Callable[..., Any], watcher: Any
+    services: Any, fleet: Any, running_fleet: Callable[[], Any], watcher: Any
 ) -> None:
     """Nobody who starts a fleet needs to know what an operator said before."""
     _gpu(fleet, "drain", "1")
     assert fleet.stop(signal.SIGTERM) == 0
-    other = start_gpu_fleet()
-    assert watcher.paused(other, 1) == "GPU 1 is drained"
+    assert watcher.paused(running_fleet(), 1) == "GPU 1 is drained"
     assert services.verdict(services.submit("ok", lane="gpu")).passed
-    other.stop()
     gpus.resume(services.engine, watcher.gpu(1).uuid)

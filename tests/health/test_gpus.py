@@ -1,4 +1,4 @@
-"""The states of GPUs in the database: who sets them, what they forbid, what brings a GPU back."""
+"""The states of GPUs in the database: who sets them, what they forbid, what brings a GPU back; its reset."""
 
 from __future__ import annotations
 
@@ -77,10 +77,8 @@ def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brin
     known = _state(engine)
     assert (known.state, known.due, known.paused) == ("serving", True, "GPU 0 is being tested: Xid 48")
     first = gpus.record_failure(engine, gpu, reason="wrong sum")
-    assert first is not None
     assert (first.state, first.due, first.failures) == ("serving", True, 1)
     second = gpus.record_failure(engine, gpu, reason="wrong sum")
-    assert second is not None
     assert (second.state, second.due) == ("quarantined", False)
     assert _paused(engine, worker) == "GPU 0 is quarantined: wrong sum"
     intervals = [_seconds_to_test(engine)]
@@ -93,29 +91,24 @@ def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brin
     assert (known.state, known.failures, known.check_at, known.paused) == ("serving", 0, None, None)
 
 
-def test_a_drained_gpu_is_not_healed_by_a_test(engine: Engine, gpu: str) -> None:
-    """What an operator took away only an operator gives back, and then it is tested before it serves."""
+def test_what_a_test_does_not_change(engine: Engine, gpu: str) -> None:
+    """What an operator took away only an operator gives back, and then it is tested before it serves.
+
+    A quarantined GPU that is resumed is tested at once, and serves when it has passed. Where a test could not be made,
+    for want of memory, that is no failure.
+    """
     gpus.drain(engine, gpu, reason=None)
     gpus.record_pass(engine, gpu)
     gpus.record_failure(engine, gpu, reason="wrong sum")
     assert (_state(engine).state, _state(engine).reason) == ("drained", None)
     gpus.resume(engine, gpu)
-    known = _state(engine)
-    assert (known.state, known.due) == ("quarantined", True)
-
-
-def test_resuming_a_quarantined_gpu_tests_it_at_once(engine: Engine, gpu: str) -> None:
-    """It serves when it has passed, not when somebody says so."""
+    assert (_state(engine).state, _state(engine).due) == ("quarantined", True)
     for _ in range(5):
         gpus.record_failure(engine, gpu, reason="wrong sum")
     assert not _state(engine).due
     gpus.resume(engine, gpu)
-    known = _state(engine)
-    assert (known.state, known.reason, known.due) == ("quarantined", "wrong sum", True)
-
-
-def test_a_test_that_could_not_be_made_changes_nothing_but_its_time(engine: Engine, gpu: str) -> None:
-    """No memory to be had is no failure."""
+    assert (_state(engine).state, _state(engine).reason, _state(engine).due) == ("quarantined", "wrong sum", True)
+    gpus.record_pass(engine, gpu)
     gpus.ask_for_test(engine, gpu, reason="Xid 48")
     gpus.postpone(engine, gpu, reason="no memory is free", seconds=7)
     known = _state(engine)
@@ -130,7 +123,6 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
     for category, due in ((Category.WORKER_LOST, False), (Category.GPU_UNHEALTHY, True)):
         [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
         claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
-        assert claim is not None
         assert _state(engine).running == (submitted.evaluation_id,)
         evaluations.finish(
             engine,
@@ -166,7 +158,6 @@ def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
     waiting = [("first\x00", 70, 60.0), ("second", 20, 0.5)]
     gpus.see_memory(engine, gpu, booked_bytes=40, capacity_bytes=100, waiting=waiting)
     memory = _state(engine).memory
-    assert memory is not None
     assert (memory.booked_bytes, memory.capacity_bytes) == (40, 100)
     assert [(one.label, one.wanted_bytes) for one in memory.waiting] == [("first\ufffd", 70), ("second", 20)]
     first, second = memory.waiting
@@ -185,3 +176,92 @@ def test_facts_are_kept_as_they_were_last_seen(engine: Engine, gpu: str) -> None
     known = _state(engine)
     assert known.facts["temperature_c"] == 41
     assert "\x00" not in known.facts["processes"][0]["name"]
+
+
+# A reset: its workers end, it is tested, and it serves again or does not.
+
+
+def test_a_reset_takes_a_gpu_away_until_it_has_passed_a_test(engine: Engine, worker: UUID) -> None:
+    """Its workers pause at once; nothing runs there, so they may be ended now; then it is due for a test."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    assert "somebody asked" in (_state(engine).paused or "")
+    assert workers.live(engine, within_s=30)[0].paused == _state(engine).paused
+    assert (_state(engine).reset_due, _state(engine).due) == (True, False)
+    gpus.test_after_reset(engine, GPU)
+    assert (_state(engine).reset_due, _state(engine).due) == (False, True)
+    gpus.record_pass(engine, GPU)
+    assert (_state(engine).state, _state(engine).paused) == ("serving", None)
+
+
+def test_what_runs_is_waited_for_as_long_as_was_said(
+    engine: Engine, worker: UUID, fields: Callable[..., dict[str, object]]
+) -> None:
+    """While an evaluation runs the reset is not due, until its time is over."""
+    [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
+    assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30) is not None
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    assert not _state(engine).reset_due
+    gpus.reset(engine, GPU, reason="somebody is in a hurry", grace_s=0)
+    assert _state(engine).reset_due
+
+
+def test_a_test_that_was_under_way_does_not_bring_it_back(engine: Engine, worker: UUID) -> None:
+    """It was made with the workers that are to go; nor does its failure forget the reset."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    gpus.record_pass(engine, GPU)
+    gpus.record_failure(engine, GPU, reason="wrong")
+    assert _state(engine).state == "quarantined"
+    assert _state(engine).reset_due
+    gpus.test_after_reset(engine, GPU)
+    gpus.record_failure(engine, GPU, reason="wrong again")
+    assert (_state(engine).state, _state(engine).reset_at) == ("quarantined", None)
+    assert _state(engine).check_at is not None
+
+
+def test_a_drained_gpu_is_tested_and_stays_drained(engine: Engine, worker: UUID) -> None:
+    """An operator's word goes first: its workers are ended, it is tested once, and only a resume returns it."""
+    for passes in (False, True):
+        gpus.drain(engine, GPU, reason="a new fan")
+        gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+        assert (_state(engine).state, _state(engine).reason, _state(engine).reset_due) == ("drained", "a new fan", True)
+        gpus.test_after_reset(engine, GPU)
+        assert (_state(engine).state, _state(engine).due) == ("drained", True)
+        gpus.postpone(engine, GPU, reason="no memory was free", seconds=0)
+        assert (_state(engine).reason, _state(engine).due) == ("a new fan", True)
+        if passes:
+            gpus.record_pass(engine, GPU)
+        else:
+            gpus.record_failure(engine, GPU, reason="wrong")
+        assert (_state(engine).state, _state(engine).reason, _state(engine).check_at) == ("drained", "a new fan", None)
+        gpus.postpone(engine, GPU, reason="no memory was free", seconds=0)
+        assert _state(engine).check_at is None
+        gpus.resume(engine, GPU)
+        assert (_state(engine).state, _state(engine).due) == (("serving", False) if passes else ("quarantined", True))
+
+
+def test_a_reset_does_not_return_what_probes_took_out_of_service(engine: Engine, worker: UUID) -> None:
+    """It may pass every test. Only a resume ends it; after that a reset is one again."""
+    with engine.begin() as connection:
+        gpus.quarantine(connection, GPU, reason="a cheat passed")
+    assert _state(engine).is_left_alone
+    assert gpus.reset(engine, GPU, reason="somebody asked", grace_s=0) is False
+    assert (_state(engine).state, _state(engine).reason, _state(engine).reset_at) == (
+        "quarantined",
+        "a cheat passed",
+        None,
+    )
+    gpus.test_after_reset(engine, GPU)
+    gpus.record_pass(engine, GPU)
+    assert _state(engine).state == "quarantined"
+    gpus.resume(engine, GPU)
+    assert gpus.reset(engine, GPU, reason="somebody asked", grace_s=0) is True
+    assert not _state(engine).is_left_alone
+
+
+def test_an_operator_s_later_word_counts(engine: Engine, worker: UUID) -> None:
+    """Drained while a reset is under way: it stays drained, and nothing is ended."""
+    gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
+    gpus.drain(engine, GPU, reason="no, leave it")
+    assert not _state(engine).reset_due
+    gpus.test_after_reset(engine, GPU)
+    assert (_state(engine).state, _state(engine).check_at) == ("drained", None)

@@ -6,14 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 
+from kqueue import broker
 from kqueue.store import evaluations
+from tests.fleet.told import Fleet, renewing
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -55,6 +57,18 @@ def freezer() -> Iterator[Freezer]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet of two workers. If a test has ended it, start another first."""
+    return renewing(partial(start_fleet, slots=2))
+
+
+@pytest.fixture
+def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
+    """Two workers, shared by the module's tests."""
+    return running_fleet()
+
+
 def _judge(services: Any, tmp_path: Path, **options: Any) -> tuple[Any, int]:
     """An evaluation that runs, and its judge's process."""
     file = tmp_path / uuid4().hex
@@ -67,10 +81,9 @@ def _paused(fleet: Any) -> list[str]:
 
 
 def test_a_judge_that_does_not_die_blocks_its_slot_alone(
-    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+    services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
     """Its evaluation ends at the hard limit, its worker pauses and says so, the other slot goes on, later both do."""
-    fleet = start_fleet(slots=2)
     evaluation, judge = _judge(services, tmp_path, time_limit=3)
     freezer.freeze(judge)
     assert services.verdict(evaluation).category == "judge_error"
@@ -79,25 +92,24 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
     others = [services.submit("ok") for _ in range(4)]
     # One may have been taken by the worker in the moment in which it paused: it is missed at the next look, so now.
     time.sleep(1)
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         client.delete("kqueue.sweeper")
     for identity in others:
         assert services.verdict(identity).passed
     freezer.thaw()
     services.until(lambda: not _paused(fleet), what="a worker that goes on")
-    both = [services.submit("sleep 2") for _ in range(2)]
+    both = [services.submit(f"gate {tmp_path / 'gate'}") for _ in range(2)]
     for identity in both:
         services.started(identity)
+    (tmp_path / "gate").touch()
     for identity in both:
         assert services.verdict(identity).passed
-    fleet.stop()
 
 
 def test_a_slot_is_not_used_again_while_its_last_life_is_there(
-    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+    services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
     """The worker is gone, its judge is not: the evaluation goes elsewhere at once, and the row says what is wrong."""
-    fleet = start_fleet(slots=2)
     evaluation, judge = _judge(services, tmp_path, attempts=2)
     first = services.started(evaluation).worker_id
     freezer.freeze(judge)
@@ -118,14 +130,13 @@ def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     freezer.thaw()
     services.until(lambda: len(fleet.live()) == 2 and not stuck(), 90, "the slot's next life")
     evaluations.cancel(services.engine, evaluation)
-    fleet.stop()
+    broker.revoke(services.app, evaluation)
 
 
 def test_a_fleet_ends_although_something_of_it_does_not(
-    services: Any, start_fleet: Callable[..., Any], freezer: Freezer, tmp_path: Path
+    services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
     """A quick stop hands the evaluation back, as no try of it, and leaves behind what it cannot kill."""
-    fleet = start_fleet()
     evaluation, judge = _judge(services, tmp_path)
     freezer.freeze(judge)
     assert fleet.stop(signal.SIGINT) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -14,7 +13,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,14 @@ from kqueue.categories import Category
 from kqueue.client.remote import RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import LocalFleetError
+from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
+from kqueue.local.postgres import Postgres
 from kqueue.local.process import command_line, running
+from kqueue.store import tokens
+from kqueue.store.engine import connect
+from tests.chaos.family import below
+from tests.services import with_schema
 from tests.waiting import until
 from workers.judge.host import scratch
 
@@ -45,15 +50,6 @@ KERNEL = PROBLEM.replace("class Model", "class ModelNew")
 UP = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
-
-
 def eventually_gone(pids: list[int]) -> list[str]:
     """The command lines of those of ``pids`` that still run after a minute at most."""
     deadline = time.monotonic() + 60
@@ -71,11 +67,11 @@ def open_home() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def command(home: Path, *arguments: str, ignored: Sequence[signal.Signals] = ()) -> subprocess.Popen[str]:
-    """`kqueue up` with one CPU slot, as another process; SIGINT is ignored, as in a shell's background."""
+def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`kqueue up` with one CPU slot, as another process; it ignores SIGINT, as in a shell's background, and SIGHUP."""
 
     def ignore() -> None:
-        for signum in (signal.SIGINT, *ignored):
+        for signum in (signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
 
     environment = dict(os.environ) | {"KQUEUE_HOME": str(home), "KQUEUE_SCRATCH": str(home.parent / "scratch")}
@@ -102,40 +98,13 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"it ended without saying {text!r}:\n{said}")
 
 
-def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path) -> None:
-    """A kernel is judged end to end, clients find the fleet by its home, Flower and HTTP answer, and all of it goes."""
+def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is judged end to end though HTTP is late, which is said; clients find the fleet; and all of it goes."""
+    monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
     home = open_home / "home"
     config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
-    before = set(descendants(os.getpid()))  # other tests' services
-    with LocalFleet(config, flower=True, http=True, durable=False) as fleet:
-        children = [pid for pid in descendants(os.getpid()) if pid not in before]
-        assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
-        with fleet.client() as kq:
-            verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
-        assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
-        assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
-        found = load(home=home)
-        assert found.database_url == fleet.config.database_url
-        assert found.redis_url == fleet.config.redis_url
-        assert found.url == f"unix://{fleet.http_socket}"
-        with RemoteClient(found.url) as kq:
-            assert kq.verdict(verdict.evaluation_id) == verdict
-        with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=5) as answer:
-            assert answer.status == 200
-        with pytest.raises(LocalFleetError, match=f"in use by process {os.getpid()}"):
-            LocalFleet(config).start()
-        assert load(home=home).database_url == fleet.config.database_url
-    assert eventually_gone(children) == []
-    assert not (home / FLEET_FILE).exists()
-    assert load(home=home).database_url is None
-    assert "SIGKILL" not in (home / "logs" / "workers.log").read_text()
-
-
-def test_a_late_part_is_said_and_waited_for_by_nobody(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet judges while HTTP still starts; it says that HTTP is late, and when it is up."""
-    monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
+    before = set(below(os.getpid()))  # other tests' services
     stopped: list[int] = []
-    config = Config(home=open_home / "home", scratch=open_home / "scratch", gpus="none", cpu_slots=1, http_port=0)
     said: list[str] = []
 
     def report(line: str) -> None:
@@ -150,99 +119,110 @@ def test_a_late_part_is_said_and_waited_for_by_nobody(open_home: Path, monkeypat
             os.kill(pid, signal.SIGSTOP)
 
     def http_servers() -> list[int]:
-        return [pid for pid in descendants(os.getpid()) if "serve" in command_line(pid)]
+        return [pid for pid in below(os.getpid()) if pid not in before and "serve" in command_line(pid)]
 
-    with LocalFleet(config, http=True, durable=False, report=report) as fleet:
+    with LocalFleet(config, flower=True, http=True, durable=False, report=report) as fleet:
+        children = [pid for pid in below(os.getpid()) if pid not in before]
         assert any(line.startswith("HTTP is not up after") for line in said)
         assert any(line.startswith("the worker fleet is up") for line in said)
+        assert not any("another fleet" in line for line in said)
+        assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
         with fleet.client() as kq:
-            assert kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu").category is Category.PASSED
+            verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
+        assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        until(lambda: fleet.look() or [line for line in said if line.startswith("HTTP is up")])
+        for part in ("HTTP", "Flower"):
+            until(lambda part=part: fleet.look() or [line for line in said if line.startswith(f"{part} is up")])
         assert http_servers() == stopped
 
-
-def test_up_outlives_its_suspension_and_its_terminal(open_home: Path) -> None:
-    """Ctrl-Z and `fg` stop no fleet, nor does the end of the terminal where SIGHUP is ignored, as under `nohup`."""
-    home = open_home / "home"
-    process = command(home, "--no-flower", "--no-http", ignored=[signal.SIGHUP])
-    try:
-        said = read_until(process, "Ctrl-C")
-        assert all(f"{part} is up, after " in said for part in ("Postgres", "Valkey", "the worker fleet"))
-        for _ in range(6):
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.7)
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(signal.SIGHUP)
-            time.sleep(0.1)
-        assert process.stdout is not None
-        process.stdout.close()  # its terminal
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_up_runs_stops_and_recovers(open_home: Path) -> None:
-    """`kqueue up` says what runs, starts what dies again, and stops on SIGTERM with nothing left."""
-    home = open_home / "home"
-    process = command(home, "--no-flower")
-    try:
-        said = read_until(process, "Ctrl-C")
-        assert "cpu (1 slot)" in said
-        assert str(home) in said
-        children = descendants(process.pid)
-        valkey = int((home / "valkey" / "lock").read_text())
-        assert valkey == process.pid
-        [server] = [pid for pid in children if b"valkey" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
-        os.kill(server, signal.SIGKILL)
-        read_until(process, "Valkey runs again")
-        children += descendants(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
+        found = load(home=home)
+        assert (found.database_url, found.redis_url) == (fleet.config.database_url, fleet.config.redis_url)
+        assert found.url == f"unix://{fleet.http_socket}"
+        with RemoteClient(found.url) as kq:
+            assert kq.verdict(verdict.evaluation_id) == verdict
+        with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=60) as answer:
+            assert answer.status == 200
+        # The error names the owner of the home, and not a port that this fleet has too.
+        second = command(home, "--flower-port", fleet.flower_url.rpartition(":")[2])
+        told, _ = second.communicate(timeout=60)
+        assert (second.returncode, f"in use by process {os.getpid()}" in told) == (3, True), told
+        assert load(home=home).database_url == fleet.config.database_url
     assert eventually_gone(children) == []
     assert not (home / FLEET_FILE).exists()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_end_of_up_is_the_end_of_everything(open_home: Path, signum: signal.Signals) -> None:
-    """Ctrl-C, or SIGKILL of `kqueue up`, leaves no process, and the home can be used again."""
-    home = open_home / "home"
-    process = command(home, "--flower-port", "0")
-    try:
-        said = read_until(process, "Ctrl-C")
-        assert re.search(
-            r"^  flower    http://127.0.0.1:\d+ \(`.*kqueue open --flower` logs a browser in\)$", said, re.M
-        )
-        assert "http      http://127.0.0.1:" in said
-        children = descendants(process.pid)
-        assert len(children) >= 4
-        process.send_signal(signum)
-        status = process.wait(60)
-        assert status == (0 if signum is signal.SIGINT else -signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
-    assert eventually_gone(children) == []
     assert load(home=home).database_url is None
+    assert "SIGKILL" not in (home / "logs" / "workers.log").read_text()
 
 
-def test_a_second_up_names_the_first(open_home: Path) -> None:
-    """Whoever has the home is named, and not a port that the first fleet has too."""
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
+    """`kqueue up` says what runs, restarts a part that died, survives its suspension and its terminal, and ends whole.
+
+    Each start has a new token, a stop revokes it, a kill leaves it to the next start; there is one row for all.
+    """
     home = open_home / "home"
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        LocalFleet(Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1), durable=False),
-    ):
-        second = command(home, "--flower-port", str(taken.getsockname()[1]))
-        said, _ = second.communicate(timeout=60)
-    assert second.returncode == 3
-    assert f"in use by process {os.getpid()}" in said
+    with_schema(home / "postgres")
+    secrets: list[str] = []
+    for last in (signal.SIGKILL, signum):
+        process = command(home, "--flower-port", "0") if last is signal.SIGKILL else command(home, "--no-flower")
+        try:
+            said = read_until(process, "Ctrl-C")
+            ups = [f"{part} is up, after " for part in ("Postgres", "Valkey", "the worker fleet")]
+            slots = "cpu (1 slot)" if not secrets else "cpu ("  # a life that was killed still counts for a while
+            for words in (*ups, slots, str(home), f"unix://{home}/run/http.sock", "http      http://127.0."):
+                assert words in said
+            assert ("kqueue open --flower` logs a browser in" in said) is (last is signal.SIGKILL)
+            assert OPEN_WARNING not in said
+            known = json.loads((home / FLEET_FILE).read_text())
+            secrets.append(known["token"])
+            assert valid_tokens(known["database_url"], secrets) == [False] * (len(secrets) - 1) + [True]
+            children = list(below(process.pid))
+            assert len(children) >= 4
+            if last is not signal.SIGKILL:
+                outlive(process, children)
+                children += list(below(process.pid))
+            process.send_signal(last)
+            assert process.wait(60) == (-last if last is signal.SIGKILL else 0)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        assert eventually_gone(children) == []
+        assert load(home=home).database_url is None
+        assert secrets[-1] not in said + "".join(log.read_text() for log in (home / "logs").iterdir())
+    assert secrets[0] != secrets[1]
+    assert not (home / FLEET_FILE).exists()
+    assert not (home / "run" / "http.sock").exists()
+    with Postgres(home / "postgres", durable=False) as postgres:
+        assert valid_tokens(postgres.url, secrets) == [False, False]
+
+
+def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
+    """Return for each token whether it is valid. All of them were one row."""
+    engine = connect(url, application="tests", pool_size=1)
+    try:
+        [token] = tokens.listing(engine)
+        assert token.scopes == (tokens.Scope.PROBLEMS,)
+        return [tokens.find(engine, secret) is not None for secret in secrets]
+    finally:
+        engine.dispose()
+
+
+def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
+    """Kill a part of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
+    [server] = [pid for pid in children if "valkey" in "".join(command_line(pid)[:1])]
+    os.kill(server, signal.SIGKILL)
+    read_until(process, "Valkey runs again")
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.7)
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+    assert process.stdout is not None
+    process.stdout.close()  # its terminal
 
 
 def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
@@ -252,7 +232,7 @@ def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
     try:
         while not (home / "postgres" / "lock").exists():
             time.sleep(0.01)
-        children = descendants(process.pid)
+        children = list(below(process.pid))
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
@@ -271,46 +251,30 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
-    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
-    before = descendants(os.getpid())
-    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
-    said: list[str] = []
-    with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
-        LocalFleet(config, durable=False, report=said.append).start()
-    assert not any("another fleet" in line for line in said)
-    assert eventually_gone([pid for pid in descendants(os.getpid()) if pid not in before]) == []
+    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone.
 
-
-def test_a_fleet_beside_another_says_so(tmp_path: Path) -> None:
-    """Where another fleet has the same scratch directory, and so the devices' locks, that is said at once."""
+    Another fleet with the same scratch directory, and so the devices' locks, is named at once. Where no setting names
+    Flower's port and the usual one is in use, it takes a free one, and says which.
+    """
+    before = set(below(os.getpid()))
+    with_schema(tmp_path / "home" / "postgres")
     (tmp_path / "scratch").mkdir()
-    config = Config(home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0)
-    said: list[str] = []
     _, held = scratch.reserve(tmp_path / "scratch", "fleet")
-    try:
-        with pytest.raises(LocalFleetError):
-            LocalFleet(config, durable=False, report=said.append).start()
-    finally:
-        os.close(held)
-    assert said[0].startswith("another fleet of this user runs on this machine")
-
-
-def test_a_usual_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
-    """Where no setting names the port, a second fleet takes a free one, and says which."""
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = Config(
-            home=tmp_path / "home", scratch=tmp_path / "scratch", gpus="none", cpu_slots=0, flower_port=port
-        )
+        places = {"home": tmp_path / "home", "scratch": tmp_path / "scratch"}
+        config = Config(gpus="none", cpu_slots=0, flower_port=port, **places)
         config.model_fields_set.remove("flower_port")  # as if it were the default
         fleet = LocalFleet(config, flower=True, durable=False, report=said.append)
         with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
             fleet.start()
-    assert fleet.flower_url is not None
+    os.close(held)
     other = fleet.flower_url.rpartition(":")[2]
     assert other != str(port)
     assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
+    assert said[1].startswith("another fleet of this user runs on this machine")
+    assert eventually_gone([pid for pid in below(os.getpid()) if pid not in before]) == []
 
 
 def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:

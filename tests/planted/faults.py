@@ -348,7 +348,7 @@ FAULTS = (
         "any_task",
         "A message runs no other task.",
         _MESSAGES,
-        "    if headers.get(\"task\") != broker.EVALUATE:\n        raise Refused(\"it names another task\")\n",
+        '    if headers.get("task") != broker.EVALUATE:\n        raise Refused("it names another task")\n',
         "",
         ("tests/security/test_messages.py",),
     ),

@@ -85,7 +85,10 @@ def main() -> int:
 def copied(target: Path) -> Path:
     """Copy the files that Git knows or would add, with a virtual environment that imports the copy."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
@@ -145,7 +148,9 @@ def write(file: Path, content: str) -> None:
 def table(results: Sequence[Result]) -> str:
     """Return the results as a page."""
     found = sum(result.found_by is not None for result in results)
-    rows = [f"| {r.fault.name} | {r.fault.promise} | {r.found_by or '**not found**'} | {r.seconds:.0f} |" for r in results]
+    rows = [
+        f"| {r.fault.name} | {r.fault.promise} | {r.found_by or '**not found**'} | {r.seconds:.0f} |" for r in results
+    ]
     head = (
         "# Planted faults\n\n"
         f"`make planted ARGS=--write` wrote this page: the gate found {found} of {len(results)} faults.\n\n"

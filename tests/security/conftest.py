@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from kqueue.local.postgres import Postgres
-from kqueue.store import roles, schema
+from kqueue.store import roles
 from tests.fleet.told import Services
 from tests.security.house import Guarded, House
-from tests.services import start, starts_services
+from tests.services import starts_services, with_schema
+from tests.store.steps import change
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Services for this module alone, which require a login for every connection."""
     directory = tmp_path_factory.mktemp("house")
     directory.chmod(0o755)
-    with Postgres(directory / "pg", durable=False) as postgres, Guarded(directory / "valkey") as guarded:
-        start(postgres)
-        schema.upgrade(postgres.url)
+    postgres = Postgres(with_schema(directory / "pg"), durable=False)
+    with postgres, Guarded(directory / "valkey") as guarded:
         owned = Services(postgres, SimpleNamespace(url=guarded.url_of("operator")), directory)  # type: ignore[arg-type]
         house = House(owned, guarded)
         for role in ("producer", "worker", "reader"):
@@ -36,8 +35,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         # From now on everybody except the owner needs a password.
         rules = "local all postgres trust\nlocal all all scram-sha-256\n"
         (directory / "pg" / "data" / "pg_hba.conf").write_text(rules)
-        with owned.engine.begin() as connection:
-            connection.execute(text("SELECT pg_reload_conf()"))
+        change(owned.engine, "SELECT pg_reload_conf()")
         yield house
         owned.engine.dispose()
         owned.app.close()

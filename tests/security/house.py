@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from sqlalchemy import Engine, text
 
 from kqueue.config import Config
 from kqueue.local.valkey import Valkey
+from kqueue.store.models import Base
+from tests.chaos.family import below, words
 from tests.fleet.told import Services
 from tests.waiting import until
 
@@ -90,6 +93,18 @@ class House:
             found = [(e["username"], e["reason"], e["object"], e["context"]) for e in client.acl_log()]
             client.acl_log_reset()
         return found
+
+
+def command_lines() -> str:
+    """Return the command lines of all processes below this one, which every user of the machine can read."""
+    return "\n".join(" ".join(words(pid)) for pid in below(os.getpid()))
+
+
+def tables(engine: Engine) -> dict[str, str]:
+    """Return what each table of the database holds."""
+    with engine.connect() as connection:
+        rows = {name: f'SELECT row_to_json(t)::text FROM "{name}" AS t' for name in Base.metadata.tables}
+        return {name: "\n".join(connection.scalars(text(query))) for name, query in rows.items()}
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import redis
 from celery.worker.control import Panel
 
 from kqueue import broker
@@ -82,7 +81,7 @@ def make(writer: Any, key: str, kind: str) -> None:
 @pytest.fixture(scope="module")
 def writer(services: Any) -> Iterator[Any]:
     """A stranger who can write anything to Redis."""
-    with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
+    with services.redis() as client:
         yield client
 
 
@@ -177,11 +176,6 @@ def raw(item: Any) -> bytes:
     return item if isinstance(item, bytes) else json.dumps(item).encode()
 
 
-def settled(services: Any, writer: Any) -> None:
-    """Nothing is left in the queue."""
-    services.until(lambda: not writer.exists(QUEUE), what="an empty queue")
-
-
 def judges(services: Any, worker: Any, pid: int) -> None:
     """The same worker process as before still does its work."""
     assert services.verdict(services.submit("ok")).category == "passed"
@@ -214,7 +208,7 @@ def warnings(worker: Any, key: str) -> int:
 def test_a_worker_starts_among_forged_keys(services: Any, worker: Any, writer: Any) -> None:
     """Neither a key of a wrong type nor a malformed entry stops a worker's start, and the log names a removed key."""
     [live] = worker.live()
-    settled(services, writer)
+    services.settled()
     judges(services, worker, live.pid)
     assert warnings(worker, QUEUE)
     assert "Traceback" not in worker.log.read_text()
@@ -227,7 +221,7 @@ def test_a_worker_goes_on_among_forged_keys(services: Any, worker: Any, writer: 
     before, start = warnings(worker, QUEUE), len(worker.log.read_text())
     for key in KEYS:
         make(writer, key, kind)
-    settled(services, writer)
+    services.settled()
     assert (warnings(worker, QUEUE) > before) is (kind != "list")
     order = {"method": "ping", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "forged"}}
     body = base64.b64encode(json.dumps(order).encode()).decode()
@@ -255,7 +249,7 @@ def test_a_sweeper_sends_among_forged_keys(services: Any, worker: Any, writer: A
 def test_junk_is_dropped(services: Any, worker: Any, writer: Any) -> None:
     """Whatever it is, it is logged, gone from Redis, and the same worker judges on."""
     dropped(services, worker, lambda item: writer.lpush(QUEUE, item), JUNK)
-    settled(services, writer)
+    services.settled()
 
 
 def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path: Path) -> None:
@@ -272,7 +266,7 @@ def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path:
     ):
         writer.lpush(QUEUE, raw(item))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,7 +276,7 @@ def test_a_flood_of_junk_does_not_stop_the_worker(services: Any, worker: Any, wr
     kinds = [raw(item) for name, item in JUNK.items() if name != "long"]
     writer.lpush(QUEUE, *(kinds[i % len(kinds)] for i in range(2000)))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
 
 
 def test_an_evaluation_that_does_not_exist(services: Any, worker: Any, writer: Any) -> None:
@@ -290,7 +284,7 @@ def test_an_evaluation_that_does_not_exist(services: Any, worker: Any, writer: A
     [live] = worker.live()
     writer.lpush(QUEUE, raw(message(SOMEBODY)))
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert services.rows("SELECT 1 FROM evaluations WHERE id = :id", id=SOMEBODY) == []
 
 
@@ -327,7 +321,7 @@ def test_wishes_in_a_message_count_for_nothing(services: Any, worker: Any, write
         writer.lpush(QUEUE, raw(message(str(evaluation), **WISHES[wish])))
     assert {wish: str(services.verdict(one).category) for wish, one in made.items()} == dict.fromkeys(made, "passed")
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
 
 
 def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> None:
@@ -342,7 +336,7 @@ def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> Non
         writer.lpush(QUEUE, raw(message(str(evaluation), content=[[str(evaluation)], {}, embed])))
         assert services.verdict(evaluation).category == "passed"
     judges(services, worker, live.pid)
-    settled(services, writer)
+    services.settled()
     assert services.attempts(other) == []
 
 

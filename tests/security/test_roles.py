@@ -24,6 +24,7 @@ from kqueue.store.engine import connect
 from kqueue.store.models import Base
 from tests.mcp.agents import Here, over_http, over_stdio, text_of, told
 from tests.services import database, start, starts_services
+from tests.store.steps import change
 
 EVERYBODY = set(roles.ROLES)
 SENDERS = {roles.PRODUCER, roles.GATEWAY}
@@ -128,20 +129,20 @@ STATEMENTS: dict[str, set[str]] = {
 }
 
 
-@pytest.mark.parametrize("role", roles.ROLES)
-def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str], role: str) -> None:
+def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str]) -> None:
     """Each statement is refused for want of a right, or not, as the table says."""
-    with psycopg.connect(make_url(logins[role]).set(drivername="postgresql").render_as_string(False)) as connection:
-        for statement, who in STATEMENTS.items():
-            refused = False
-            try:
-                connection.execute(statement)  # pyright: ignore[reportArgumentType]
-            except psycopg.errors.InsufficientPrivilege:
-                refused = True
-            except psycopg.Error:
-                pass  # a constraint, say: it had come that far
-            connection.rollback()
-            assert refused is (role not in who), statement
+    for role, url in logins.items():
+        with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(False)) as connection:
+            for statement, who in STATEMENTS.items():
+                refused = False
+                try:
+                    connection.execute(statement)
+                except psycopg.errors.InsufficientPrivilege:
+                    refused = True
+                except psycopg.Error:
+                    pass  # a constraint, say: it had come that far
+                connection.rollback()
+                assert refused is (role not in who), (role, statement)
 
 
 def test_no_table_was_forgotten() -> None:
@@ -160,12 +161,11 @@ def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) ->
     """What is too much goes, what lacks comes back, and then nothing changes."""
     wanted = {right for role in roles.ROLES for right in roles.rights(role)}
     assert granted(engine) == wanted
-    with engine.begin() as connection:
-        connection.execute(text("GRANT INSERT ON verdicts TO kqueue_producer"))
-        connection.execute(text("GRANT UPDATE (source) ON problems TO kqueue_worker"))
-        connection.execute(text("REVOKE SELECT ON workers FROM kqueue_reader"))
-        connection.execute(text("REVOKE EXECUTE ON FUNCTION kqueue_cancel FROM kqueue_producer"))
-        connection.execute(text("GRANT EXECUTE ON FUNCTION kqueue_cancel TO PUBLIC"))
+    change(engine, "GRANT INSERT ON verdicts TO kqueue_producer")
+    change(engine, "GRANT UPDATE (source) ON problems TO kqueue_worker")
+    change(engine, "REVOKE SELECT ON workers FROM kqueue_reader")
+    change(engine, "REVOKE EXECUTE ON FUNCTION kqueue_cancel FROM kqueue_producer")
+    change(engine, "GRANT EXECUTE ON FUNCTION kqueue_cancel TO PUBLIC")
     schema.upgrade(database_url)
     assert granted(engine) == wanted
 
@@ -192,14 +192,30 @@ def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
             with psycopg.connect(
                 make_url(postgres.url).set(drivername="postgresql").render_as_string(False), autocommit=True
             ) as connection:
-                connection.execute(statement)  # pyright: ignore[reportArgumentType]
+                connection.execute(statement)
 
         execute.url = postgres.url  # type: ignore[attr-defined]
         yield execute
 
 
-def test_a_user_that_may_not_make_roles_migrates_without(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The schema is there, the log says what to run, and once that was run an upgrade grants the rights."""
+def test_databases_of_a_cluster_without_the_roles(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Migrated at once, all share the roles that one of them makes.
+
+    A user that may not make roles gets the schema, the log says what to run, and once that was run an upgrade grants
+    the rights.
+    """
+    names = ("one", "other")
+    for name in names:
+        fresh(f"CREATE DATABASE {name}")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        list(pool.map(schema.upgrade, [database(fresh.url, name) for name in names]))
+    for name in names:
+        engine = connect(database(fresh.url, name), application="tests")
+        assert granted(engine) == {right for role in roles.ROLES for right in roles.rights(role)}
+        engine.dispose()
+        fresh(f"DROP DATABASE {name}")
+    for role in roles.ROLES:
+        fresh(f"DROP ROLE {role}")
     fresh("CREATE ROLE plain LOGIN")
     fresh("CREATE DATABASE theirs OWNER plain")
     url = as_user(database(fresh.url, "theirs"), "plain")
@@ -216,19 +232,6 @@ def test_a_user_that_may_not_make_roles_migrates_without(fresh: Any, caplog: pyt
     assert caplog.text == ""
     assert granted(engine) == {right for role in roles.ROLES for right in roles.rights(role)}
     engine.dispose()
-
-
-def test_databases_that_are_migrated_at_once_share_the_roles(fresh: Any) -> None:
-    """Four databases of one cluster, none of which finds the roles: all get them."""
-    urls = [database(fresh.url, f"db{i}") for i in range(4)]
-    for i in range(4):
-        fresh(f"CREATE DATABASE db{i}")
-    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
-        list(pool.map(schema.upgrade, urls))
-    for url in urls:
-        engine = connect(url, application="tests")
-        assert granted(engine) == {right for role in roles.ROLES for right in roles.rights(role)}
-        engine.dispose()
 
 
 def test_somebody_else_changes_no_right(logins: dict[str, str], engine: Engine) -> None:
@@ -266,15 +269,11 @@ def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> Non
     server.execute(f'DROP ROLE "{name}"')
 
 
-@pytest.mark.parametrize("name", ["postgres", "kqueue_worker"])
-def test_nobody_with_more_rights_is_made_a_login(engine: Engine, name: str) -> None:
-    """The owner's password is not changed by a slip, nor is a group made a login."""
-    with pytest.raises(ConfigError, match="choose another name"):
-        roles.login(engine, name, roles.READER, "x")
-
-
-def test_a_login_needs_a_password(engine: Engine) -> None:
-    """An empty one would be none."""
+def test_what_is_made_no_login(engine: Engine) -> None:
+    """The owner's password is not changed by a slip, nor is a group made a login, and an empty password is none."""
+    for name in ("postgres", "kqueue_worker"):
+        with pytest.raises(ConfigError, match="choose another name"):
+            roles.login(engine, name, roles.READER, "x")
     with pytest.raises(ConfigError, match="password"):
         roles.login(engine, "somebody", roles.READER, "")
 
@@ -295,7 +294,13 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
 ) -> None:
     """Tables and operators of its own, put before the real ones, are not looked at."""
     with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
-        ticket = client.submit(**fields(), allow_idle_lane=True)  # pyright: ignore[reportArgumentType]
+        # A producer does all that a client does: submitting, again under a key, looking, cancelling, waiting.
+        first, second = client.submit_batch([fields(1, idempotency_key="k"), fields(2)], allow_idle_lane=True)
+        assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first
+        assert first.verdict() is None
+        assert (first.cancel(), first.cancel(), client.cancel(second.evaluation_id)) == (True, False, True)
+        assert [v.category for v in client.wait_all([first, second], timeout=20)] == ["cancelled", "cancelled"]
+        ticket = client.submit(**fields(), allow_idle_lane=True)
         url = make_url(logins[roles.PRODUCER]).set(drivername="postgresql").render_as_string(False)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("CREATE TEMP TABLE evaluations (id uuid, state text)")
@@ -308,24 +313,7 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
             done = connection.execute("SELECT public.kqueue_cancel(%s)", [ticket.evaluation_id]).fetchone()
         assert done == (True,)
         verdict = ticket.verdict()
-    assert verdict is not None
     assert (verdict.category, verdict.written_by) == ("cancelled", "client")
-
-
-def test_a_producer_does_all_that_a_client_does(
-    logins: dict[str, str], fields: Callable[..., dict[str, Any]], redis_url: str
-) -> None:
-    """Submitting, again under a key, looking, cancelling, waiting."""
-    with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
-        first, second = client.submit_batch(
-            [fields(1, idempotency_key="k"), fields(2, batch="b")], allow_idle_lane=True
-        )
-        assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first  # pyright: ignore
-        assert first.verdict() is None
-        assert first.cancel()
-        assert not first.cancel()
-        assert client.cancel(second.evaluation_id)
-        assert [v.category for v in client.wait_all([first, second], timeout=20)] == ["cancelled", "cancelled"]
 
 
 def test_an_agent_needs_no_more_than_a_producer_or_the_gateway(

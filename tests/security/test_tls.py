@@ -103,7 +103,6 @@ WRONG = {
     # Redis waits for the end of what it takes for a command.
     "no TLS": ("does not support SSL", "TLS"),
 }
-wrong = pytest.mark.parametrize("kind", WRONG)
 
 
 def test_everything_takes_it(place: Place) -> None:
@@ -134,45 +133,40 @@ def test_everything_takes_it(place: Place) -> None:
     assert doors.redis.passed > before[1]
 
 
-@wrong
-def test_the_database_is_not_who_it_should_be(place: Place, kind: str) -> None:
-    """Neither queries, nor the listener, nor a migration goes there, and the error says what is wrong."""
-    url, says = place.database(kind), WRONG[kind][0]
-    engine = connect(url, application="tests")
-    with pytest.raises(DatabaseUnavailable, match=says), transaction(engine):
-        pass
-    engine.dispose()
-    with pytest.raises(DatabaseUnavailable, match=says):
-        connect_listener(url, application="tests")
-    with pytest.raises(DatabaseUnavailable, match=says):
-        schema.upgrade(url)
-
-
-@wrong
-def test_redis_is_not_who_it_should_be(place: Place, kind: str) -> None:
-    """Nothing is sent there, and the error says what is wrong and what to look at."""
-    app = broker.make_app(place.config(kind))
-    with pytest.raises(BrokerUnavailable, match=WRONG[kind][1]) as told:
-        broker.check(app)
-    assert kind == "no TLS" or "ssl_ca_certs" in str(told.value)
-    assert place.house.guarded.passwords["producer"] not in str(told.value)
+def test_a_service_is_not_who_it_should_be(place: Place) -> None:
+    """Neither queries, nor the listener, nor a migration, nor messages go there, and the error says what is wrong."""
+    for kind, (database_says, redis_says) in WRONG.items():
+        url = place.database(kind)
+        engine = connect(url, application="tests")
+        with pytest.raises(DatabaseUnavailable, match=database_says), transaction(engine):
+            pass
+        engine.dispose()
+        with pytest.raises(DatabaseUnavailable, match=database_says):
+            connect_listener(url, application="tests")
+        with pytest.raises(DatabaseUnavailable, match=database_says):
+            schema.upgrade(url)
+        with pytest.raises(BrokerUnavailable, match=redis_says) as told:
+            broker.check(broker.make_app(place.config(kind)))
+        assert kind == "no TLS" or "ssl_ca_certs" in str(told.value)
+        assert place.house.guarded.passwords["producer"] not in str(told.value)
 
 
 def test_a_fleet_does_not_start_there(place: Place) -> None:
     """The supervisor ends with the reason, whichever service it is, when it has waited for that for a while."""
     right, password = place.settings("right", "worker"), place.house.guarded.passwords["worker"]
     started: dict[str, subprocess.Popen[str]] = {}
-    for kind, says in WRONG.items():
-        for service, reason in zip(("database_url", "redis_url"), says, strict=True):
-            settings = right | {service: place.settings(kind, "worker")[service]}
-            environment = place.house.services.config(**settings, cpu_slots=1).environment()
-            started[f"{service}, {kind}: {reason}"] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.fleet"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    # The other pairs fail in the same functions, as the tests above show.
+    for service, kind in (("database_url", "another authority"), ("redis_url", "another host")):
+        reason = WRONG[kind][service == "redis_url"]
+        settings = right | {service: place.settings(kind, "worker")[service]}
+        environment = place.house.services.config(**settings, cpu_slots=1).environment()
+        started[f"{service}, {kind}: {reason}"] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "workers.fleet"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     for what, fleet in started.items():
         out, err = fleet.communicate(timeout=120)
         assert fleet.returncode == 3, what
@@ -180,26 +174,17 @@ def test_a_fleet_does_not_start_there(place: Place) -> None:
         assert password not in out + err, what
 
 
-@pytest.mark.parametrize(
-    ("query", "says"),
-    [
-        ("ssl_cert_reqs=none", "certificates are always verified"),
-        ("ssl_check_hostname=false", "certificates are always verified"),
-        ("ssl_ca_certs=/no/such/file", "cannot be read"),
-    ],
-)
-def test_verifying_is_not_to_be_switched_off(place: Place, query: str, says: str) -> None:
-    """What would weaken TLS is refused, as is a file that is not there."""
-    url = f"rediss://u:hidden@localhost:1/0?{query}"
-    with pytest.raises(ConfigError, match=says) as told:
-        broker.make_app(place.house.services.config(redis_url=url))
-    assert "hidden" not in str(told.value)
-
-
-def test_tls_is_not_asked_for_by_halves(place: Place) -> None:
-    """An authority beside redis:// would be ignored: refused."""
-    with pytest.raises(ConfigError, match="rediss://"):
-        broker.make_app(place.house.services.config(redis_url="redis://localhost:1/0?ssl_ca_certs=/x"))
+def test_verifying_is_not_to_be_switched_off(place: Place) -> None:
+    """What would weaken TLS is refused, as is a file that is not there, and an authority beside redis://."""
+    for url, says in (
+        ("rediss://u:hidden@localhost:1/0?ssl_cert_reqs=none", "certificates are always verified"),
+        ("rediss://u:hidden@localhost:1/0?ssl_check_hostname=false", "certificates are always verified"),
+        ("rediss://u:hidden@localhost:1/0?ssl_ca_certs=/no/such/file", "cannot be read"),
+        ("redis://u:hidden@localhost:1/0?ssl_ca_certs=/x", "rediss://"),
+    ):
+        with pytest.raises(ConfigError, match=says) as told:
+            broker.make_app(place.house.services.config(redis_url=url))
+        assert "hidden" not in str(told.value)
 
 
 def test_a_door_with_tls_lets_in_nobody_without(place: Place) -> None:

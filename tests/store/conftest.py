@@ -8,9 +8,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine
 
-from kqueue.contract import Request
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Request
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim
+from tests.samples import ended, measurement
+from tests.store.steps import ENVIRONMENT
 
 
 @pytest.fixture
@@ -31,5 +34,29 @@ def claim(engine: Engine, worker_id: UUID) -> Callable[[UUID], Claim]:
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
         assert claimed is not None
         return claimed
+
+    return one
+
+
+@pytest.fixture
+def conclude(engine: Engine, submit, claim) -> Callable[..., UUID]:
+    """Submits an evaluation that reuses no verdict, and ends it with an outcome."""
+
+    def one(outcome: Outcome, number: int = 0, **changes: object) -> UUID:
+        claimed = claim(submit(number=number, **{"reuse": False, **changes}))
+        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
+        evaluations.finish(engine, claimed.evaluation_id, 1, outcome, written_by="judge", retry_delay_s=3600)
+        return claimed.evaluation_id
+
+    return one
+
+
+@pytest.fixture
+def judged(conclude: Callable[..., UUID]) -> Callable[..., UUID]:
+    """Submits an evaluation and ends it with a category, and its time if one is given, beside a baseline of 10 ms."""
+
+    def one(category: Category, number: int = 0, ms: float | None = None, log: str = "", **changes: object) -> UUID:
+        times = {} if ms is None else {"runtime": measurement(ms), "baseline": measurement(10)}
+        return conclude(ended(category, message=str(category), log=log, **times), number, **changes)
 
     return one

@@ -1,4 +1,4 @@
-"""Claiming: one of many begins an attempt, and a retry goes elsewhere."""
+"""Claiming: one of many begins an attempt, and a retry goes elsewhere; environments and their baselines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
-from kqueue.store import evaluations, gpus, workers
+from kqueue.store import baselines, evaluations, gpus, workers
 from kqueue.store.evaluations import Recorded
-from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, together
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured
 
 
 class TestClaim:
@@ -23,15 +23,7 @@ class TestClaim:
         request = Request(**fields(settings={"precision": "bf16", "checks": 2}, problem_label="p", batch="b"))
         identity = evaluations.submit(engine, [request])[0].evaluation_id
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
-        assert claimed is not None
         assert (claimed.request, claimed.number, claimed.lane) == (request, 1, "cpu")
-
-    def test_one_of_many_wins(self, engine: Engine, submit, worker_id: UUID) -> None:
-        """Eight threads claim the same evaluation: one gets it, one attempt exists."""
-        identity = submit()
-        won = together(8, lambda _: evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30))
-        assert len([w for w in won if w is not None]) == 1
-        assert count(engine, "attempts") == 1
 
     def test_what_cannot_be_claimed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """Unknown, running, done and not yet due evaluations are nobody's."""
@@ -77,7 +69,6 @@ class TestClaim:
         change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
         assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert (verdict.category, verdict.attempts, verdict.environment) == (Category.EXPIRED, 0, None)
 
     def test_an_unreadable_request_can_be_claimed(self, engine: Engine, submit, claim) -> None:
@@ -89,13 +80,13 @@ class TestClaim:
             _ = claimed.request
         assert finish(engine, claimed, LOST) is Recorded.RETRY
 
-    @pytest.mark.parametrize("table", ["kernels", "problems"])
-    def test_sources_are_those_that_their_hashes_stand_for(self, engine: Engine, submit, claim, table: str) -> None:
+    def test_sources_are_those_that_their_hashes_stand_for(self, engine: Engine, submit, claim) -> None:
         """Any producer may write sources, and verdicts are found again by their hashes."""
-        identity = submit()
-        change(engine, f"UPDATE {table} SET source = source || ' '")
-        with pytest.raises(SchemaMismatch, match="their hashes stand for"):
-            _ = claim(identity).request
+        for table, identity in (("kernels", submit()), ("problems", submit(number=1))):
+            change(engine, f"UPDATE {table} SET source = source || ' '")
+            with pytest.raises(SchemaMismatch, match="their hashes stand for"):
+                _ = claim(identity).request
+            change(engine, f"UPDATE {table} SET source = rtrim(source)")
 
 
 class TestElsewhere:
@@ -112,15 +103,19 @@ class TestElsewhere:
             )
         return ids
 
-    @pytest.fixture
-    def retried(self, engine: Engine, submit, slots: dict[str, UUID]) -> UUID:
-        """An evaluation that failed on the first slot and is due again."""
+    def failed(self, engine: Engine, submit, slots: dict[str, UUID]) -> UUID:
+        """Submit an evaluation that fails on the first slot and is due again."""
         identity = submit(lane="gpu")
         claimed = evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30)
         assert claimed is not None
         assert finish(engine, claimed, LOST) is Recorded.RETRY
         evaluations.publish(engine, [identity])
         return identity
+
+    @pytest.fixture
+    def retried(self, engine: Engine, submit, slots: dict[str, UUID]) -> UUID:
+        """An evaluation that failed on the first slot and is due again."""
+        return self.failed(engine, submit, slots)
 
     def test_another_device_before_another_slot(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
         """Those nearer are refused, and the message that they used up is sent again."""
@@ -129,41 +124,37 @@ class TestElsewhere:
             assert [one.id for one in evaluations.upcoming(engine, {})["gpu"] if not one.published] == [retried]
         assert evaluations.claim(engine, retried, worker_id=slots["gpu1-0"], lease_s=30) is not None
 
-    @pytest.mark.parametrize(
-        "gone",
-        [
-            "stopped_at = now()",
-            "heartbeat_at = now() - interval '31 s'",
-            "paused = 'GPU 1 is drained'",
-            "lanes = '{gpu.b200}'",
-        ],
-    )
     def test_the_next_best_where_nobody_is_farther(
-        self, engine: Engine, slots: dict[str, UUID], retried: UUID, gone: str
+        self, engine: Engine, slots: dict[str, UUID], retried: UUID, submit
     ) -> None:
-        """Only workers that live, take work and serve the lane are waited for: then another slot of the device."""
-        change(engine, f"UPDATE workers SET {gone} WHERE name = 'gpu1-0@here'")
-        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is None
-        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is not None
+        """Only workers that live, take work and serve the lane are waited for: then another slot of the device.
 
-    def test_the_slots_next_worker_is_the_same_slot(
-        self, engine: Engine, slots: dict[str, UUID], retried: UUID
-    ) -> None:
-        """The worker that took the place of one that died is no other slot."""
+        The worker that took the place of one that died is no other slot.
+        """
         successor = uuid4()
         workers.stop(engine, slots["gpu0-0"])
         workers.register(engine, id=successor, name="gpu0-0@here", host="here", pid=2, lanes=["gpu"], device="GPU-0")
-        assert evaluations.claim(engine, retried, worker_id=successor, lease_s=30) is None
+        for gone, here in (
+            ("stopped_at = now()", "stopped_at = NULL"),
+            ("heartbeat_at = now() - interval '31 s'", "heartbeat_at = now()"),
+            ("paused = 'GPU 1 is drained'", "paused = NULL"),
+            ("lanes = '{gpu.b200}'", "lanes = '{gpu}'"),
+        ):
+            assert evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30) is None
+            change(engine, f"UPDATE workers SET {gone} WHERE name = 'gpu1-0@here'")
+            assert evaluations.claim(engine, retried, worker_id=successor, lease_s=30) is None
+            claimed = evaluations.claim(engine, retried, worker_id=slots["gpu0-1"], lease_s=30)
+            assert claimed is not None, gone
+            change(engine, f"UPDATE workers SET {here} WHERE name = 'gpu1-0@here'")
+            retried = self.failed(engine, submit, slots)
 
-    def test_nobody_is_waited_for_long(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
+    def test_nobody_is_waited_for_long(self, engine: Engine, slots: dict[str, UUID], retried: UUID, submit) -> None:
         """After some seconds anybody may, and where there is nobody else at once."""
         change(engine, "UPDATE evaluations SET available_at = now() - interval '11 s'")
         assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
-
-    def test_who_is_alone_need_not_wait(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
-        """A fleet of one slot retries on it."""
-        change(engine, "DELETE FROM workers WHERE name <> 'gpu0-0@here'")
-        assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
+        other = self.failed(engine, submit, slots)
+        change(engine, "UPDATE workers SET stopped_at = now() WHERE name <> 'gpu0-0@here'")
+        assert evaluations.claim(engine, other, worker_id=slots["gpu0-0"], lease_s=30) is not None
 
     def test_what_was_handed_back_may_go_anywhere(self, engine: Engine, submit, slots: dict[str, UUID]) -> None:
         """A worker that was told to stop did nothing wrong."""
@@ -171,6 +162,17 @@ class TestElsewhere:
         assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
         evaluations.lose_worker(engine, slots["gpu0-0"], retry_delay_s=9, message="stopped", handed_back=True)
         assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
+
+
+def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
+    """All speedups in an environment share one base."""
+    claimed = claim(submit())
+    environment = evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
+    key = (claimed.request.problem_hash, environment, "fp32")
+    assert baselines.get(engine, *key) is None
+    baselines.put(engine, *key, measured(1.0))
+    baselines.put(engine, *key, measured(2.0))
+    assert baselines.get(engine, *key) == measured(1.0)
 
 
 def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:

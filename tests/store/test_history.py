@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
@@ -20,52 +19,39 @@ class TestSuspicion:
 
     UNHEALTHY = Outcome(category=Category.GPU_UNHEALTHY, message="the canary failed")
 
-    def fail(self, engine: Engine, claim, identity: UUID, outcome: Outcome, by: str) -> Recorded:
-        """One more try, which ends so."""
-        return finish(engine, claim(identity), outcome, by=by)
-
-    @pytest.mark.parametrize(
-        ("outcome", "by"),
-        [
+    def test_the_third_try_is_alone_and_the_last(self, engine: Engine, submit, claim) -> None:
+        """Whatever the producer allowed; the verdict says why, with all that was tried."""
+        for outcome, by in (
             (Outcome(category=Category.WORKER_LOST, message="the judge was killed by SIGKILL"), "worker"),
             (Outcome(category=Category.WORKER_LOST, message="the worker fell silent"), "sweeper"),
-            (UNHEALTHY, "judge"),
+            (self.UNHEALTHY, "judge"),
             (Outcome(category=Category.JUDGE_ERROR, message="the judge was killed by SIGSEGV"), "worker"),
-        ],
-    )
-    def test_the_third_try_is_alone_and_the_last(
-        self, engine: Engine, submit, claim, outcome: Outcome, by: str
-    ) -> None:
-        """Whatever the producer allowed; the verdict says why, with all that was tried."""
-        identity = submit(settings={"max_attempts": 10})
-        for number in (1, 2):
+        ):
+            identity = submit(settings={"max_attempts": 10})
+            for number in (1, 2):
+                claimed = claim(identity)
+                assert (claimed.number, claimed.alone) == (number, False)
+                assert finish(engine, claimed, outcome, by=by) is Recorded.RETRY
             claimed = claim(identity)
-            assert (claimed.number, claimed.alone) == (number, False)
-            assert finish(engine, claimed, outcome, by=by) is Recorded.RETRY
-        claimed = claim(identity)
-        assert claimed.alone
-        assert finish(engine, claimed, outcome, by=by) is Recorded.FINAL
-        verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
-        assert (verdict.category, verdict.attempts, verdict.facts.suspected) == (outcome.category, 3, True)
-        assert verdict.message.startswith(outcome.message)
-        assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
-        assert [
-            (told.number, told.worker, told.device, told.category, told.message)
-            for told in verdict.evidence.attempts or ()
-        ] == [(number, "cpu-0@here", "cpu", outcome.category, outcome.message) for number in (1, 2)]
-        assert all(told.seconds >= 0 for told in verdict.evidence.attempts or ())
+            assert claimed.alone
+            assert finish(engine, claimed, outcome, by=by) is Recorded.FINAL
+            verdict = evaluations.verdict(engine, identity)
+            assert (verdict.category, verdict.attempts, verdict.facts.suspected) == (outcome.category, 3, True)
+            assert verdict.message.startswith(outcome.message)
+            assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
+            tried = [(a.number, a.worker, a.device, a.category, a.message) for a in verdict.evidence.attempts]
+            assert tried == [(n, "cpu-0@here", "cpu", outcome.category, outcome.message) for n in (1, 2)]
+            assert all(told.seconds >= 0 for told in verdict.evidence.attempts)
 
     def test_whoever_survives_alone_gets_its_own_verdict(self, engine: Engine, submit, claim) -> None:
         """A kernel that was in bad company is judged like any other, and its history is told."""
         identity = submit()
         for _ in range(2):
-            self.fail(engine, claim, identity, self.UNHEALTHY, "judge")
+            finish(engine, claim(identity), self.UNHEALTHY)
         claimed = claim(identity)
         assert claimed.alone
         assert finish(engine, claimed, PASSED) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert verdict.passed
         assert [told.category for told in verdict.evidence.attempts or ()] == [Category.GPU_UNHEALTHY] * 2
         assert verdict.facts.suspected is None
@@ -78,7 +64,6 @@ class TestSuspicion:
             assert not claimed.alone
             finish(engine, claimed, LOST)
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", Facts())
 
     def test_what_was_handed_back_is_no_suspicion(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
@@ -88,22 +73,20 @@ class TestSuspicion:
             assert not claim(identity).alone
             evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="stopped", handed_back=True)
         for _ in range(2):
-            assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.RETRY
+            assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.RETRY
         assert claim(identity).alone
         evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="stopped", handed_back=True)
         claimed = claim(identity)
         assert (claimed.number, claimed.alone) == (7, True)
         assert finish(engine, claimed, self.UNHEALTHY) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         handed_back = [told.handed_back for told in verdict.evidence.attempts or ()]
         assert handed_back == [True] * 3 + [False] * 2 + [True]
 
     def test_fewer_tries_end_sooner(self, engine: Engine, submit, claim) -> None:
         """The producer's limit holds; two deaths are enough to suspect the kernel."""
         identity = submit(settings={"max_attempts": 2})
-        assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.RETRY
-        assert self.fail(engine, claim, identity, self.UNHEALTHY, "judge") is Recorded.FINAL
+        assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.RETRY
+        assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict is not None
         assert verdict.message.endswith("2 tries took their worker or GPU with them: the kernel is suspected")

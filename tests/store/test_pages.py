@@ -17,28 +17,10 @@ from kqueue.store import baselines, evaluations, reports, retention, schema, sea
 from kqueue.store.engine import connect, together, transaction
 from kqueue.store.reports import batches, boards, runs, texts
 from kqueue.store.reports.texts import Where
-from tests.samples import ended, measurement
-from tests.store.steps import ENVIRONMENT, change, measured
+from tests.samples import ended
+from tests.store.steps import change, measured
 
 Judge = Callable[..., UUID]
-
-
-@pytest.fixture
-def judged(engine: Engine, worker_id: UUID, fields) -> Judge:
-    """Submits an evaluation and ends it with a category, and a time if one is given."""
-
-    def one(category: Category, number: int = 0, ms: float | None = None, log: str = "", **changes: object) -> UUID:
-        request = Request(**fields(number, reuse=False, **changes))
-        identity = evaluations.submit(engine, [request])[0].evaluation_id
-        claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
-        assert claimed is not None
-        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
-        times = {} if ms is None else {"runtime": measurement(ms), "baseline": measurement(10)}
-        outcome = ended(category, log=log, **times)
-        evaluations.finish(engine, identity, 1, outcome, written_by="judge", retry_delay_s=3600)
-        return identity
-
-    return one
 
 
 @pytest.fixture
@@ -48,13 +30,15 @@ def problem_hash(fields) -> str:
 
 
 def test_a_kernel_has_one_line_with_its_fastest_time(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """The largest speedup comes first; failed, untimed and strangers' kernels are not on the board."""
+    """The largest speedup comes first; failed, untimed, reused and strangers' are not on the board."""
     judged(Category.PASSED, 1, 5, kernel_label="slow", producer="ada")
     judged(Category.PASSED, 2, 4, kernel_label="fast", producer="bob")
     best = judged(Category.PASSED, 2, 2, kernel_label="fast", producer="eve")
     judged(Category.PASSED, 3)
     judged(Category.CRASHED, 4)
     judged(Category.PASSED, 5, 1, problem="class Model: other")
+    copy = judged(Category.PASSED, 2, 1)
+    change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=best, copy=copy)
     first, second = boards.leaderboard(engine, problem_hash)
     assert (first.kernel_label, first.runtime_ms, first.speedup, first.evaluation_id) == ("fast", 2, 5, best)
     assert (first.measured, first.producer, first.backend, first.device) == (2, "eve", Backend.TORCH, "cpu")
@@ -81,15 +65,6 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
     change(engine, f"UPDATE verdicts SET finished_at = '2026-01-01', speedup = 1 WHERE {timed}")
     [record] = boards.records(engine, problem_hash)
     assert record.evaluation_id == min(given)
-
-
-def test_reused_verdicts_are_no_measurements(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """A verdict that was copied changes neither the board nor the number of measurements."""
-    best = judged(Category.PASSED, 1, 2)
-    copy = judged(Category.PASSED, 1, 1)
-    change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=best, copy=copy)
-    [line] = boards.leaderboard(engine, problem_hash)
-    assert (line.evaluation_id, line.measured, line.runtime_ms) == (best, 1, 2)
 
 
 def test_filters_of_the_leaderboard(engine: Engine, judged: Judge, problem_hash: str) -> None:
@@ -136,16 +111,10 @@ def test_problems_and_their_use(engine: Engine, judged: Judge, problem_hash: str
     assert boards.used_problems(engine, named="old") == boards.used_problems(engine, named="soft%max") == []
     assert boards.used_problems(engine, after=(other.created_at, other.problem_hash)) == [mine]
     assert boards.used_problems(engine, limit=1) == [other]
-
-
-def test_a_problem_that_nobody_uses_any_more(engine: Engine, judged: Judge) -> None:
-    """It stays in the list, without a label."""
-    judged(Category.PASSED)
-    change(engine, "DELETE FROM verdicts")
-    change(engine, "DELETE FROM attempts")
-    change(engine, "DELETE FROM evaluations")
-    [known] = boards.used_problems(engine)
-    assert (known.problem_label, known.used_at, known.evaluations, known.kernels) == (None, None, 0, 0)
+    for table in ("verdicts", "attempts", "evaluations"):
+        change(engine, f"DELETE FROM {table}")
+    for known in boards.used_problems(engine):  # they stay in the list, without a label
+        assert (known.problem_label, known.used_at, known.evaluations, known.kernels) == (None, None, 0, 0)
 
 
 def test_batches(engine: Engine, judged: Judge, fields) -> None:
@@ -166,9 +135,8 @@ def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
     """A row that is a second behind hides nothing, and the order of names means nothing."""
     evaluations.submit(engine, [Request(**fields(0, batch="zz"))])
     evaluations.submit(engine, [Request(**fields(number, batch=f"b{number:03d}")) for number in range(1, 130)])
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'"))
-        connection.execute(text("UPDATE batches SET last_at = now() - interval '1 h' WHERE name <> 'zz'"))
+    change(engine, "UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'")
+    change(engine, "UPDATE batches SET last_at = now() - interval '1 h' WHERE name <> 'zz'")
     assert [one.name for one in batches.known_batches(engine, limit=1)] == ["zz"]
     evaluations.submit(engine, [Request(**fields(1, batch="b007"))])
     found = batches.known_batches(engine, limit=3)
@@ -279,7 +247,6 @@ def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> No
     first, second = batches.best_of_batch(engine, "b")
     assert (first.evaluation_id, first.speedup, second.speedup) == (best, 5, 2)
     state = reports.batch_state(engine, "b")
-    assert state is not None
     often, once = batches.batch_faults(engine, "b", state.categories)
     assert (often.category, often.blame, often.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
     assert often.evaluation_id in crashed
@@ -327,7 +294,6 @@ def test_runs_without_their_long_texts(engine: Engine) -> None:
         (1, 1, 0),
     ]
     full = runs.proposal(engine, run.id, 1)
-    assert full is not None
     assert full.prompt == "go"
     assert runs.proposal(engine, run.id, 2) is None
     assert runs.proposal(engine, uuid4(), 1) is None
@@ -372,28 +338,18 @@ class TestWords:
         retention.prune(engine, retention_days=5, log_retention_days=5)
         assert self.names(engine, "ModelNew") == []
 
-    @pytest.mark.parametrize("asked", ["", "  ", "()&|!:*<->", "a " * 11, "ab*"])
-    def test_what_cannot_be_looked_for(self, engine: Engine, asked: str) -> None:
-        """No word, too many, or a beginning of half the alphabet."""
-        with pytest.raises(InvalidRequest, match="search"):
-            texts.search(engine, asked, Where.KERNELS)
+    def test_what_cannot_be_looked_for(self, engine: Engine) -> None:
+        """No word, too many, or a beginning of half the alphabet; whatever else is written, it is words."""
+        for asked in ("", "  ", "()&|!:*<->", "a " * 11, "ab*"):
+            with pytest.raises(InvalidRequest, match="search"):
+                texts.search(engine, asked, Where.KERNELS)
+        for asked in ("'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"):
+            assert texts.search(engine, asked, Where.LOGS) == texts.search(engine, asked, Where.KERNELS) == [], asked
 
     def test_words_that_very_many_texts_have(
-        self, engine: Engine, judged: Judge, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Not all are looked at, but the latest are: they come first."""
-        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
-        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
-        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
-        monkeypatch.setattr(texts, "_RECENT", 1)
-        found = self.names(engine, "words", Where.LOGS)
-        assert found[0] == ids[-1]
-        assert len(found) in {3, 4}
-
-    def test_the_latest_kernels_are_looked_at(
         self, engine: Engine, judged: Judge, fields, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And no others: nothing is kept of a kernel's words."""
+        """Not all are looked at, but the latest are: they come first. Of kernels, no others are."""
         kernels = [f"class ModelNew: same{number} words" for number in range(3)]
         for kernel in kernels:
             judged(Category.PASSED, kernel=kernel)
@@ -401,11 +357,13 @@ class TestWords:
         assert self.names(engine, "words same*") == hashes[::-1]
         monkeypatch.setattr(texts, "_KERNELS", 2)
         assert self.names(engine, "words") == hashes[:0:-1]
-
-    @pytest.mark.parametrize("asked", ["'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"])
-    def test_signs_are_no_operators(self, engine: Engine, asked: str) -> None:
-        """Whatever is written, it is words."""
-        assert texts.search(engine, asked, Where.LOGS) == texts.search(engine, asked, Where.KERNELS) == []
+        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
+        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
+        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
+        monkeypatch.setattr(texts, "_RECENT", 1)
+        found = self.names(engine, "words", Where.LOGS)
+        assert found[0] == ids[-1]
+        assert len(found) in {3, 4}
 
     def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
         """A source of many different or very long words is submitted as any other; its beginning is found."""

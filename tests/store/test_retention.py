@@ -18,49 +18,32 @@ from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
 from kqueue.sweeper import sweep
 from tests.samples import ended
-from tests.store.steps import ENVIRONMENT, measured
+from tests.store.steps import change, count, measured
 
 OUTCOME = ended(
-    Category.CRASHED,
-    message="it died",
-    log="a long story\n",
-    evidence=Evidence(checks=5, traceback="x" * 1001),
+    Category.CRASHED, message="it died", log="a long story\n", evidence=Evidence(checks=5, traceback="x" * 1001)
 )
 
 
 @pytest.fixture
-def judged(engine: Engine, fields, worker_id: UUID) -> Callable[..., UUID]:
+def judged(engine: Engine, conclude: Callable[..., UUID]) -> Callable[..., UUID]:
     """Makes an evaluation whose verdict is so many days old."""
 
     def one(days: float, number: int = 0, **changes: object) -> UUID:
-        [submitted] = evaluations.submit(engine, [Request(**fields(number, **changes))])
-        claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker_id, lease_s=30)
-        assert claimed is not None
-        evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
-        evaluations.finish(engine, submitted.evaluation_id, 1, OUTCOME, written_by="judge", retry_delay_s=0)
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE verdicts SET finished_at = now() - make_interval(secs => :s) WHERE evaluation_id = :id"),
-                {"s": days * 86400, "id": submitted.evaluation_id},
-            )
-        return submitted.evaluation_id
+        identity = conclude(OUTCOME, number, **changes)
+        statement = "UPDATE verdicts SET finished_at = now() - make_interval(secs => :s) WHERE evaluation_id = :id"
+        change(engine, statement, s=days * 86400, id=identity)
+        return identity
 
     return one
-
-
-def counts(engine: Engine) -> dict[str, int]:
-    """Rows of the tables."""
-    tables = ("evaluations", "attempts", "verdicts", "problems", "kernels", "environments", "baselines", "workers")
-    with engine.connect() as connection:
-        return {table: connection.scalars(text(f"SELECT count(*) FROM {table}")).one() for table in tables}
 
 
 def test_nothing_goes_by_default(engine: Engine, judged) -> None:
     """Without the settings everything is kept, however old."""
     judged(10_000)
-    before = counts(engine)
     assert not prune(engine, retention_days=None, log_retention_days=None)
-    assert counts(engine) == before
+    tables = ("evaluations", "attempts", "verdicts", "problems", "kernels", "environments", "workers")
+    assert [count(engine, table) for table in tables] == [1] * 7
 
 
 def test_old_evaluations_go_with_what_nobody_else_needs(engine: Engine, judged, fields) -> None:
@@ -71,7 +54,7 @@ def test_old_evaluations_go_with_what_nobody_else_needs(engine: Engine, judged, 
     [waiting] = evaluations.submit(engine, [Request(**fields(2))])
     assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=2, kernels=1)
     assert evaluations.existing(engine, [young, waiting.evaluation_id]) == {young, waiting.evaluation_id}
-    assert counts(engine)["environments"] == 1
+    assert count(engine, "environments") == 1
     assert not prune(engine, retention_days=7, log_retention_days=None)
 
 
@@ -83,7 +66,7 @@ def test_a_problem_with_a_baseline_stays(engine: Engine, judged, fields) -> None
         environment = connection.scalars(text("SELECT hash FROM environments")).one()
     baselines.put(engine, request.problem_hash, environment, "key", measured(1.0))
     assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=1, kernels=1)
-    assert counts(engine)["problems"] == counts(engine)["baselines"] == 1
+    assert count(engine, "problems") == count(engine, "baselines") == 1
 
 
 def test_an_idempotency_key_goes_with_its_evaluation(engine: Engine, judged, fields) -> None:
@@ -101,8 +84,6 @@ def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged)
     assert prune(engine, retention_days=None, log_retention_days=1) == Pruned(logs=1)
     assert not prune(engine, retention_days=None, log_retention_days=1)
     emptied, whole = evaluations.verdict(engine, old), evaluations.verdict(engine, young)
-    assert emptied is not None
-    assert whole is not None
     assert (emptied.log, emptied.category, emptied.facts) == ("", OUTCOME.category, OUTCOME.facts)
     assert emptied.evidence.emptied_at is not None
     assert emptied.evidence == Evidence(checks=5, emptied_at=emptied.evidence.emptied_at)
@@ -117,8 +98,7 @@ def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged)
 def test_workers_that_left_nothing_behind_are_forgotten(engine: Engine, judged, worker_id: UUID) -> None:
     """A week after they ended, once their attempts are gone; those that live never."""
     judged(8)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET stopped_at = now() - interval '8 days'"))
+    change(engine, "UPDATE workers SET stopped_at = now() - interval '8 days'")
     assert not prune(engine, retention_days=None, log_retention_days=None)
     assert prune(engine, retention_days=7, log_retention_days=None).workers == 1
     workers.register(engine, id=worker_id, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Request
@@ -17,6 +16,7 @@ from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, gpus, reports, retention, workers
 from kqueue.store.evaluations import Submitted
 from kqueue.store.evaluations.reuse import reusable
+from kqueue.store.listener import Listener
 from tests.samples import ended, passed
 from tests.store.steps import ENVIRONMENT, change, count, finish, together
 
@@ -49,7 +49,6 @@ class Fleet:
     ) -> UUID:
         """Have a worker judge it; `conditions` None: by reading the sources alone."""
         claimed = evaluations.claim(self.engine, identity, worker_id=worker, lease_s=LIVE_S)
-        assert claimed is not None
         if conditions is not None:
             evaluations.set_environment(self.engine, claimed.attempt_id, ENVIRONMENT | facts, conditions=conditions)
         finish(self.engine, claimed, outcome)
@@ -59,6 +58,19 @@ class Fleet:
         """Submit one that is to be judged anew, and have a worker judge it."""
         identity = self.submit(number, **{"reuse": False, **changes}).evaluation_id
         return self.judge(worker, identity, outcome or passed(log="hello"))
+
+    def reuses(self, number: int = 0, **changes: object) -> bool:
+        """Submit one evaluation; return whether it has a verdict already."""
+        return self.submit(number, **changes).reused
+
+    def origin(self) -> UUID | None:
+        """Submit one evaluation; return the one whose verdict it has."""
+        return evaluations.verdict(self.engine, self.submit().evaluation_id).reused_from
+
+    def age(self, identity: UUID) -> None:
+        """Make a verdict nine days old."""
+        statement = "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id"
+        change(self.engine, statement, id=identity)
 
 
 @pytest.fixture
@@ -76,8 +88,6 @@ class TestAnswer:
         again = fleet.submit(batch="b", kernel_label="l")
         assert (again.created, again.reused, again.next) == (True, True, False)
         original, verdict = evaluations.verdict(engine, first), evaluations.verdict(engine, again.evaluation_id)
-        assert original is not None
-        assert verdict is not None
         assert (verdict.reused_from, verdict.judged_at) == (first, original.finished_at)
         assert (original.reused_from, original.judged_at) == (None, None)
         assert (verdict.attempts, verdict.written_by, verdict.kernel_label) == (0, Writer.DATABASE, "l")
@@ -86,68 +96,50 @@ class TestAnswer:
         assert verdict.environment is not None
         assert count(engine, "attempts") == count(engine, "verdicts", "reused_from IS NULL") == 1
 
-    def test_a_reused_verdict_is_not_reused(self, fleet: Fleet) -> None:
-        """All equal evaluations point at the one that was judged."""
-        first = fleet.judged(fleet.worker())
-        again = [fleet.submit().evaluation_id for _ in range(3)]
-        found = evaluations.verdicts(fleet.engine, again)
-        assert [found[one].reused_from for one in again] == [first] * 3
+    def test_which_are_equal(self, fleet: Fleet) -> None:
+        """Kernel, problem and settings decide; labels, batch, priority, producer and patience do not.
 
-    @pytest.mark.parametrize(
-        "other", [{"number": 1}, {"problem": "class Model: other"}, {"settings": {"checks": 2}}, {"reuse": False}]
-    )
-    def test_what_is_not_equal_is_judged(self, fleet: Fleet, other: dict[str, object]) -> None:
-        """Another kernel, problem or setting, or the wish to be judged anew."""
-        fleet.judged(fleet.worker())
-        submitted = fleet.submit(**other)
-        assert (submitted.reused, submitted.next) == (False, True)
+        All equal evaluations point at the latest that was judged, and none at a copy.
+        """
+        worker = fleet.worker()
+        first = fleet.judged(worker, batch="a", producer="x")
+        assert fleet.reuses(batch="b", producer="y", priority="interactive", queue_wait_s=9, problem_label="p")
+        assert [fleet.origin() for _ in range(2)] == [first] * 2
+        for other in ({"number": 1}, {"problem": "class Model: other"}, {"settings": {"checks": 2}}, {"reuse": False}):
+            assert not fleet.reuses(**other), other
+        second = fleet.judged(worker)
+        assert fleet.origin() == second
 
     def test_a_worker_may_have_nothing_reused(self, engine: Engine, fleet: Fleet) -> None:
         """Where it tells no conditions, all are judged: at submission and at the claim."""
         worker = fleet.worker()
-        first = fleet.submit().evaluation_id
-        claimed = evaluations.claim(engine, first, worker_id=worker, lease_s=LIVE_S)
-        assert claimed is not None
+        claimed = evaluations.claim(engine, fleet.submit().evaluation_id, worker_id=worker, lease_s=LIVE_S)
         evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions=None)
         finish(engine, claimed, passed())
         submitted = fleet.submit()
         assert not submitted.reused
         assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=LIVE_S) is not None
 
-    def test_names_and_turn_decide_nothing(self, fleet: Fleet) -> None:
-        """Labels, batch, priority, producer and patience are none of the content."""
-        fleet.judged(fleet.worker(), batch="a", producer="x")
-        assert fleet.submit(batch="b", producer="y", priority="interactive", queue_wait_s=9, problem_label="p").reused
+    def test_what_waits_is_answered_when_its_turn_comes(self, engine: Engine, fleet: Fleet, config) -> None:
+        """Equal evaluations that wait together get the first one's verdict, no attempt, and news of it.
 
-    def test_the_latest_is_taken(self, fleet: Fleet) -> None:
-        """After a fresh judgement its times are the ones that are told."""
-        worker = fleet.worker()
-        fleet.judged(worker)
-        second = fleet.judged(worker)
-        verdict = evaluations.verdict(fleet.engine, fleet.submit().evaluation_id)
-        assert verdict is not None
-        assert verdict.reused_from == second
-
-    def test_what_waits_is_answered_when_its_turn_comes(self, engine: Engine, fleet: Fleet) -> None:
-        """Of two equal evaluations that wait together the second gets the first one's verdict, and no attempt."""
+        A producer whose patience is over gets no late answer.
+        """
         worker = fleet.worker()
         first, second = fleet.submit().evaluation_id, fleet.submit().evaluation_id
-        fleet.judge(worker, first, passed())
-        assert evaluations.claim(engine, second, worker_id=worker, lease_s=LIVE_S) is None
-        verdict = evaluations.verdict(engine, second)
-        assert verdict is not None
+        late = fleet.submit(queue_wait_s=60).evaluation_id
+        listener = Listener(config.require_database(), engine, application="tests")
+        try:
+            future = listener.watch(second)
+            fleet.judge(worker, first, passed())
+            change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id", id=late)
+            for identity in (second, late):
+                assert evaluations.claim(engine, identity, worker_id=worker, lease_s=LIVE_S) is None
+            verdict = future.result(timeout=60)
+        finally:
+            listener.close()
         assert (verdict.reused_from, verdict.attempts) == (first, 0)
-
-    def test_what_waited_too_long_has_expired(self, engine: Engine, fleet: Fleet) -> None:
-        """A producer whose patience is over gets no late answer."""
-        worker = fleet.worker()
-        first, second = fleet.submit().evaluation_id, fleet.submit(queue_wait_s=60).evaluation_id
-        fleet.judge(worker, first, passed())
-        change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id", id=second)
-        assert evaluations.claim(engine, second, worker_id=worker, lease_s=LIVE_S) is None
-        verdict = evaluations.verdict(engine, second)
-        assert verdict is not None
-        assert verdict.category is Category.EXPIRED
+        assert evaluations.verdict(engine, late).category is Category.EXPIRED
 
     def test_what_was_tried_is_tried_again(self, engine: Engine, fleet: Fleet) -> None:
         """A retry keeps its attempts: it is judged, whatever became of its equals."""
@@ -155,9 +147,7 @@ class TestAnswer:
         mine = fleet.submit().evaluation_id
         fleet.judge(worker, mine, ended(Category.WORKER_LOST))
         fleet.judged(worker)
-        claimed = evaluations.claim(engine, mine, worker_id=worker, lease_s=LIVE_S)
-        assert claimed is not None
-        assert claimed.number == 2
+        assert evaluations.claim(engine, mine, worker_id=worker, lease_s=LIVE_S).number == 2
 
     def test_a_batch_is_answered_as_far_as_it_is_known(self, engine: Engine, fleet: Fleet, fields) -> None:
         """Known ones end, the others are queued, in one transaction and in their order."""
@@ -179,7 +169,7 @@ class TestAnswer:
         def act(number: int) -> None:
             match number % 3:
                 case 0:
-                    assert fleet.submit().reused
+                    assert fleet.reuses()
                 case 1:
                     evaluations.claim(engine, waiting[number // 3], worker_id=worker, lease_s=LIVE_S)
                 case _:
@@ -189,44 +179,23 @@ class TestAnswer:
         assert count(engine, "verdicts") == count(engine, "evaluations") == 9
         assert count(engine, "evaluations", "state <> 'done'") == count(engine, "attempts") - 1 == 0
 
-    def test_who_waits_is_told(self, engine: Engine, fleet: Fleet, config) -> None:
-        """The end of an evaluation that is answered is notified like any other's."""
-        from kqueue.store.listener import Listener
-
-        worker = fleet.worker()
-        first, second = fleet.submit().evaluation_id, fleet.submit().evaluation_id
-        listener = Listener(config.require_database(), engine, application="tests")
-        try:
-            future = listener.watch(second)
-            fleet.judge(worker, first, passed())
-            evaluations.claim(engine, second, worker_id=worker, lease_s=LIVE_S)
-            assert future.result(timeout=60).reused_from == first
-        finally:
-            listener.close()
-
 
 class TestEnvironment:
     """Only what was judged where the lane is served now."""
 
-    @pytest.mark.parametrize("facts", [{"torch": "3.0"}, {"host": "there"}, {"driver": "999"}])
-    def test_another_environment_is_judged_anew(self, fleet: Fleet, facts: dict[str, object]) -> None:
-        """A verdict from before an upgrade, or of a host that is gone, is not reused."""
-        old = fleet.worker()
-        fleet.judged(old)
-        workers.stop(fleet.engine, old)
-        new = fleet.worker()
-        waiting = fleet.submit()
-        assert not waiting.reused
-        fleet.judge(new, waiting.evaluation_id, passed(), **facts)
-        assert evaluations.verdict(fleet.engine, fleet.submit().evaluation_id).reused_from == waiting.evaluation_id
-
-    def test_another_seal_toolchain_or_judge_is_judged_anew(self, fleet: Fleet) -> None:
-        """The environment alone is not all that a verdict depends on."""
-        old, new = fleet.worker(), fleet.worker()
-        fleet.judged(old)
-        workers.stop(fleet.engine, old)
-        fleet.judge(new, fleet.submit(1).evaluation_id, passed(), conditions="another judge")
-        assert not fleet.submit().reused
+    def test_another_environment_is_judged_anew(self, fleet: Fleet) -> None:
+        """A verdict from before an upgrade, of a host that is gone, or of another judge is not reused."""
+        worker = fleet.worker()
+        fleet.judged(worker)
+        others = [{"torch": "3.0"}, {"host": "there"}, {"driver": "999"}, {"conditions": "another judge"}]
+        for number, facts in enumerate(others, start=1):
+            workers.stop(fleet.engine, worker)
+            worker = fleet.worker()
+            fleet.judge(worker, fleet.submit(number).evaluation_id, passed(), **facts)
+            waiting = fleet.submit()
+            assert not waiting.reused, facts
+            fleet.judge(worker, waiting.evaluation_id, passed(), **facts)
+            assert fleet.origin() == waiting.evaluation_id
 
     def test_a_restarted_worker_is_the_same_again(self, fleet: Fleet) -> None:
         """From the first kernel on that it has run, what was judged before its restart is known."""
@@ -234,34 +203,27 @@ class TestEnvironment:
         first = fleet.judged(old)
         workers.stop(fleet.engine, old)
         new = fleet.worker()
-        assert not fleet.submit().reused
+        assert not fleet.reuses()
         fleet.judge(new, fleet.submit(1).evaluation_id, passed())
-        assert evaluations.verdict(fleet.engine, fleet.submit().evaluation_id).reused_from == first
+        assert fleet.origin() == first
 
-    @pytest.mark.parametrize("why", ["stopped", "silent", "paused", "another lane"])
-    def test_a_worker_that_does_not_serve_counts_for_nothing(self, engine: Engine, fleet: Fleet, why: str) -> None:
-        """Its environment may have gone with it."""
-        worker = fleet.worker()
-        fleet.judged(worker)
-        assert fleet.submit().reused
-        if why == "stopped":
-            workers.stop(engine, worker)
-        elif why == "silent":
-            change(engine, "UPDATE workers SET heartbeat_at = now() - :age", age=timedelta(seconds=LIVE_S + 1))
-        elif why == "paused":
-            workers.pause(engine, {worker: "drained"})
-        else:
-            change(engine, "UPDATE workers SET lanes = '{gpu}'")
-        assert not fleet.submit().reused
+    def test_a_worker_that_does_not_serve_counts_for_nothing(self, engine: Engine, fleet: Fleet) -> None:
+        """Stopped, silent, paused or on another lane: its environment may have gone with it."""
+        for number, gone in enumerate(
+            ("stopped_at = now()", "heartbeat_at = now() - interval '31 s'", "paused = 'x'", "lanes = '{gpu}'")
+        ):
+            worker = fleet.worker()
+            fleet.judged(worker, number=number)
+            assert fleet.reuses(number)
+            change(engine, f"UPDATE workers SET {gone} WHERE id = :id", id=worker)
+            assert not fleet.reuses(number), gone
 
     def test_any_environment_that_serves_will_do(self, fleet: Fleet) -> None:
         """Of two kinds of hosts on one lane, the one that judged it may answer, and on all lanes that it serves."""
         one, other = fleet.worker(("cpu", "cpu.fast")), fleet.worker()
         first = fleet.judged(one)
         fleet.judge(other, fleet.submit(1).evaluation_id, passed(), host="there")
-        verdict = evaluations.verdict(fleet.engine, fleet.submit().evaluation_id)
-        assert verdict is not None
-        assert verdict.reused_from == first
+        assert fleet.origin() == first
 
     def test_what_a_bad_gpu_said_is_not_reused(self, engine: Engine, fleet: Fleet) -> None:
         """Once the GPU on which it was judged was quarantined, it is judged anew, also when that GPU serves again."""
@@ -269,80 +231,63 @@ class TestEnvironment:
         bad, good = fleet.worker(device="GPU-1"), fleet.worker(device="GPU-2")
         fleet.judged(bad)
         fleet.judge(good, fleet.submit(1).evaluation_id, passed())
-        assert fleet.submit().reused
-        change(engine, "UPDATE gpus SET state = 'quarantined'")
-        assert not fleet.submit().reused
-        change(engine, "UPDATE gpus SET state = 'serving', since = now()")
-        assert not fleet.submit().reused
+        assert fleet.reuses()
+        for state in ("'quarantined'", "'serving', since = now()"):
+            change(engine, f"UPDATE gpus SET state = {state}")
+            assert not fleet.reuses(), state
         fleet.judged(bad)
-        assert fleet.submit().reused
+        assert fleet.reuses()
 
     def test_what_an_operator_has_forgotten_is_judged_anew(self, engine: Engine, fleet: Fleet) -> None:
         """The statement of docs/operations.md, for changes that no fingerprint shows."""
         fleet.judged(fleet.worker())
         change(engine, "UPDATE verdicts SET content = NULL WHERE content IS NOT NULL")
-        assert not fleet.submit().reused
+        assert not fleet.reuses()
 
     def test_what_was_read_is_known_with_the_worker(self, fleet: Fleet) -> None:
         """A source that is refused by reading is reused under the fingerprint that its worker gets."""
         worker = fleet.worker()
         fleet.judge(worker, fleet.submit().evaluation_id, ended(Category.SYNTAX_ERROR), conditions=None)
-        assert not fleet.submit(reuse=True).reused
+        assert not fleet.reuses()
         fleet.judge(worker, fleet.submit(1).evaluation_id, passed())
         verdict = evaluations.verdict(fleet.engine, fleet.submit().evaluation_id)
-        assert verdict is not None
         assert (verdict.category, verdict.environment) == (Category.SYNTAX_ERROR, None)
 
 
 class TestHonesty:
     """What may come out otherwise is judged again."""
 
-    @pytest.mark.parametrize("category", list(Category))
-    def test_only_what_comes_out_the_same(self, engine: Engine, fleet: Fleet, category: Category) -> None:
+    def test_only_what_comes_out_the_same(self, fleet: Fleet) -> None:
         """The table of categories says what is reused; failures of fleet and problem, and luck, never are."""
-        worker = fleet.worker()
-        first = fleet.submit(settings={"max_attempts": 1}).evaluation_id
-        fleet.judge(worker, first, ended(category))
-        assert fleet.submit(settings={"max_attempts": 1}).reused is category.info.reusable
-        if category.info.reusable:
-            assert category.blame in {Blame.NONE, Blame.CANDIDATE}
-
-    def test_luck_is_in_no_row(self) -> None:
-        """What time, memory, races or a process's death may cause is marked as not reusable."""
+        worker, settings = fleet.worker(), {"max_attempts": 1}
+        for number, category in enumerate(Category):
+            fleet.judge(worker, fleet.submit(number, settings=settings).evaluation_id, ended(category))
+            assert fleet.reuses(number, settings=settings) is category.info.reusable, category
+            assert not category.info.reusable or category.blame in {Blame.NONE, Blame.CANDIDATE}
+        # What time, memory, races or a process's death may cause.
         lucky = {"timeout", "compile_timeout", "gpu_out_of_memory", "host_out_of_memory", "crashed", "nondeterministic"}
         lucky |= {"illegal_memory_access", "cuda_error", "output_limit", "sandbox_violation", "reward_hack"}
         assert not any(CATEGORIES[Category(name)].reusable for name in lucky)
 
-    @pytest.mark.parametrize("first", [Category.WRONG_VALUES, Category.CRASHED])
-    def test_a_pass_that_is_disputed_is_worth_nothing(self, fleet: Fleet, first: Category) -> None:
-        """What passes once and fails once is judged each time: luck is not multiplied."""
+    def test_a_pass_that_is_disputed_is_worth_nothing(self, fleet: Fleet) -> None:
+        """What passes once and fails once is judged each time, whichever came first: luck is not multiplied."""
         worker = fleet.worker()
-        fleet.judged(worker, ended(first))
-        fleet.judged(worker)
-        assert not fleet.submit().reused
-        fleet.judged(worker)
-        assert not fleet.submit().reused
+        for number, failure in enumerate((Category.WRONG_VALUES, Category.CRASHED)):
+            fleet.judged(worker, ended(failure), number)
+            for _ in range(2):
+                fleet.judged(worker, number=number)
+                assert not fleet.reuses(number)
+        fleet.judged(worker, number=2)
+        assert fleet.reuses(2)
+        fleet.judged(worker, ended(Category.WRONG_VALUES), 2)
+        assert not fleet.reuses(2)
 
-    def test_a_later_failure_takes_a_pass_back(self, fleet: Fleet) -> None:
-        """Once a fresh judgement fails, the earlier pass is reused no more."""
-        worker = fleet.worker()
-        fleet.judged(worker)
-        assert fleet.submit().reused
-        fleet.judged(worker, ended(Category.WRONG_VALUES))
-        assert not fleet.submit().reused
-
-    @pytest.mark.parametrize(
-        "evidence",
-        [
-            Evidence(alone=True),
-            Evidence(baseline_drift=Drift(was_ms=1, is_ms=2)),
-            Evidence(strangers=(Stranger(pid=1, name=None, memory_bytes=None, active=True),)),
-        ],
-    )
-    def test_a_disturbed_time_is_not_reused(self, evidence: Evidence) -> None:
+    def test_a_disturbed_time_is_not_reused(self) -> None:
         """Nor is what a suspected kernel did."""
         assert all(reusable(passed(evidence=Evidence(strangers=seen))) for seen in (None, (), "unknown"))
-        assert not reusable(passed(evidence=evidence))
+        stranger = Stranger(pid=1, name=None, memory_bytes=None, active=True)
+        for disturbed in ({"alone": True}, {"baseline_drift": Drift(was_ms=1, is_ms=2)}, {"strangers": (stranger,)}):
+            assert not reusable(passed(evidence=Evidence(**disturbed))), disturbed
 
     def test_what_took_several_tries_is_not_reused(self, engine: Engine, fleet: Fleet) -> None:
         """It may pass by luck; one that was handed back was no try."""
@@ -350,38 +295,28 @@ class TestHonesty:
             worker, number = fleet.worker(), int(handed_back)
             identity = fleet.submit(number, reuse=False).evaluation_id
             claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=LIVE_S)
-            assert claimed is not None
-            evaluations.finish(
-                engine,
-                identity,
-                claimed.number,
-                ended(Category.WORKER_LOST),
-                written_by=Writer.WORKER,
-                retry_delay_s=0,
-                handed_back=handed_back,
-            )
-            change(engine, "UPDATE workers SET stopped_at = now() WHERE id = :id", id=worker)
+            lost = ended(Category.WORKER_LOST)
+            how = {"written_by": Writer.WORKER, "retry_delay_s": 0, "handed_back": handed_back}
+            evaluations.finish(engine, identity, claimed.number, lost, **how)
+            workers.stop(engine, worker)
             fleet.judge(fleet.worker(), identity, passed())
-            assert fleet.submit(number).reused is again
+            assert fleet.reuses(number) is again
 
     def test_a_suspicion_takes_a_pass_back(self, fleet: Fleet) -> None:
         """A kernel that took its workers with it is judged each time, whatever it came to before."""
         worker, settings = fleet.worker(), {"max_attempts": 1}
         fleet.judged(worker, settings=settings)
-        assert fleet.submit(settings=settings).reused
+        assert fleet.reuses(settings=settings)
         lost = ended(Category.WORKER_LOST)
         suspected = lost.model_copy(update={"facts": lost.facts.model_copy(update={"suspected": True})})
         fleet.judged(worker, suspected, settings=settings)
-        assert not fleet.submit(settings=settings).reused
+        assert not fleet.reuses(settings=settings)
 
     def test_a_verdict_that_was_emptied_is_not_copied(self, engine: Engine, fleet: Fleet) -> None:
         """A copy would lack its log, and say that it was emptied before it ended."""
-        first = fleet.judged(fleet.worker())
-        change(
-            engine, "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id", id=first
-        )
+        fleet.age(fleet.judged(fleet.worker()))
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
-        assert not fleet.submit().reused
+        assert not fleet.reuses()
 
     def test_a_reused_verdict_is_no_second_measurement(self, engine: Engine, fleet: Fleet) -> None:
         """The leaderboard knows the one that was measured; lists say which were reused, and on what."""
@@ -392,61 +327,39 @@ class TestHonesty:
         assert {identity: one.reused_from for identity, one in listed.items()} == {first: None, again: first}
         assert listed[again].device == listed[first].device == "cpu"
         assert listed[again].runtime_ms == listed[first].runtime_ms
-        with engine.connect() as connection:
-            overview = connection.execute(
-                text("SELECT device, reused_from, worker FROM evaluation_overview WHERE id = :id"), {"id": again}
-            ).one()
-        assert tuple(overview) == ("cpu", first, None)
+        overview = f"id = '{again}' AND device = 'cpu' AND reused_from = '{first}' AND worker IS NULL"
+        assert count(engine, "evaluation_overview", overview) == 1
 
 
 class TestOthers:
     """What reads, keeps and removes evaluations copes with those that have no attempt."""
 
-    def test_a_removed_original_leaves_the_copy_whole(self, engine: Engine, fleet: Fleet) -> None:
-        """The copy stands by itself, and is not reused in the original's place."""
+    def test_copies_stand_by_themselves(self, engine: Engine, fleet: Fleet) -> None:
+        """The removal of the original leaves them whole, and they are emptied and removed by their own age."""
         first = fleet.judged(fleet.worker())
         again = fleet.submit().evaluation_id
         before = evaluations.verdict(engine, again)
-        change(
-            engine, "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id", id=first
-        )
+        fleet.age(first)
         pruned = retention.prune(engine, retention_days=8, log_retention_days=None)
         assert (pruned.evaluations, pruned.kernels) == (1, 0)
         assert evaluations.verdict(engine, again) == before
-        assert not fleet.submit().reused
-
-    def test_copies_are_emptied_and_removed_like_others(self, engine: Engine, fleet: Fleet) -> None:
-        """By their own age."""
-        fleet.judged(fleet.worker())
-        again = fleet.submit().evaluation_id
-        change(
-            engine, "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id", id=again
-        )
+        assert not fleet.reuses()  # a copy is not reused in the original's place
+        fleet.age(again)
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
-        verdict = evaluations.verdict(engine, again)
-        assert verdict is not None
-        assert verdict.log == ""
+        assert evaluations.verdict(engine, again).log == ""
         assert retention.prune(engine, retention_days=8, log_retention_days=None).evaluations == 1
 
-    def test_a_copy_is_shown_like_others(self, engine: Engine, fleet: Fleet) -> None:
-        """In full, and as progress."""
-        first = fleet.judged(fleet.worker())
+    def test_a_copy_is_done_like_others(self, engine: Engine, fleet: Fleet) -> None:
+        """It is shown in full and as progress, and can neither be cancelled nor claimed."""
+        worker = fleet.worker()
+        first = fleet.judged(worker)
         again = fleet.submit(batch="b").evaluation_id
         detail = reports.show(engine, again)
-        assert (detail.state, detail.attempts) == (EvaluationState.DONE, ())
-        assert detail.verdict is not None
-        assert detail.verdict.reused_from == first
+        assert (detail.state, detail.attempts, detail.verdict.reused_from) == (EvaluationState.DONE, (), first)
         progress = reports.progress(engine, again)
         assert (progress.state, progress.device, progress.started_at) == (EvaluationState.DONE, None, None)
         state = reports.batch_state(engine, "b")
-        assert state is not None
         assert (state.done, state.categories) == (1, {Category.PASSED: 1})
-
-    def test_it_can_neither_be_cancelled_nor_claimed(self, engine: Engine, fleet: Fleet) -> None:
-        """It has its verdict."""
-        worker = fleet.worker()
-        fleet.judged(worker)
-        again = fleet.submit().evaluation_id
         assert not evaluations.cancel(engine, again)
         assert evaluations.claim(engine, again, worker_id=worker, lease_s=LIVE_S) is None
 

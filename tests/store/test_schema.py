@@ -19,6 +19,7 @@ from kqueue.states import EvaluationState, Finding, GpuState, ProbeKind
 from kqueue.store import schema
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
+from tests.store.steps import change
 
 VIEWS = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
 
@@ -46,20 +47,8 @@ def relations(url: str) -> set[str]:
         engine.dispose()
 
 
-def test_upgrade_makes_everything_and_downgrade_leaves_nothing(empty: str) -> None:
-    """From empty to head and back to base, then up again."""
-    schema.upgrade(empty)
-    assert relations(empty) == set(Base.metadata.tables) | VIEWS | {"alembic_version"}
-    assert schema.current(empty) == schema.head()
-    schema.downgrade(empty, "base")
-    assert relations(empty) == {"alembic_version"}
-    assert schema.current(empty) is None
-    schema.upgrade(empty)
-    assert schema.current(empty) == schema.head()
-
-
 def test_every_step_goes_up_down_and_up(empty: str) -> None:
-    """Each single revision can be applied, taken back and applied again."""
+    """Each single revision can be applied, taken back and applied again; all together leave nothing behind."""
     before = "base"
     for revision in revisions():
         schema.upgrade(empty, revision)
@@ -68,6 +57,10 @@ def test_every_step_goes_up_down_and_up(empty: str) -> None:
         schema.upgrade(empty, revision)
         assert (schema.current(empty), relations(empty)) == (revision, made)
         before = revision
+    assert schema.current(empty) == schema.head()
+    assert made == set(Base.metadata.tables) | VIEWS | {"alembic_version"}
+    schema.downgrade(empty, "base")
+    assert (schema.current(empty), relations(empty)) == (None, {"alembic_version"})
 
 
 def test_models_and_migrations_agree(engine: Engine) -> None:
@@ -77,21 +70,19 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-@pytest.mark.parametrize(
-    ("column", "states"),
-    [
-        ("evaluations_state", EvaluationState),
-        ("gpus_state", GpuState),
-        ("probes_kind", ProbeKind),
-        ("probes_finding", Finding),
-    ],
-)
-def test_the_database_takes_the_states_that_there_are(engine: Engine, column: str, states: type[StrEnum]) -> None:
+def test_the_database_takes_the_states_that_there_are(engine: Engine) -> None:
     """The constraint on a column of a table names each state of the enum and no other."""
+    columns: dict[str, type[StrEnum]] = {
+        "evaluations_state": EvaluationState,
+        "gpus_state": GpuState,
+        "probes_kind": ProbeKind,
+        "probes_finding": Finding,
+    }
     with engine.connect() as connection:
         constraint = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
-        known = connection.scalars(constraint, {"name": f"ck_{column}"}).one()
-    assert set(re.findall(r"'(\w+)'", known)) == set(states)
+        for column, states in columns.items():
+            known = connection.scalars(constraint, {"name": f"ck_{column}"}).one()
+            assert set(re.findall(r"'(\w+)'", known)) == set(states), column
 
 
 def test_drift_would_be_seen(engine: Engine) -> None:
@@ -124,37 +115,23 @@ def test_migrations_started_together_take_turns(empty: str) -> None:
     assert schema.current(empty) == schema.head()
 
 
-def test_check_accepts_the_right_schema(engine: Engine) -> None:
-    """The head's schema is accepted in silence."""
+def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url: str, empty: str) -> None:
+    """The head's is accepted; none and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue.
+
+    Upgrading a database that a newer kqueue made is refused and changes nothing.
+    """
     schema.check(engine)
-
-
-@pytest.mark.parametrize("state", ["empty", "base", "newer"])
-def test_check_says_what_to_do_about_another_schema(empty: str, state: str) -> None:
-    """None and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue."""
-    if state != "empty":
-        schema.upgrade(empty)
-    if state == "base":
-        schema.downgrade(empty, "base")
-    engine = connect(empty, application="tests")
-    if state == "newer":
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SchemaMismatch, match="newer version; upgrade kqueue" if state == "newer" else "db upgrade"):
-        schema.check(engine)
-    engine.dispose()
-
-
-def test_a_newer_schema_is_not_touched(empty: str) -> None:
-    """Upgrading a database that a newer kqueue made is refused and changes nothing."""
-    schema.upgrade(empty)
-    engine = connect(empty, application="tests")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    engine.dispose()
+    nothing = connect(empty, application="tests")
+    with pytest.raises(SchemaMismatch, match="db upgrade"):
+        schema.check(nothing)
+    nothing.dispose()
+    for revision, advice in ((revisions()[0], "db upgrade"), ("9999", "newer version; upgrade kqueue")):
+        change(engine, "UPDATE alembic_version SET version_num = :number", number=revision)
+        with pytest.raises(SchemaMismatch, match=advice):
+            schema.check(engine)
     with pytest.raises(SchemaMismatch):
-        schema.upgrade(empty)
-    assert schema.current(empty) == "9999"
+        schema.upgrade(database_url)
+    assert schema.current(database_url) == "9999"
 
 
 def test_an_unreachable_database_is_named_as_such(tmp_path) -> None:

@@ -95,7 +95,6 @@ class TestSubmit:
         worker = uuid4()
         workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
         claimed = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
-        assert claimed is not None
         assert claimed.request.problem == source.problem
         assert count(engine, "problems") == 1
 

@@ -8,12 +8,12 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from celery import Celery
+from redis import Redis
 from sqlalchemy import Engine, text
 
 from kqueue import broker
@@ -26,7 +26,7 @@ from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded
 from kqueue.sweeper import LOOK_EVERY_S, SweepReport, fill, fill_alone, sweep
 from tests.services import starts_services
-from tests.store.steps import LOST, finish
+from tests.store.steps import LOST, change, finish
 
 
 @pytest.fixture
@@ -36,12 +36,22 @@ def app(config: Config) -> Iterator[Celery]:
         yield app
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 @starts_services
-def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """A Valkey that the test may stop."""
-    with Valkey(tmp_path / "valkey") as service:
+def modules_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    """A Valkey that tests may stop."""
+    with Valkey(tmp_path_factory.mktemp("valkey")) as service:
         yield service
+
+
+@pytest.fixture
+def own_valkey(modules_valkey: Valkey) -> Valkey:
+    """A Valkey that the test may stop; it runs, has memory, and is empty."""
+    modules_valkey.start()
+    with Redis.from_url(modules_valkey.url.replace("redis+socket://", "unix://")) as client:
+        client.config_set("maxmemory", 0)
+        client.flushall()
+    return modules_valkey
 
 
 def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
@@ -57,13 +67,11 @@ def message() -> Message:
 
 def older(engine: Engine) -> None:
     """Let a minute pass for all evaluations."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
-                "expires_at = expires_at - interval '1 min'"
-            )
-        )
+    change(
+        engine,
+        "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
+        "expires_at = expires_at - interval '1 min'",
+    )
 
 
 @contextmanager
@@ -144,16 +152,23 @@ def test_a_queue_that_is_no_list_is_removed(
 
 
 def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
-    """What its producer did not send is sent; the next sweep finds nothing to do."""
-    ids = submit(engine, fields, 5)
-    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=5)
-    assert broker.waiting(app, "cpu") == set(ids)
-    assert sweep(engine, app, retry_delay_s=1).published == 0
+    """What its producer did not send is sent to its lane; the next sweep finds nothing to do.
+
+    While any evaluation is queued or runs there is something to lose, so that the fleet is not idle.
+    """
+    assert sweep(engine, app, retry_delay_s=1).idle
+    ids, others = submit(engine, fields, 5), submit(engine, fields, 1, lane="gpu.h200")
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=6)
+    assert (broker.waiting(app, "cpu"), broker.waiting(app, "gpu.h200")) == (set(ids), set(others))
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True)
+    for identity in ids + others:
+        evaluations.cancel(engine, identity)
+    assert sweep(engine, app, retry_delay_s=1).idle
 
 
 def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
     """However long the queue is; as some are taken or end, others follow, in their order."""
-    ids = submit(engine, fields, 1100)
+    ids = submit(engine, fields, 200)
     size = evaluations.window(1)
     assert sweep(engine, app, retry_delay_s=1).published == size
     assert in_order(app) == ids[:size]
@@ -185,10 +200,10 @@ def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) 
 
 def test_a_queue_of_an_earlier_version_is_cut(engine: Engine, app: Celery, fields) -> None:
     """It held all messages: the window of the next is left, and a look sends what was among those that were cut."""
-    ids = submit(engine, fields, 2000)
-    messages = [message for n in range(0, 2000, 500) for message in evaluations.publish(engine, ids[n : n + 500])]
+    ids = submit(engine, fields, 300)
+    messages = evaluations.publish(engine, ids)
     broker.publish(app, sorted(messages, key=lambda message: ids.index(message.evaluation_id), reverse=True))
-    assert length(app) == 2000
+    assert length(app) == 300
     for _ in range(2):
         sweep(engine, app, retry_delay_s=1)
         look_again(app)
@@ -199,8 +214,7 @@ def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
     """A message that is in Redis already gives way to one whose turn comes first."""
     ids = submit(engine, fields, 30)
     fill(engine, app)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE evaluations SET priority = 'interactive' WHERE id = :id"), {"id": ids[-1]})
+    change(engine, "UPDATE evaluations SET priority = 'interactive' WHERE id = :id", id=ids[-1])
     fill(engine, app)
     size = evaluations.window(0)
     assert in_order(app) == [ids[-1], *ids[: size - 1]]
@@ -247,17 +261,11 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
     look_again(app)
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=2, published=2)
     assert broker.waiting(app, "cpu") == set(ids)
-
-
-def test_an_emptied_redis_is_filled_at_once(engine: Engine, app: Celery, fields) -> None:
-    """By hand, as by whatever else: no interval passes before the next ones are there again, in order."""
-    ids = submit(engine, fields, 700)
-    sweep(engine, app, retry_delay_s=1)
+    # An emptied Redis is filled at once, in order: no interval passes.
     with redis(app) as client:
         client.flushall()
-    size = evaluations.window(0)
-    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=size, published=size)
-    assert in_order(app) == ids[:size]
+    assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=6, published=6)
+    assert in_order(app) == ids
 
 
 def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, app: Celery, fields) -> None:
@@ -274,13 +282,13 @@ def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, a
     assert broker.waiting(app, "cpu") == set(ids)
 
 
-def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, fields, tmp_path: Path) -> None:
+def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, own_valkey: Valkey, fields) -> None:
     """A restart without its data, and one with data that are older: the server's run id tells."""
-    with Valkey(tmp_path / "valkey") as service, broker.make_app(load(redis_url=service.url)) as app:
+    with broker.make_app(load(redis_url=own_valkey.url)) as app:
         ids = submit(engine, fields, 3)
         sweep(engine, app, retry_delay_s=1)
-        service.stop()
-        service.start()
+        own_valkey.stop()
+        own_valkey.start()
         with redis(app) as client:
             # Its data came back, the marker among them, but for one message.
             assert client.exists("kqueue.sweeper")
@@ -325,15 +333,7 @@ def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
         assert {first.evaluation_id, last.evaluation_id} <= broker.waiting(app, "cpu")
 
 
-def test_every_lane_has_its_queue(engine: Engine, app: Celery, fields) -> None:
-    """A message goes to the lane that its evaluation was accepted for."""
-    ids = submit(engine, fields, 1, lane="gpu.h200")
-    sweep(engine, app, retry_delay_s=1)
-    assert broker.waiting(app, "gpu.h200") == set(ids)
-    assert length(app, "cpu") == 0
-
-
-def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields, tmp_path: Path) -> None:
+def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
     """Without Redis everything else is done; when it is back, the messages are sent."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         own_valkey.stop()
@@ -353,42 +353,28 @@ def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields, tmp_pat
         assert expired[0] not in broker.waiting(app, "cpu")
 
 
-def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """A connection that broke between two messages is opened again."""
+def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey) -> None:
+    """A connection that broke between two messages is opened again; else all sweeps use one connection."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         broker.publish(app, [message()])
         own_valkey.stop()
         own_valkey.start()
         broker.publish(app, [message()])
         assert len(broker.waiting(app, "cpu")) == 2
-
-
-def test_sweeps_use_one_connection(engine: Engine, own_valkey: Valkey) -> None:
-    """However many there are: a fleet sweeps as long as it lives."""
-    with broker.make_app(load(redis_url=own_valkey.url)) as app, redis(app) as client:
         sweep(engine, app, retry_delay_s=1)
-        before = client.info("stats")["total_connections_received"]
-        for _ in range(3):
-            assert sweep(engine, app, retry_delay_s=1).broker_error is None
-        assert client.info("stats")["total_connections_received"] == before
-
-
-def test_a_fleet_is_idle_when_all_have_their_verdicts(engine: Engine, app: Celery, fields) -> None:
-    """While any evaluation is queued or runs there is something to lose."""
-    assert sweep(engine, app, retry_delay_s=1).idle
-    [identity] = submit(engine, fields, 1)
-    assert not sweep(engine, app, retry_delay_s=1).idle
-    evaluations.cancel(engine, identity)
-    assert sweep(engine, app, retry_delay_s=1).idle
+        with redis(app) as client:
+            before = client.info("stats")["total_connections_received"]
+            for _ in range(3):
+                assert sweep(engine, app, retry_delay_s=1).broker_error is None
+            assert client.info("stats")["total_connections_received"] == before
 
 
 def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
     """The attempt of a silent worker is retried, its message sent when due, and the worker marked as stopped."""
     (identity,) = submit(engine, fields, 1)
     assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is not None
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 s'"))
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() - interval '2 min'"))
+    change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
+    change(engine, "UPDATE workers SET heartbeat_at = now() - interval '2 min'")
     report = sweep(engine, app, retry_delay_s=0)
     assert report == SweepReport(True, ((identity, Recorded.RETRY),), stopped_workers=1, published=1)
     assert workers.live(engine, within_s=3600) == []

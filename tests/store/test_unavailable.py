@@ -8,13 +8,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from kqueue.contract import Request
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.engine import connect
-from tests.store.steps import ENVIRONMENT, PASSED, measured
+from tests.store.steps import ENVIRONMENT, PASSED, change, measured
 
 
 def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
@@ -59,8 +59,7 @@ class TestUnavailable:
         workers.register(one, id=identity, name="n", host="h", pid=1, lanes=[], device="cpu")
         for _ in range(8):  # the driver prepares what it has sent five times
             assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
-        with engine.begin() as connection:
-            connection.execute(text("ALTER TABLE workers ALTER COLUMN pid TYPE bigint"))
+        change(engine, "ALTER TABLE workers ALTER COLUMN pid TYPE bigint")
         with pytest.raises(DatabaseUnavailable, match="has just changed"):
             workers.live(one, within_s=60)
         assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
@@ -96,7 +95,6 @@ class TestUnavailable:
                     claiming.result(timeout=60)
             holder.close()
         claimed = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claimed is not None
         assert claimed.number == 1
 
     def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:

@@ -1,0 +1,198 @@
+"""One worker with the real judge: what ends in it, what it tells meanwhile, and what it knows after a restart."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from kqueue import Client
+from kqueue.categories import Category
+from kqueue.contract import Deadlines, Settings, Timing
+from kqueue.store import reports
+from kqueue.store.reports import Why
+from tests.chaos.family import below, name
+from tests.chaos.rig import PATIENCE_S, strays, worker_of
+from tests.fleet.told import Fleet, Services, renewing
+from tests.memory import held
+from workers.judge.host import linux
+from workers.judge.host.scratch import device_lock
+
+PASSWORD = "marked-0f1e2d3c4b5a"
+PROBLEM = """
+import os, signal, time
+import torch
+{once}
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {hostile}
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64)]
+def get_init_inputs():
+    return []
+"""
+RIGHT = PROBLEM.format(once="", hostile="pass")
+KERNEL = """
+import time, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {body}
+        return x.clamp(min=0)
+"""
+QUICK: dict[str, Any] = {"checks": 1, "timing": {"calls": 5, "warmup": 0}}
+UNTIMED: dict[str, Any] = {"checks": 1, "timing": Timing(enabled=False)}
+
+
+@pytest.fixture(scope="module")
+def start_real(services: Services, start_fleet: Callable[..., Fleet]) -> Callable[..., Fleet]:
+    """Start a fleet whose settings hold a password, which this Postgres does not ask for."""
+    url = make_url(services.postgres.url).set(username="postgres", password=PASSWORD)
+    url = url.render_as_string(hide_password=False)
+    return partial(start_fleet, true=True, reuse=True, log_json=True, database_url=url)
+
+
+@pytest.fixture(scope="module")
+def running_fleet(start_real: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet of one worker. If a test has ended it, start another first."""
+    return renewing(start_real)
+
+
+@pytest.fixture
+def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
+    """One worker, shared by the module's tests, some of which end it."""
+    return running_fleet()
+
+
+def test_a_strangers_device_is_told_while_it_lasts(services: Services, fleet: Fleet) -> None:
+    """Worker and evaluation name the process, and the step; they forget the process when the device is free."""
+
+    def worker() -> Any:
+        return fleet.live()[0]
+
+    def why(identity: Any) -> Any:
+        return reports.waiting(services.engine, identity, within_s=5)
+
+    with device_lock(Path(fleet.environment["KQUEUE_SCRATCH"]), "cpu").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        identity = services.submit(KERNEL.format(body="pass"), problem=RIGHT, settings=Settings(**QUICK))
+        services.until(lambda: worker().waits_for, what="the row")
+        assert f"process {os.getpid()} " in worker().waits_for
+        assert worker().busy_with == identity
+        assert worker().busy_since <= worker().waits_since
+        services.until(lambda: worker().step == "wait_for_device", what="the step")
+        [attempt] = reports.show(services.engine, identity).attempts
+        assert attempt.step == "wait_for_device"
+        waiting = why(identity)
+        assert waiting.why is Why.DEVICE
+        assert f"{worker().name} runs it" in waiting.message
+        assert worker().waits_for in waiting.message
+    verdict = services.verdict(identity)
+    assert verdict.passed, verdict.message
+    services.until(lambda: services.rows("SELECT 1 FROM workers WHERE waits_for IS NULL AND waits_since IS NULL"), 30)
+    assert (worker().waits_for, worker().waits_since, why(identity), worker().step) == (None, None, None, None)
+
+
+def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) -> None:
+    """The clerk's, and the fork server's that ended the candidate; no process that reads no settings logs otherwise."""
+    settings = Settings(max_attempts=1, deadlines=Deadlines(check_s=1), **UNTIMED)
+    identity = services.submit(KERNEL.format(body="time.sleep(600)"), problem=RIGHT, settings=settings)
+    assert services.verdict(identity, 120).category is Category.TIMEOUT
+    loggers = {"workers.app", "workers.judge.keeper.forkserver"}
+
+    def mine() -> dict[str, dict[str, Any]]:
+        known = [json.loads(line) for line in fleet.log.read_text().splitlines() if line.startswith("{")]
+        return {one["logger"]: one for one in known if one.get("evaluation") == str(identity)}
+
+    found = services.until(lambda: mine() if loggers <= {*mine()} else {}, what="lines")
+    assert {(found[logger]["attempt"], found[logger]["slot"]) for logger in loggers} == {(1, "cpu-0")}
+    assert found["workers.judge.keeper.forkserver"]["how"] == "deadline"
+    assert found["workers.app"]["category"] == "timeout"
+
+
+def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services, fleet: Fleet) -> None:
+    """Nor does the fork server; the worker's parent, which is searched in the same way, does."""
+    identity = services.submit(KERNEL.format(body="pass # m"), problem=RIGHT, settings=Settings(**UNTIMED))
+    assert services.verdict(identity).passed
+    [worker] = fleet.live()
+    found = {"kq-worker": held(worker.pid, re.escape(PASSWORD.encode()))}
+    for pid in linux.children(worker.pid):
+        for process in (pid, *linux.children(pid)):
+            if name(process) in ("kq-seat", "kq-judge", "kq-forkserver"):
+                found[name(process)] = held(process, re.escape(PASSWORD.encode()))
+    assert found == {"kq-worker": True, "kq-seat": False, "kq-judge": False, "kq-forkserver": False}
+
+
+def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:
+    """It cannot look as if somebody else had killed it: its problem is to blame, and nothing is tried again."""
+    ends = ("os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", "os._exit(0)")
+    problems = [PROBLEM.format(once="", hostile=end) for end in ends]
+    settings = Settings(max_attempts=3, **UNTIMED)
+    ids = [services.submit(KERNEL.format(body="pass"), problem=problem, settings=settings) for problem in problems]
+    verdicts = [services.verdict(identity) for identity in ids]
+    assert [(verdict.category, verdict.attempts) for verdict in verdicts] == [(Category.REFERENCE_ERROR, 1)] * 3
+
+
+def test_a_reference_that_is_killed_from_outside_is_tried_again(services: Services, fleet: Fleet) -> None:
+    """The attempt ends as ``worker_lost``, the next one passes."""
+
+    def references() -> set[int]:
+        return {pid for pid in below(fleet.process.pid) if name(pid) == "kq-reference"}
+
+    others = references()
+    problem = PROBLEM.format(once="time.sleep(3)", hostile="pass")
+    settings = Settings(max_attempts=3, **UNTIMED)
+    identity = services.submit(KERNEL.format(body="pass"), problem=problem, settings=settings)
+    os.kill(services.until(lambda: references() - others, what="the reference").pop(), signal.SIGKILL)
+    verdict = services.verdict(identity)
+    assert (verdict.category, verdict.attempts) == (Category.PASSED, 2)
+
+
+def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) -> None:
+    """Worker, judge and candidate die with the kernel in flight, and a second attempt passes."""
+    settings = Settings(max_attempts=3, **UNTIMED)
+    identity = services.submit(KERNEL.format(body="time.sleep(1)"), problem=RIGHT, settings=settings)
+    worker = worker_of(fleet, services.started(identity))
+    candidates = services.until(
+        lambda: [pid for pid in below(worker) if name(pid) == "kq-candidate"], PATIENCE_S, "the candidate"
+    )
+    os.kill(worker, signal.SIGKILL)
+    services.until(lambda: not any(services.alive(pid) for pid in candidates), what="the candidate's end")
+    assert services.verdict(identity, PATIENCE_S).passed
+    assert [a.category for a in services.attempts(identity)] == ["worker_lost", "passed"]
+    services.until(lambda: not strays(), what="no process too many")
+
+
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_restart_changes_nothing(
+    services: Services, fleet: Fleet, start_real: Callable[..., Fleet], slots: int
+) -> None:
+    """All slots of a host have one fingerprint, and the same one after a restart: what was judged before is reused."""
+    if slots > 1:
+        fleet.stop()
+        fleet = start_real(slots=slots)
+    fields: dict[str, Any] = {"problem": RIGHT, "backend": "torch", "lane": "cpu", "settings": UNTIMED}
+    marks = "SELECT DISTINCT fingerprint FROM workers WHERE fingerprint IS NOT NULL AND pid = ANY(:pids)"
+    kernels = [KERNEL.format(body=f"pass # {slots} {number}") for number in range(8)]
+    known: set[str] = set()
+    firsts: list[Any] = []
+    with Client(services.config(lease_s=4)) as client:
+        for of_this_life in (kernels[:4], kernels[4:]):
+            firsts += client.wait_all(client.submit_batch([fields | {"kernel": k} for k in of_this_life]), timeout=300)
+            assert {verdict.category for verdict in firsts} == {Category.PASSED}
+            known |= {row.fingerprint for row in services.rows(marks, pids=[worker.pid for worker in fleet.live()])}
+            again = client.evaluate(fields | {"kernel": kernels[0]}, timeout=300)
+            assert (again.reused_from, again.attempts) == (firsts[0].evaluation_id, 0)
+            fleet.stop(signal.SIGTERM)
+            if of_this_life == kernels[:4]:
+                fleet = start_real(slots=slots)
+    assert len(known) == 1
