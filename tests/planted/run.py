@@ -1,7 +1,7 @@
 """Plant each fault of :mod:`faults` in a copy of the code, and run the gate's tests that should find it.
 
-`python tests/planted/run.py [NAME ...]`; with `--write` the result goes to `tests/planted/results.md`. The exit status is
-0 if at least 19 of 20 faults are found.
+`python tests/planted/run.py [NAME ...]`; with `--write` the result goes to `tests/planted/results.md`. The exit status
+is 0 if at least 19 of 20 faults are found.
 """
 
 from __future__ import annotations
