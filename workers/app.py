@@ -179,6 +179,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 evaluations.lose_worker(
                     worker.engine,
                     worker.slot.worker_id,
+                    evaluation_id=evaluation_id,
                     retry_delay_s=worker.config.retry_delay_s,
                     message="the answer to the claim was lost: nothing was begun",
                     handed_back=True,
@@ -328,10 +329,10 @@ class _Keeper:
         if not self._worker.judges.alive():
             _log.error("the fork server or the seat is gone: this worker ends, and the supervisor starts another")
             os.kill(os.getpid(), signal.SIGTERM)
-        record = self._worker.judges.blackbox.read()
-        if record is not None and record.phase is Phase.CANARY and record.overdue:
-            _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
-            self._consumer.pool.abort()
+        for record in self._worker.judges.blackbox.read():
+            if record.phase is Phase.CANARY and record.overdue:
+                _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
+                self._consumer.pool.abort(record.evaluation_id)
 
     def look_at_children(self) -> None:
         """Tell the supervisor if one that was killed does not die, and when it has."""

@@ -106,26 +106,26 @@ class Recorder:
         self._engine = _impatient(
             store_engine.connect(config.require_database(), application=f"kqueue worker {slot.name}", pool_size=1)
         )
-        self._oom_kills = 0
 
-    def begun(self) -> None:
-        """A child has begun a task."""
-        self._oom_kills = linux.out_of_memory_kills()
-
-    def settle(self, error: BaseException, *, handed_back: bool = False) -> Outcome | None:
-        """Record what came of the child's attempt, which ended with ``error``; None if it had none.
+    def settle(
+        self, evaluation_id: UUID, error: BaseException, *, oom_kills: int = 0, handed_back: bool = False
+    ) -> Outcome | None:
+        """Record what came of an evaluation's attempt, which ended with ``error``; None if it had none.
 
         Args:
+            evaluation_id: the evaluation; another may run by now.
             error: what Celery reports.
+            oom_kills: the out-of-memory killer's count when the child began.
             handed_back: the child was killed because the worker was told to stop.
         """
-        record = self._blackbox.read()
+        record = self._blackbox.find(evaluation_id)
         if record is None:
             # Usually nothing is open. A child that died between its claim and its first word left an attempt.
             self._record(
                 lambda: evaluations.lose_worker(
                     self._engine,
                     self._slot.worker_id,
+                    evaluation_id=evaluation_id,
                     retry_delay_s=self._retry_delay_s,
                     message=f"the judge ended before it began: {type(error).__name__}",
                     handed_back=handed_back,
@@ -136,7 +136,7 @@ class Recorder:
             message = "the worker was told to stop at once"
             outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
         else:
-            outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > self._oom_kills)
+            outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > oom_kills)
         self._record(
             lambda: evaluations.finish(
                 self._engine,
@@ -148,7 +148,7 @@ class Recorder:
                 handed_back=handed_back,
             )
         )
-        self._blackbox.close()
+        self._blackbox.forget(record)
         _log.warning(
             "recorded for a judge that could not",
             evaluation=str(record.evaluation_id),
@@ -188,10 +188,11 @@ class Request(request.Request):
     """
 
     _reason = ""
+    _oom_kills = 0
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A child has begun."""
-        self.task.recorder.begun()
+        self._oom_kills = linux.out_of_memory_kills()
         super().on_accepted(pid, time_accepted)
         if state.should_terminate:
             self.cancel(self.task.pool)
@@ -202,7 +203,9 @@ class Request(request.Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         # A cold stop kills the child for the worker's sake.
-        outcome = self.task.recorder.settle(error, handed_back=self._already_cancelled)
+        outcome = self.task.recorder.settle(
+            UUID(self.id), error, oom_kills=self._oom_kills, handed_back=self._already_cancelled
+        )
         self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 

@@ -266,8 +266,8 @@ class Supervisor:
 
     def _look_at_steps(self) -> None:
         """Write which step an evaluation is at, if it runs for longer than a look: a shorter one is worth no write."""
-        records = [worker.blackbox.read() for worker in self._workers if worker.blackbox is not None]
-        steps = {(record.evaluation_id, record.number): record.step for record in records if record is not None}
+        boxes = [worker.blackbox for worker in self._workers if worker.blackbox is not None]
+        steps = {(record.evaluation_id, record.number): record.step for box in boxes for record in box.read()}
         changed = {
             attempt: step
             for attempt, step in steps.items()

@@ -24,6 +24,7 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, Self, cast
+from uuid import UUID
 
 import structlog
 import torch
@@ -92,7 +93,7 @@ def main(requests: socket.socket, parent: int, blackbox: BlackBox, forkserver: F
         _Seat(requests, blackbox, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
-        _log.exception("the process that forks judges failed", **_about(blackbox))
+        _log.exception("the process that forks judges failed")
     finally:
         _exit(status)
 
@@ -294,7 +295,10 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
     request, place = Request.model_validate(asked["request"]), Place.from_json(asked["place"])
-    about = _about(blackbox)
+    evaluation_id, number = UUID(asked["attempt"][0]), asked["attempt"][1]
+    blackbox.judge(evaluation_id, number)
+    # One that no worker has claimed has no id.
+    about = {"evaluation": str(evaluation_id), "attempt": number} if evaluation_id.int else {}
     forkserver.about = {"slot": place.name, **about}
     structlog.contextvars.unbind_contextvars("evaluation", "attempt")
     structlog.contextvars.bind_contextvars(**about)  # until the next one: what comes of it is logged after its end too
@@ -322,14 +326,6 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     words.send(_FREE)
     _say(conversation, outcome=told)
     return outcome.blame is not Blame.FLEET
-
-
-def _about(blackbox: BlackBox) -> dict[str, str | int]:
-    """Return whose evaluation is judged now, as logs tell it; nothing where there is none, or it has no id."""
-    record = blackbox.read()
-    if record is None or not record.evaluation_id.int:
-        return {}
-    return {"evaluation": str(record.evaluation_id), "attempt": record.number}
 
 
 def _say(conversation: BinaryIO, **words: Any) -> None:
