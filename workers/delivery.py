@@ -50,7 +50,7 @@ from celery.exceptions import Terminated, TimeLimitExceeded
 from celery.worker import request, state
 from sqlalchemy import Engine, event
 
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.config import Config
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
@@ -66,6 +66,8 @@ from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
+#: After so many failures of the fleet in a row the worker ends, and the supervisor starts another.
+_MOST_FAILURES: Final = 10
 #: How long the worker's event loop waits for Postgres, to connect and for each statement.
 _PATIENCE_S: Final = 2
 
@@ -102,6 +104,8 @@ class Recorder:
     def __init__(self, config: Config, slot: Slot, blackbox: BlackBox) -> None:
         self._slot = slot
         self._blackbox = blackbox
+        #: How many evaluations in a row the fleet has failed.
+        self._failures = 0
         self._retry_delay_s = config.retry_delay_s
         self._engine = _impatient(
             store_engine.connect(config.require_database(), application=f"kqueue worker {slot.name}", pool_size=1)
@@ -158,6 +162,13 @@ class Recorder:
         )
         return outcome
 
+    def count(self, *, failed: bool) -> None:
+        """Count the evaluations that the fleet has failed, until one succeeds. End a worker that fails all."""
+        self._failures = self._failures + 1 if failed else 0
+        if self._failures == _MOST_FAILURES:
+            _log.error("the fleet's failures follow each other here: this worker ends", failures=self._failures)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def cancel(self, evaluation_id: UUID) -> None:
         """End an evaluation as ``cancelled``, unless it has its verdict."""
         try:
@@ -207,7 +218,16 @@ class Request(request.Request):
             UUID(self.id), error, oom_kills=self._oom_kills, handed_back=self._already_cancelled
         )
         self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
+        if not self._already_revoked:
+            self.task.recorder.count(failed=True)
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> None:
+        """The task has returned, or raised."""
+        raised, told, _ = failed__retval__runtime
+        if not raised and told["category"] is not None:
+            self.task.recorder.count(failed=told["blame"] == Blame.FLEET)
+        super().on_success(failed__retval__runtime, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
         """The hard limit: :meth:`on_failure` has done all there is to do, a moment ago."""

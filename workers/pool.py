@@ -101,7 +101,8 @@ class _Child(asynpool.Worker):
     def after_fork(self) -> None:
         os.setpgid(0, 0)
         if self.blackbox is not None:
-            self.blackbox.begin(billiard.process.current_process().index)
+            child: Any = billiard.process.current_process()
+            self.blackbox.begin(child.index)
         super().after_fork()
 
     def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:

@@ -155,10 +155,25 @@ def judge(action, arguments, number, place, blackbox):
     return PASSED
 
 
+def fail(at: str) -> None:
+    """Fail where a file says so."""
+    if (Path(os.environ["JUDGES"]) / f"fail-at-{at}").exists():
+        raise OSError(f"told to fail at {at}")
+
+
+class Keeper(workers.app._Keeper):
+    def obey(self, words) -> None:
+        fail("ready")
+        super().obey(words)
+
+
 class StandIn:
     """In the fork server's and the seat's place: a child of the worker's parent that must outlive every task."""
 
     def __init__(self, slot) -> None:
+        fail("start")
+        while (Path(os.environ["JUDGES"]) / "hang-at-start").exists():
+            time.sleep(0.1)
         self._process = subprocess.Popen(["sleep", "infinity"])
         self.pid = self._process.pid
         self.conditions = "told"
@@ -224,6 +239,15 @@ def claim(engine, evaluation_id, **options):
     return mine
 
 
+_rehearse, _parent = evaluations.rehearse, os.getpid()
+
+
+def rehearse(engine, **options) -> None:
+    if os.getpid() != _parent:
+        fail("child")
+    _rehearse(engine, **options)
+
+
 _maintain = workers.pool._Pool.maintain_pool
 
 
@@ -237,6 +261,8 @@ if "JUDGES_TORCH" in os.environ:
     import torch  # noqa: F401
 
 evaluations.claim = claim
+evaluations.rehearse = rehearse
+workers.app._Keeper = Keeper
 workers.pool._Pool.maintain_pool = maintain_pool
 workers.app.start_judges = StandIn
 if "JUDGES_TRUE_LIMITS" not in os.environ:

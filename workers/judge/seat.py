@@ -20,7 +20,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, Self, cast
@@ -95,7 +94,7 @@ def main(requests: socket.socket, parent: int, blackbox: BlackBox, forkserver: F
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
         _log.exception("the process that forks judges failed")
     finally:
-        _exit(status)
+        linux.leave(status)
 
 
 class _Seat:
@@ -248,7 +247,7 @@ def _become_judge(words: socket.socket, seat: int, blackbox: BlackBox, forkserve
     except BaseException:  # noqa: BLE001 -- nothing may return into the seat's frames
         _log.exception("the judge failed beyond its evaluation")
     finally:
-        _exit(status)
+        linux.leave(status)
 
 
 def _sit(words: socket.socket, blackbox: BlackBox, forkserver: ForkServer) -> int:
@@ -369,9 +368,3 @@ class _Holdings:
             (self.host_bytes - first.host_bytes, _MORE_HOST_BYTES, "bytes of the host's memory"),
         )
         return ", ".join(f"{more} more {what}" for more, most, what in found if more > most)
-
-
-def _exit(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
