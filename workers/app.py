@@ -260,7 +260,7 @@ def _vital(when: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
                 handler(**fields)
             except BaseException as error:  # noqa: BLE001
                 try:
-                    _log.exception("a worker that cannot go on ends", at=handler.__name__, reason=str(error))
+                    _log.exception("this worker cannot go on and ends", at=handler.__name__, reason=str(error))
                 finally:
                     if os.getpid() != _PARENT:
                         os.kill(_PARENT, signal.SIGTERM)

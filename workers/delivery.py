@@ -27,6 +27,10 @@ the supervisor or the host died               any                         ``work
 it could not read the stored request          claimed                     ``judge_error``, by the judge
 ============================================  ==========================  ================================
 
+What is recorded concerns the evaluation of Celery's request, never what runs by then: a revoked evaluation frees its
+worker before its clerk's death is noticed, and the spare clerk may have begun the next one. docs/recovery.md has the
+cases.
+
 An attempt that was handed back does not count as a try. For failures of Redis, Postgres, disks and clocks see
 docs/recovery.md.
 

@@ -33,6 +33,20 @@ def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any, where: 
     assert services.verdict(services.submit("ok")).passed
 
 
+def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any) -> None:
+    """The supervisor survives that it can make none."""
+    told = len(fleet.log.read_text())
+    place = services.config().scratch / "fleet-0"
+    aside = place.rename(place.with_name("aside"))
+    place.touch()
+    os.kill(fleet.live()[0].pid, signal.SIGKILL)
+    services.until(lambda: "cannot be started now" in fleet.log.read_text()[told:], what="a failed start")
+    place.unlink()
+    aside.rename(place)
+    assert services.verdict(services.submit("ok")).passed
+    assert fleet.process.poll() is None
+
+
 def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: Any, tmp_path: Path) -> None:
     """It is killed, and the next one too."""
     hangs, log = services.directory / "hang-at-start", tmp_path / "log"
