@@ -14,8 +14,10 @@ import signal
 import socket
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, Final
 from uuid import UUID
 
@@ -179,6 +181,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 evaluations.lose_worker(
                     worker.engine,
                     worker.slot.worker_id,
+                    evaluation_id=evaluation_id,
                     retry_delay_s=worker.config.retry_delay_s,
                     message="the answer to the claim was lost: nothing was begun",
                     handed_back=True,
@@ -240,34 +243,55 @@ def _require() -> _Worker:
     return _worker
 
 
-# The worker's life, in order. A handler's exceptions are only logged by Celery, hence SystemExit.
+# The worker's life, in order.
+
+#: The worker's parent: the process that imports this module.
+_PARENT: Final = os.getpid()
 
 
-@signals.setup_logging.connect
+def _vital(when: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Connect a handler to a signal of Celery, which only logs what a handler raises: here it ends the worker."""
+
+    def connect(handler: Callable[..., None]) -> Callable[..., None]:
+        @when.connect(weak=False)
+        @wraps(handler)
+        def run(**fields: Any) -> None:
+            try:
+                handler(**fields)
+            except BaseException as error:  # noqa: BLE001
+                try:
+                    _log.exception("this worker cannot go on and ends", at=handler.__name__, reason=str(error))
+                finally:
+                    if os.getpid() != _PARENT:
+                        os.kill(_PARENT, signal.SIGTERM)
+                    os._exit(1)
+
+        return handler
+
+    return connect
+
+
+@_vital(signals.setup_logging)
 def _set_up_logging(**_: Any) -> None:
     logs.configure(load(), slot=Slot.from_environment().name if VARIABLE in os.environ else "none")
 
 
-@signals.worker_init.connect
+@_vital(signals.worker_init)
 def _prepare(**_: Any) -> None:
     """In the parent, before it has a pool."""
     global _worker
-    try:
-        config = load()
-        if VARIABLE not in os.environ:
-            raise ConfigError(f"{VARIABLE} is not set: start workers with `python -m workers.fleet`")
-        slot = Slot.from_environment()
-        judges = start_judges(slot)
-        judges.wait_ready(config.isolation)
-        conditions = judges.conditions if config.reuse else "none"  # found out here, once for all children
-        _log.debug("what verdicts depend on beside the environment", conditions=conditions)
-        _worker = _Worker(config, slot, _database(config, slot), judges, os.getpid())
-        app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.blackbox)
-        TaskPool.watch(judges.blackbox)
-        _ = app.backend  # looked up at a task's end; a child would import it anew
-    except Exception as error:
-        _log.exception("the worker cannot start", reason=str(error))
-        raise SystemExit(1) from error
+    config = load()
+    if VARIABLE not in os.environ:
+        raise ConfigError(f"{VARIABLE} is not set: start workers with `python -m workers.fleet`")
+    slot = Slot.from_environment()
+    judges = start_judges(slot)
+    judges.wait_ready(config.isolation)
+    conditions = judges.conditions if config.reuse else "none"  # found out here, once for all children
+    _log.debug("what verdicts depend on beside the environment", conditions=conditions)
+    _worker = _Worker(config, slot, _database(config, slot), judges, os.getpid())
+    app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.blackbox)
+    TaskPool.watch(judges.blackbox)
+    _ = app.backend  # looked up at a task's end; a child would import it anew
     # Before every fork the pool collects garbage, which with torch takes 60 ms, and none of this is garbage.
     gc.collect()
     gc.freeze()
@@ -283,7 +307,7 @@ def _database(config: Config, slot: Slot) -> Engine:
     return engine
 
 
-@signals.worker_process_init.connect
+@_vital(signals.worker_process_init)
 def _prepare_child(**_: Any) -> None:
     """In a child, before it has a task: connect, and touch the memory that a task needs, which is copied then."""
     worker = _require()
@@ -291,7 +315,7 @@ def _prepare_child(**_: Any) -> None:
         evaluations.rehearse(worker.engine, worker_id=worker.slot.worker_id)
 
 
-@signals.worker_ready.connect
+@_vital(signals.worker_ready)
 def _report_ready(sender: Any, **_: Any) -> None:
     """In the parent, when it would take its first message: the worker's row must exist before."""
     worker = _require()
@@ -300,7 +324,7 @@ def _report_ready(sender: Any, **_: Any) -> None:
     door.sendall(READY)
     word = door.recv(1)
     if not word:
-        raise SystemExit("the supervisor did not let this worker in")
+        os._exit(1)  # it was told to stop, or its supervisor is gone
     door.setblocking(False)
     app.tasks[broker.EVALUATE].pool = sender.pool
     keeper = _Keeper(worker, sender, door)
@@ -328,10 +352,10 @@ class _Keeper:
         if not self._worker.judges.alive():
             _log.error("the fork server or the seat is gone: this worker ends, and the supervisor starts another")
             os.kill(os.getpid(), signal.SIGTERM)
-        record = self._worker.judges.blackbox.read()
-        if record is not None and record.phase is Phase.CANARY and record.overdue:
-            _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
-            self._consumer.pool.abort()
+        for record in self._worker.judges.blackbox.read():
+            if record.phase is Phase.CANARY and record.overdue:
+                _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
+                self._consumer.pool.abort(record.evaluation_id)
 
     def look_at_children(self) -> None:
         """Tell the supervisor if one that was killed does not die, and when it has."""
@@ -350,7 +374,7 @@ class _Keeper:
                 self._consumer.cancel_task_queue(name)
 
 
-@signals.worker_shutdown.connect
+@_vital(signals.worker_shutdown)
 def _stop(sender: Any, **_: Any) -> None:
     """In the parent, at the end of a warm stop."""
     if _worker is not None:

@@ -27,6 +27,10 @@ the supervisor or the host died               any                         ``work
 it could not read the stored request          claimed                     ``judge_error``, by the judge
 ============================================  ==========================  ================================
 
+What is recorded concerns the evaluation of Celery's request, never what runs by then: a revoked evaluation frees its
+worker before its clerk's death is noticed, and the spare clerk may have begun the next one. docs/recovery.md has the
+cases.
+
 An attempt that was handed back does not count as a try. For failures of Redis, Postgres, disks and clocks see
 docs/recovery.md.
 
@@ -50,7 +54,7 @@ from celery.exceptions import Terminated, TimeLimitExceeded
 from celery.worker import request, state
 from sqlalchemy import Engine, event
 
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.config import Config
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import ServiceError, UnknownEvaluation
@@ -66,6 +70,8 @@ from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
+#: After so many failures of the fleet in a row the worker ends, and the supervisor starts another.
+_MOST_FAILURES: Final = 10
 #: How long the worker's event loop waits for Postgres, to connect and for each statement.
 _PATIENCE_S: Final = 2
 
@@ -102,30 +108,32 @@ class Recorder:
     def __init__(self, config: Config, slot: Slot, blackbox: BlackBox) -> None:
         self._slot = slot
         self._blackbox = blackbox
+        #: How many evaluations in a row the fleet has failed.
+        self._failures = 0
         self._retry_delay_s = config.retry_delay_s
         self._engine = _impatient(
             store_engine.connect(config.require_database(), application=f"kqueue worker {slot.name}", pool_size=1)
         )
-        self._oom_kills = 0
 
-    def begun(self) -> None:
-        """A child has begun a task."""
-        self._oom_kills = linux.out_of_memory_kills()
-
-    def settle(self, error: BaseException, *, handed_back: bool = False) -> Outcome | None:
-        """Record what came of the child's attempt, which ended with ``error``; None if it had none.
+    def settle(
+        self, evaluation_id: UUID, error: BaseException, *, oom_kills: int = 0, handed_back: bool = False
+    ) -> Outcome | None:
+        """Record what came of an evaluation's attempt, which ended with ``error``; None if it had none.
 
         Args:
+            evaluation_id: the evaluation; another may run by now.
             error: what Celery reports.
+            oom_kills: the out-of-memory killer's count when the child began.
             handed_back: the child was killed because the worker was told to stop.
         """
-        record = self._blackbox.read()
+        record = self._blackbox.find(evaluation_id)
         if record is None:
             # Usually nothing is open. A child that died between its claim and its first word left an attempt.
             self._record(
                 lambda: evaluations.lose_worker(
                     self._engine,
                     self._slot.worker_id,
+                    evaluation_id=evaluation_id,
                     retry_delay_s=self._retry_delay_s,
                     message=f"the judge ended before it began: {type(error).__name__}",
                     handed_back=handed_back,
@@ -136,7 +144,7 @@ class Recorder:
             message = "the worker was told to stop at once"
             outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
         else:
-            outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > self._oom_kills)
+            outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > oom_kills)
         self._record(
             lambda: evaluations.finish(
                 self._engine,
@@ -148,7 +156,7 @@ class Recorder:
                 handed_back=handed_back,
             )
         )
-        self._blackbox.close()
+        self._blackbox.forget(record)
         _log.warning(
             "recorded for a judge that could not",
             evaluation=str(record.evaluation_id),
@@ -157,6 +165,13 @@ class Recorder:
             reason=outcome.message,
         )
         return outcome
+
+    def count(self, *, failed: bool) -> None:
+        """Count the evaluations that the fleet has failed, until one succeeds. End a worker that fails all."""
+        self._failures = self._failures + 1 if failed else 0
+        if self._failures == _MOST_FAILURES:
+            _log.error("the fleet's failures follow each other here: this worker ends", failures=self._failures)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self, evaluation_id: UUID) -> None:
         """End an evaluation as ``cancelled``, unless it has its verdict."""
@@ -188,10 +203,11 @@ class Request(request.Request):
     """
 
     _reason = ""
+    _oom_kills = 0
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A child has begun."""
-        self.task.recorder.begun()
+        self._oom_kills = linux.out_of_memory_kills()
         super().on_accepted(pid, time_accepted)
         if state.should_terminate:
             self.cancel(self.task.pool)
@@ -202,9 +218,20 @@ class Request(request.Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         # A cold stop kills the child for the worker's sake.
-        outcome = self.task.recorder.settle(error, handed_back=self._already_cancelled)
+        outcome = self.task.recorder.settle(
+            UUID(self.id), error, oom_kills=self._oom_kills, handed_back=self._already_cancelled
+        )
         self._reason = f"{outcome.category}: {outcome.message}" if outcome else type(error).__name__
+        if not self._already_revoked:
+            self.task.recorder.count(failed=True)
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> None:
+        """The task has returned, or raised."""
+        raised, told, _ = failed__retval__runtime
+        if not raised and told["category"] is not None:
+            self.task.recorder.count(failed=told["blame"] == Blame.FLEET)
+        super().on_success(failed__retval__runtime, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
         """The hard limit: :meth:`on_failure` has done all there is to do, a moment ago."""

@@ -54,6 +54,8 @@ _log: Any = structlog.get_logger(__name__)
 _LOOK_EVERY_S: Final = 1.0
 #: Seconds for which another fleet keeps workers waiting for a device before the log says so.
 _QUEUE_S: Final = 5.0
+#: Seconds after which a worker that is not ready is replaced. On a busy host, importing torch alone takes a minute.
+_READY_S: Final = 600.0
 #: Seconds that idle workers may take to end where those that judge are killed.
 _IDLE_END_S: Final = 5.0
 
@@ -88,6 +90,7 @@ class Supervisor:
         *,
         program: str = "workers.start",
         canary: str = "workers.judge.gpu.canary",
+        patience_s: float = _READY_S,
     ) -> None:
         """Configure a supervisor without starting anything.
 
@@ -97,7 +100,9 @@ class Supervisor:
             gpus: the slots' GPUs.
             program: the module that a worker process runs.
             canary: the module that tests a GPU.
+            patience_s: how long a worker may take to become ready.
         """
+        self._patience_s = patience_s
         self._config = config
         self._program = program
         self._host = socket.gethostname()
@@ -181,6 +186,9 @@ class Supervisor:
         for worker in self._workers:
             if (code := worker.returncode(now)) is not None:
                 self._bury(worker, code)
+            elif worker.overdue(now, self._patience_s) and not worker.killed_at:
+                _log.error("a worker has not become ready: it is replaced", slot=worker.slot.name, pid=worker.pid)
+                worker.kill()
             self._look_after_survivors(worker, now)
         resets = self._monitor.resets()
         if self._stop.warm:
@@ -191,8 +199,7 @@ class Supervisor:
             for worker in self._workers:
                 idle = worker.process is None and not worker.survivors and now >= worker.start_at
                 if idle and worker.slot.device not in resets:
-                    self._scratch.renew(worker.slot.scratch)
-                    worker.start(self._config, program=self._program, host=self._host, cores=self._cores)
+                    self._start(worker)
         self._books.settle(stopping=self._stop.warm, at_once=self._stop.quick)
         looking = now >= self._look_at
         if looking:
@@ -205,6 +212,15 @@ class Supervisor:
         self._let_in()
         self._write_pauses(anew=looking)
         self._books.step([worker.slot.worker_id for worker in self._workers if worker.registered or worker.stuck])
+
+    def _start(self, worker: WorkerProcess) -> None:
+        """Start a worker, or try again later: the disk may be full, and the host may have no process to give."""
+        try:
+            self._scratch.renew(worker.slot.scratch)
+            worker.start(self._config, program=self._program, host=self._host, cores=self._cores)
+        except OSError as error:
+            _log.error("a worker cannot be started now", slot=worker.slot.name, reason=str(error))
+            worker.postpone()
 
     def _reason(self, worker: WorkerProcess) -> str | None:
         """Return the reason why a slot must take no evaluations, or None."""
@@ -267,8 +283,8 @@ class Supervisor:
 
     def _look_at_steps(self) -> None:
         """Write which step an evaluation is at, if it runs for longer than a look: a shorter one is worth no write."""
-        records = [worker.blackbox.read() for worker in self._workers if worker.blackbox is not None]
-        steps = {(record.evaluation_id, record.number): record.step for record in records if record is not None}
+        boxes = [worker.blackbox for worker in self._workers if worker.blackbox is not None]
+        steps = {(record.evaluation_id, record.number): record.step for box in boxes for record in box.read()}
         changed = {
             attempt: step
             for attempt, step in steps.items()

@@ -41,8 +41,10 @@ from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
+from uuid import UUID
 
 import billiard.pool
+import billiard.process
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery import platforms
@@ -51,7 +53,7 @@ from celery.utils.log import get_logger
 
 from workers.judge import deaths
 from workers.judge.host import linux
-from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.blackbox import CLERKS, BlackBox
 
 _log: Any = get_logger(__name__)
 
@@ -62,7 +64,7 @@ _UPKEEP_S: Final = 0.25
 #: Seconds from the end of a child that was used up to its replacement's fork.
 _REPLACE_AFTER_S: Final = 0.03
 #: Children beyond those that have tasks.
-_SPARE: Final = 1
+_SPARE: Final = CLERKS - 1
 #: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
 #: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
@@ -99,7 +101,8 @@ class _Child(asynpool.Worker):
     def after_fork(self) -> None:
         os.setpgid(0, 0)
         if self.blackbox is not None:
-            self.blackbox.begin()
+            child: Any = billiard.process.current_process()
+            self.blackbox.begin(child.index)
         super().after_fork()
 
     def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
@@ -173,7 +176,7 @@ class _Pool(asynpool.AsynPool):
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:  # noqa: N803
         blackbox, child = self.Worker.blackbox, self._fileno_to_inq.get(inqW_fd)
-        if blackbox is not None and child is not None and blackbox.used_up(child.pid):
+        if blackbox is not None and child is not None and blackbox.used_up(child.index):
             return  # it is about to end, and counts as busy until then
         super().on_job_ready(job, i, obj, inqW_fd)
 
@@ -218,10 +221,11 @@ class TaskPool(prefork.TaskPool):
         self._doomed = {pid: self._doomed.get(pid, now) for pid in doomed}
         return any(now - since > STUCK_S for since in self._doomed.values())
 
-    def abort(self) -> None:
-        """End the running task as its hard limit would."""
+    def abort(self, evaluation_id: UUID) -> None:
+        """End the running task of an evaluation as its hard limit would."""
         pool: Any = self._pool
-        for job in [job for job in pool._cache.values() if job._time_accepted]:
+        jobs = [job for job in pool._cache.values() if job.correlation_id == str(evaluation_id) and job._time_accepted]
+        for job in jobs:
             pool.on_hard_timeout(job)
 
     def on_start(self) -> None:

@@ -75,6 +75,10 @@ class WorkerProcess:
     _started_at: float = 0.0
     _backoff_s: float = _FIRST_BACKOFF_S
 
+    def overdue(self, now: float, patience_s: float) -> bool:
+        """True if the process runs for longer than ``patience_s`` and has not said that it is ready."""
+        return self.process is not None and not self.ready and now - self._started_at > patience_s
+
     @property
     def waits(self) -> bool:
         """True if the process is ready and waits to be told to take messages or to pause."""
@@ -105,22 +109,24 @@ class WorkerProcess:
             SETTINGS_VARIABLE: str(settings),
             PAGE_VARIABLE: str(page),
         }
-        with theirs:
-            # A session of its own: only the supervisor acts on a terminal's Ctrl-C. preexec_fn is safe because the
-            # supervisor has one thread.
-            self.process = subprocess.Popen(
-                command,
-                # Celery imports from its working directory, so that must not be writable by others.
-                cwd="/",
-                env=env,
-                pass_fds=[theirs.fileno(), settings, page],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=linux.die_with(os.getpid()),
-            )
-        self.blackbox = BlackBox(page)
-        for descriptor in (settings, page):
-            os.close(descriptor)
+        try:
+            with theirs:
+                # A session of its own: only the supervisor acts on a terminal's Ctrl-C. preexec_fn is safe because the
+                # supervisor has one thread.
+                self.process = subprocess.Popen(
+                    command,
+                    # Celery imports from its working directory, so that must not be writable by others.
+                    cwd="/",
+                    env=env,
+                    pass_fds=[theirs.fileno(), settings, page],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=linux.die_with(os.getpid()),
+                )
+            self.blackbox = BlackBox(page)
+        finally:
+            os.close(settings)
+            os.close(page)
         ours.setblocking(False)
         self._link, self._said = ours, b""
         self.ready, self.registered = False, False
@@ -184,7 +190,11 @@ class WorkerProcess:
         if now - self._started_at >= _HEALTHY_S:
             self._backoff_s = _FIRST_BACKOFF_S
         self.process, self.registered, self.stuck, self.blackbox = None, False, None, None
-        self.start_at = now + self._backoff_s
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Start the next process later, each time twice as late."""
+        self.start_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
 
     def _hang_up(self) -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 from typing import Final, NoReturn
 
+from kqueue import logs
 from workers.judge import api
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.keeper import handle as launch
@@ -58,6 +59,7 @@ def become_worker(application: str) -> NoReturn:
     """Take the fleet's settings and run the Celery worker of the module ``application``."""
     with os.fdopen(int(os.environ.pop(SETTINGS_VARIABLE)), "rb") as stream:
         os.environ.update(json.load(stream))
+    logs.configure_early(slot=Slot.from_environment().name)  # Celery has it done later than its first signal
     sys.argv = ["celery", "--quiet", "-A", application, *sys.argv[1:]]
     importlib.import_module("celery.__main__").main()
     sys.exit(0)

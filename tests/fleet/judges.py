@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import UUID
 
 from celery.worker.control import inspect_command
 
@@ -20,6 +21,7 @@ if __name__ == "__main__":
 
 import workers.app
 import workers.messages
+import workers.pool
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
@@ -153,10 +155,25 @@ def judge(action, arguments, number, place, blackbox):
     return PASSED
 
 
+def fail(at: str) -> None:
+    """Fail where a file says so."""
+    if (Path(os.environ["JUDGES"]) / f"fail-at-{at}").exists():
+        raise OSError(f"told to fail at {at}")
+
+
+class Keeper(workers.app._Keeper):
+    def obey(self, words) -> None:
+        fail("ready")
+        super().obey(words)
+
+
 class StandIn:
     """In the fork server's and the seat's place: a child of the worker's parent that must outlive every task."""
 
     def __init__(self, slot) -> None:
+        fail("start")
+        while (Path(os.environ["JUDGES"]) / "hang-at-start").exists():
+            time.sleep(0.1)
         self._process = subprocess.Popen(["sleep", "infinity"])
         self.pid = self._process.pid
         self.conditions = "told"
@@ -164,11 +181,16 @@ class StandIn:
 
     def judge(self, request, place, records) -> Outcome:
         action, *arguments = request.kernel.split()
+        self.blackbox.judge(*self.blackbox.attempt)
         if action == "read":
             self.blackbox.enter(Phase.PREPARE)
             return read(Path(arguments[0]), *arguments[1:])
         self.blackbox.use()
         self.blackbox.enter(Phase.CHECK)
+        if action == "late":  # first, what the dying judge of another evaluation still writes
+            self.blackbox.judge(UUID(arguments[0]), 1)
+            self.blackbox.enter(Phase.CANARY, time.monotonic())
+            _, action, *arguments = arguments
         if action == "known":  # what it runs on, before it does the rest
             records.environment({"device": "none", "torch": "none", "python": "none", "host": "here"})
             action, *arguments = arguments
@@ -195,7 +217,10 @@ claimed: list[evaluations.Claim] = []
 
 def claim(engine, evaluation_id, **options):
     before, after = Path(os.environ["JUDGES"]) / "die-before-claim", Path(os.environ["JUDGES"]) / "die-after-claim"
-    lost = Path(os.environ["JUDGES"]) / "lose-the-claims-answer"
+    lost, stalls = (
+        Path(os.environ["JUDGES"]) / "lose-the-claims-answer",
+        Path(os.environ["JUDGES"]) / "stall-after-claim",
+    )
     if before.exists():
         before.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -203,6 +228,9 @@ def claim(engine, evaluation_id, **options):
     if after.exists() and mine is not None:
         after.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    if stalls.exists() and mine is not None:
+        stalls.unlink()
+        time.sleep(600)
     if lost.exists() and mine is not None:
         lost.unlink()
         raise DatabaseUnavailable("the connection broke in the moment of the commit")
@@ -211,10 +239,31 @@ def claim(engine, evaluation_id, **options):
     return mine
 
 
+_rehearse, _parent = evaluations.rehearse, os.getpid()
+
+
+def rehearse(engine, **options) -> None:
+    if os.getpid() != _parent:
+        fail("child")
+    _rehearse(engine, **options)
+
+
+_maintain = workers.pool._Pool.maintain_pool
+
+
+def maintain_pool(pool) -> None:
+    """Leave dead children unseen while a file says so, as if they took long to die."""
+    if not (Path(os.environ["JUDGES"]) / "deaths-are-unseen").exists():
+        _maintain(pool)
+
+
 if "JUDGES_TORCH" in os.environ:
     import torch  # noqa: F401
 
 evaluations.claim = claim
+evaluations.rehearse = rehearse
+workers.app._Keeper = Keeper
+workers.pool._Pool.maintain_pool = maintain_pool
 workers.app.start_judges = StandIn
 if "JUDGES_TRUE_LIMITS" not in os.environ:
     # A test's hard limit is shorter than any that is taken from a message.

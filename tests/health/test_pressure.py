@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,31 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
     services.until(lambda: reasons() == [None], what="a worker that goes on")
     assert services.verdict(waiting).passed
     assert "no evaluations are taken" in fleet.log.read_text()
+    fleet.stop()
+
+
+def test_a_worker_that_starts_on_a_full_disk_works_when_there_is_room(
+    services: Any, start_fleet: Callable[..., Any], small_disk: Path
+) -> None:
+    """Home, scratch and log are on the disk: no line of the log can be written, and no process of the fleet minds."""
+    redirected = ["sh", "-c", f'exec "$@" >> {small_disk}/log 2>&1', "sh"]
+    fleet = start_fleet(scratch=small_disk, home=small_disk / "home", prefix=redirected)
+    [before] = fleet.live()
+    with (small_disk / "filler").open("wb", 0) as filler, (small_disk / "log").open("ab", 0) as log:
+
+        def works_on_a_full_disk() -> bool:
+            for file, size in (filler, 4096), (log, 1):  # there is room left in the log's last block
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+            return [worker.id for worker in fleet.live()] not in ([], [before.id])
+
+        works_on_a_full_disk()
+        os.kill(before.pid, signal.SIGKILL)
+        waiting = services.submit("ok")
+        services.until(works_on_a_full_disk, what="another worker")
+    (small_disk / "filler").unlink()
+    assert services.verdict(waiting).passed
     fleet.stop()
 
 

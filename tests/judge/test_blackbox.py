@@ -7,67 +7,92 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from kqueue.contract import Phase
-from workers.judge.host.blackbox import BlackBox, make_page
+from workers.judge.host.blackbox import CLERKS, BlackBox, make_page
 
 
-def in_child(act: Callable[[], None]) -> int:
-    """Do something in a child, and return its number."""
+def in_clerk(box: BlackBox, clerk: int, act: Callable[[], None] = lambda: None) -> None:
+    """Do something in a new clerk."""
     pid = os.fork()
     if pid == 0:
         try:
+            box.begin(clerk)
             act()
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    return pid
 
 
-def test_the_parent_learns_which_child_was_used_up() -> None:
-    """It is the last one that said so, and the parent itself stays as it was."""
+def test_the_parent_learns_which_clerk_was_used_up() -> None:
+    """It stays so until another clerk has its place, and the parent itself stays as it was."""
     box = BlackBox()
-    first, second = in_child(box.use), in_child(box.use)
-    other = in_child(box.begin)
-    assert [box.used_up(pid) for pid in (first, second, other)] == [False, True, False]
+    in_clerk(box, 0, box.use)
+    in_clerk(box, 1)
+    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [True, False]
+    in_clerk(box, 1, box.use)
+    in_clerk(box, 0)
+    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [False, True]
     assert not box.used
 
 
-def test_closing_an_attempt_leaves_its_child_used_up() -> None:
-    """The record of an attempt and the child's end are two things."""
+def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
+    """The record of an attempt and the clerk's end are two things."""
     box = BlackBox()
 
     def judge() -> None:
         box.open(uuid4(), 1)
-        box.enter(Phase.CHECK)
         box.use()
         box.close()
 
-    pid = in_child(judge)
-    assert box.read() is None
-    assert box.used_up(pid)
+    in_clerk(box, 1, judge)
+    assert box.read() == []
+    assert box.used_up(1)
 
 
-def test_a_new_process_has_no_past() -> None:
-    """Linux gives numbers of processes anew: what an earlier one with the same number did counts for nothing."""
+def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
+    """Each has its own record; forgetting the one, once or twice, leaves the other."""
     box = BlackBox()
-    box.use()
-    assert box.used_up(os.getpid())
-    box.begin()
-    assert not box.used_up(os.getpid())
+    died, next_one = uuid4(), uuid4()
+    in_clerk(box, 0, lambda: box.open(died, 3))
+    in_clerk(box, 1, lambda: box.open(next_one, 1))
+    assert [(record.evaluation_id, record.number) for record in box.read()] == [(died, 3), (next_one, 1)]
+    record = box.find(died)
+    assert record is not None
+    box.forget(record)
+    assert box.find(died) is None
+    in_clerk(box, 0, lambda: box.open(died, 4))
+    box.forget(record)
+    assert [record.evaluation_id for record in box.read()] == [died, next_one]
+
+
+def test_a_judges_position_is_that_of_its_own_attempt() -> None:
+    """What a dying judge still writes says nothing of the evaluation that another clerk has begun."""
+    box = BlackBox()
+    died, next_one = uuid4(), uuid4()
+    in_clerk(box, 0, lambda: box.open(died, 1))
+    box.judge(died, 1)
+    in_clerk(box, 1, lambda: box.open(next_one, 1))
+    box.enter(Phase.CANARY, deadline=0.1)
+    box.at("canary")
+    first, second = box.read()
+    assert (first.phase, first.overdue, first.step) == (Phase.CANARY, True, "canary")
+    assert (second.phase, second.overdue, second.step) == (None, False, None)
 
 
 def test_a_page_is_seen_by_whoever_has_its_descriptor() -> None:
     """Another holder of the page reads the step, or the phase where there is none; nothing of an earlier attempt."""
+    evaluation = uuid4()
     page = make_page()
     writer, reader = BlackBox(page), BlackBox(page)
     os.close(page)
-    assert reader.read() is None
+    assert reader.read() == []
 
     def step() -> str | None:
-        record = reader.read()
-        assert record is not None
+        [record] = reader.read()
         return record.step
 
-    writer.open(uuid4(), 2)
+    writer.open(evaluation, 2)
+    assert step() is None
+    writer.judge(evaluation, 2)
     assert step() is None
     writer.enter(Phase.CHECK)
     assert step() == "check"
@@ -77,7 +102,7 @@ def test_a_page_is_seen_by_whoever_has_its_descriptor() -> None:
     assert step() == "check"
     writer.at("a step whose name is longer than the page has room for it")
     assert step() == "a step whose name is longer than"
-    writer.open(uuid4(), 1)
+    writer.open(evaluation, 3)
     assert step() is None
     writer.close()
-    assert reader.read() is None
+    assert reader.read() == []

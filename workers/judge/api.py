@@ -63,6 +63,8 @@ class Judges:
         self.blackbox = blackbox or BlackBox()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = False
+        #: How many evaluations have begun that no worker has claimed.
+        self._begun = 0
         #: Whether the seat did not answer; it may be dying still.
         self._gone = False
         parent = os.getpid()
@@ -88,9 +90,10 @@ class Judges:
             JudgeDied: the judge died, or its seat.
             Exception: the records failed; the judge was ended.
         """
-        begins = self.blackbox.read() is None
+        begins = self.blackbox.attempt[1] == 0
         if begins:  # else its worker has recorded what it has claimed
-            self.blackbox.open(UUID(int=0), 1)
+            self._begun += 1
+            self.blackbox.open(UUID(int=0), self._begun)
         try:
             return self._converse(request, place, records)
         finally:
@@ -100,7 +103,9 @@ class Judges:
     def _converse(self, request: Request, place: Place, records: Records) -> Outcome:
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
+        evaluation_id, number = self.blackbox.attempt
         asked = {
+            "attempt": [str(evaluation_id), number],
             "request": request.model_dump(mode="json"),
             "place": place.as_json(),
             "isolation": self.forkserver.isolation,
@@ -134,7 +139,7 @@ class Judges:
 
     def _phase(self) -> Phase | None:
         """Return the phase that the judge was last in; None before the first."""
-        record = self.blackbox.read()
+        record = self.blackbox.find(self.blackbox.attempt[0])
         return record.phase if record else None
 
     def wait_ready(self, minimum: str = "none") -> None:

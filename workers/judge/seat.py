@@ -20,10 +20,10 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NoReturn, Self, cast
+from uuid import UUID
 
 import structlog
 import torch
@@ -92,9 +92,9 @@ def main(requests: socket.socket, parent: int, blackbox: BlackBox, forkserver: F
         _Seat(requests, blackbox, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
-        _log.exception("the process that forks judges failed", **_about(blackbox))
+        _log.exception("the process that forks judges failed")
     finally:
-        _exit(status)
+        linux.leave(status)
 
 
 class _Seat:
@@ -247,7 +247,7 @@ def _become_judge(words: socket.socket, seat: int, blackbox: BlackBox, forkserve
     except BaseException:  # noqa: BLE001 -- nothing may return into the seat's frames
         _log.exception("the judge failed beyond its evaluation")
     finally:
-        _exit(status)
+        linux.leave(status)
 
 
 def _sit(words: socket.socket, blackbox: BlackBox, forkserver: ForkServer) -> int:
@@ -294,7 +294,10 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
     request, place = Request.model_validate(asked["request"]), Place.from_json(asked["place"])
-    about = _about(blackbox)
+    evaluation_id, number = UUID(asked["attempt"][0]), asked["attempt"][1]
+    blackbox.judge(evaluation_id, number)
+    # One that no worker has claimed has no id.
+    about = {"evaluation": str(evaluation_id), "attempt": number} if evaluation_id.int else {}
     forkserver.about = {"slot": place.name, **about}
     structlog.contextvars.unbind_contextvars("evaluation", "attempt")
     structlog.contextvars.bind_contextvars(**about)  # until the next one: what comes of it is logged after its end too
@@ -322,14 +325,6 @@ def _converse(conversation: BinaryIO, words: socket.socket, blackbox: BlackBox, 
     words.send(_FREE)
     _say(conversation, outcome=told)
     return outcome.blame is not Blame.FLEET
-
-
-def _about(blackbox: BlackBox) -> dict[str, str | int]:
-    """Return whose evaluation is judged now, as logs tell it; nothing where there is none, or it has no id."""
-    record = blackbox.read()
-    if record is None or not record.evaluation_id.int:
-        return {}
-    return {"evaluation": str(record.evaluation_id), "attempt": record.number}
 
 
 def _say(conversation: BinaryIO, **words: Any) -> None:
@@ -373,9 +368,3 @@ class _Holdings:
             (self.host_bytes - first.host_bytes, _MORE_HOST_BYTES, "bytes of the host's memory"),
         )
         return ", ".join(f"{more} more {what}" for more, most, what in found if more > most)
-
-
-def _exit(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

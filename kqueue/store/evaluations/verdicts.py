@@ -21,6 +21,7 @@ from sqlalchemy import (
     literal,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -190,7 +191,13 @@ def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, R
 
 
 def lose_worker(
-    engine: Engine, worker_id: UUID, *, retry_delay_s: float, message: str, handed_back: bool = False
+    engine: Engine,
+    worker_id: UUID,
+    *,
+    retry_delay_s: float,
+    message: str,
+    evaluation_id: UUID | None = None,
+    handed_back: bool = False,
 ) -> list[tuple[UUID, Recorded]]:
     """End a worker's open attempts as ``worker_lost`` at once. The caller has seen the worker die.
 
@@ -199,6 +206,7 @@ def lose_worker(
     Args:
         engine: the database.
         worker_id: whose attempts.
+        evaluation_id: of this evaluation only, where the worker itself lives.
         retry_delay_s: seconds before a second try.
         message: one line for people.
         handed_back: the worker was told to stop and its attempts are no tries, as for :func:`finish`.
@@ -206,16 +214,18 @@ def lose_worker(
     with transaction(engine) as connection:
         running = connection.execute(
             select(Attempt.evaluation_id, Attempt.number).where(
-                Attempt.worker_id == worker_id, Attempt.ended_at.is_(None)
+                Attempt.worker_id == worker_id,
+                Attempt.ended_at.is_(None),
+                Attempt.evaluation_id == evaluation_id if evaluation_id is not None else true(),
             )
         ).all()
     outcome = Outcome(category=Category.WORKER_LOST, message=clean.text(message))
     return [
         (
-            evaluation_id,
+            identity,
             finish(
                 engine,
-                evaluation_id,
+                identity,
                 number,
                 outcome,
                 written_by=Writer.WORKER,
@@ -223,7 +233,7 @@ def lose_worker(
                 handed_back=handed_back,
             ),
         )
-        for evaluation_id, number in running
+        for identity, number in running
     ]
 
 

@@ -1,8 +1,10 @@
 """The flight recorder: what a judge does, and what it was doing when it died.
 
-It is one page of shared memory, which the worker's parent has before it forks. The judge writes its position; the
-parent reads it after the judge's death, and the supervisor, which made the page, while the judge works. A worker has
-one judge at a time. The page also says which clerk was used up by judging, and must not see to another evaluation.
+It is one page of shared memory, which the worker's parent has before it forks. Each clerk has a place there for its
+open attempt. The judge, of which a worker has one at a time, has a place for its position, and names the attempt with
+it. So a clerk or a judge that is dying changes nothing of what the page tells of another evaluation. The parent reads
+the page after a death, and the supervisor, which made the page, while the judge works. A clerk's place also says
+whether the clerk was used up by judging, and must not see to another evaluation.
 """
 
 from __future__ import annotations
@@ -12,23 +14,31 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from kqueue.contract import Phase
 
+#: The clerks that a worker has at a time: one with a task, and a spare one.
+CLERKS: Final = 2
+
 _PHASES = list(Phase)
+#: evaluation id, attempt number (0: none)
+_ATTEMPT = struct.Struct("=16sI")
+#: nonzero if the clerk was used up
+_USED = struct.Struct("=i")
+_PLACE_BYTES = _ATTEMPT.size + _USED.size
 #: evaluation id, attempt number, phase's index, monotonic deadline of the phase in seconds (0: none)
-_LAYOUT = struct.Struct("=16sIid")
+_POSITION = struct.Struct("=16sIid")
 #: the step within the phase
 _STEP = struct.Struct("=32s")
-_RECORD_BYTES = _LAYOUT.size + _STEP.size
-#: the process that was used up last; behind the record, which is cleared
-_USED = struct.Struct("=i")
+_POSITION_AT = CLERKS * _PLACE_BYTES
+_STEP_AT = _POSITION_AT + _POSITION.size
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The judge's last position.
+    """An open attempt, and the judge's last position in it.
 
     Attributes:
         evaluation_id: the evaluation that it had claimed.
@@ -52,30 +62,54 @@ class BlackBox:
         """Share the page of :func:`make_page`, or make one that only children will share."""
         self._page = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._used = False
+        #: Where this process's place is, if it is a clerk.
+        self._place = 0
+        #: The attempt of this process: its own if it is a clerk, or the one that it judges.
+        self._attempt = (bytes(16), 0)
 
     @property
     def used(self) -> bool:
         """True if this process is used up."""
         return self._used
 
-    def begin(self) -> None:
-        """Record that this process is new: what an earlier one with its number did says nothing of it."""
-        if self.used_up(os.getpid()):
-            _USED.pack_into(self._page, _RECORD_BYTES, 0)
+    @property
+    def attempt(self) -> tuple[UUID, int]:
+        """This process's attempt: the evaluation's id, and the attempt's number, which is 0 if there is none."""
+        return UUID(bytes=self._attempt[0]), self._attempt[1]
+
+    def begin(self, clerk: int) -> None:
+        """Record that this process is a new clerk, in the place of an earlier one.
+
+        Args:
+            clerk: its number, below :data:`CLERKS`.
+        """
+        self._place = clerk * _PLACE_BYTES
+        _USED.pack_into(self._page, self._place + _ATTEMPT.size, 0)
 
     def use(self) -> None:
-        """Record that this process is used up: its evaluation goes beyond reading."""
+        """Record that this clerk is used up: its evaluation goes beyond reading."""
         self._used = True
-        _USED.pack_into(self._page, _RECORD_BYTES, os.getpid())
+        _USED.pack_into(self._page, self._place + _ATTEMPT.size, 1)
 
-    def used_up(self, pid: int) -> bool:
-        """Return True if a process was used up, and no other one since."""
-        return _USED.unpack_from(self._page, _RECORD_BYTES) == (pid,)
+    def used_up(self, clerk: int) -> bool:
+        """Return True if the clerk with this number is used up."""
+        return _USED.unpack_from(self._page, clerk * _PLACE_BYTES + _ATTEMPT.size) != (0,)
 
     def open(self, evaluation_id: UUID, number: int) -> None:
-        """Record that the judge has claimed this attempt."""
+        """Record that this clerk has claimed this attempt."""
+        self._attempt = evaluation_id.bytes, number
+        _ATTEMPT.pack_into(self._page, self._place, *self._attempt)
+
+    def close(self) -> None:
+        """Clear this clerk's place: the attempt's outcome is in the database."""
+        self._attempt = (bytes(16), 0)
+        _ATTEMPT.pack_into(self._page, self._place, *self._attempt)
+
+    def judge(self, evaluation_id: UUID, number: int) -> None:
+        """Record that this process, the judge, begins with this attempt."""
+        self._attempt = evaluation_id.bytes, number
         self.at("")
-        _LAYOUT.pack_into(self._page, 0, evaluation_id.bytes, number, -1, 0.0)
+        _POSITION.pack_into(self._page, _POSITION_AT, *self._attempt, -1, 0.0)
 
     def enter(self, phase: Phase, deadline: float = 0.0) -> None:
         """Record that the judge enters a phase.
@@ -84,26 +118,36 @@ class BlackBox:
             phase: the phase.
             deadline: when it should end, in seconds of the monotonic clock; 0 for none.
         """
-        identity, number, _, _ = _LAYOUT.unpack_from(self._page)
-        _LAYOUT.pack_into(self._page, 0, identity, number, _PHASES.index(phase), deadline)
+        _POSITION.pack_into(self._page, _POSITION_AT, *self._attempt, _PHASES.index(phase), deadline)
 
     def at(self, step: str) -> None:
         """Record that the judge is at a step; an empty text if at none."""
-        _STEP.pack_into(self._page, _LAYOUT.size, step.encode())
+        _STEP.pack_into(self._page, _STEP_AT, step.encode())
 
-    def close(self) -> None:
-        """Clear the page: the attempt's outcome is in the database."""
-        self._page[:_RECORD_BYTES] = bytes(_RECORD_BYTES)
+    def read(self) -> list[Record]:
+        """Return the open attempts, each with the judge's last position in it."""
+        places = (_ATTEMPT.unpack_from(self._page, clerk * _PLACE_BYTES) for clerk in range(CLERKS))
+        return [self._record(*attempt) for attempt in places if attempt[1] != 0]
 
-    def read(self) -> Record | None:
-        """Return the last record; None if no attempt is open."""
-        identity, number, index, deadline = _LAYOUT.unpack_from(self._page)
-        if number == 0:
-            return None
-        overdue = 0.0 < deadline <= time.monotonic()
+    def find(self, evaluation_id: UUID) -> Record | None:
+        """Return the open attempt of an evaluation; None if there is none."""
+        return next((record for record in self.read() if record.evaluation_id == evaluation_id), None)
+
+    def forget(self, record: Record) -> None:
+        """Clear the place of an attempt whose clerk has died without closing it."""
+        attempt = (record.evaluation_id.bytes, record.number)
+        for place in range(0, CLERKS * _PLACE_BYTES, _PLACE_BYTES):
+            if _ATTEMPT.unpack_from(self._page, place) == attempt:
+                _ATTEMPT.pack_into(self._page, place, bytes(16), 0)
+
+    def _record(self, identity: bytes, number: int) -> Record:
+        *judged, index, deadline = _POSITION.unpack_from(self._page, _POSITION_AT)
+        if judged != [identity, number]:
+            return Record(UUID(bytes=identity), number, phase=None, overdue=False)
         phase = _PHASES[index] if index >= 0 else None
+        overdue = 0.0 < deadline <= time.monotonic()
         # Whoever reads while the judge writes may see half a name.
-        [step] = _STEP.unpack_from(self._page, _LAYOUT.size)
+        [step] = _STEP.unpack_from(self._page, _STEP_AT)
         name = step.rstrip(b"\0").decode("ascii", "replace")
         return Record(UUID(bytes=identity), number, phase, overdue, name or phase)
 

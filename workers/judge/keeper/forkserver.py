@@ -21,7 +21,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 import traceback
 import warnings
@@ -751,9 +750,7 @@ def _become_sealed(
     except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        linux.leave(status)
 
 
 def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
@@ -793,6 +790,4 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
         _log.exception("the fork server failed")
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # libraries' destructors would only make noise
+        linux.leave(status)  # libraries' destructors would only make noise

@@ -1,0 +1,91 @@
+"""A revoked evaluation's clerk dies unseen while the spare clerk has begun the next evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kqueue import broker
+from kqueue.store import evaluations
+from tests.chaos.rig import Whole
+from workers.judge.host import linux
+
+
+@pytest.fixture
+def unseen(services: Any, fleet: Any) -> Iterator[Path]:
+    """A file: while it exists, the worker notices no death of a clerk."""
+    file = services.directory / "deaths-are-unseen"
+    yield file
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def revoked(services: Any, fleet: Any, unseen: Path, request: pytest.FixtureRequest) -> UUID:
+    """An evaluation that was revoked while it ran, and whose clerk's death is unseen yet. The next one may begin.
+
+    With the parameter "claimed", its clerk had claimed it and had not opened its record.
+    """
+    # Celery's semaphore lets the next task in early when the death of an earlier clerk is noticed meanwhile.
+    unseen.touch()
+    assert services.verdict(services.submit("ok")).passed
+    if getattr(request, "param", None) == "claimed":
+        (services.directory / "stall-after-claim").touch()
+    evaluation = services.submit("sleep 600")
+    services.started(evaluation)
+    unseen.unlink()
+    worker = fleet.live()[0].pid
+    services.until(lambda: len(linux.children(worker)) == 3, what="a spare clerk beside a clerk and the stand-in")
+    unseen.touch()
+    assert evaluations.cancel(services.engine, evaluation)
+    broker.revoke(services.app, evaluation)
+    return evaluation
+
+
+def _categories(services: Any, evaluation: UUID) -> list[str | None]:
+    return [attempt.category for attempt in services.attempts(evaluation)]
+
+
+@pytest.mark.parametrize(
+    ("revoked", "category"), [("judging", "cancelled"), ("claimed", "worker_lost")], indirect=["revoked"]
+)
+def test_the_next_evaluation_is_not_blamed(
+    services: Any, unseen: Path, revoked: UUID, category: str, tmp_path: Path
+) -> None:
+    """The revoked evaluation is cancelled, and its attempt closed; the one that has begun meanwhile passes."""
+    follower = services.submit(f"gate {tmp_path / 'gate'}")
+    services.started(follower)
+    unseen.unlink()
+    services.until(lambda: services.attempts(revoked)[0].ended_at is not None, what="the revoked attempt's end")
+    (tmp_path / "gate").touch()
+    assert services.verdict(follower).category == "passed"
+    Whole(services)(revoked, category="cancelled")
+    assert _categories(services, revoked) == [category]
+    assert _categories(services, follower) == ["passed"]
+
+
+def test_each_death_is_told_of_its_own_evaluation(services: Any, unseen: Path, revoked: UUID) -> None:
+    """The next evaluation's judge dies too before either death is noticed."""
+    follower = services.submit("signal SIGSEGV")
+    services.started(follower)
+    unseen.unlink()
+    verdict = services.verdict(follower)
+    assert (verdict.category, verdict.written_by, verdict.facts.signal) == ("judge_error", "worker", "SIGSEGV")
+    Whole(services)(revoked, category="cancelled")
+    assert _categories(services, revoked) == ["cancelled"]
+
+
+def test_a_hanging_test_of_the_gpu_ends_its_own_evaluation(
+    services: Any, unseen: Path, revoked: UUID, tmp_path: Path
+) -> None:
+    """The revoked evaluation's judge, which is dying, is overdue in the GPU's test; the next evaluation goes on."""
+    follower = services.submit(f"late {revoked} gate {tmp_path / 'gate'}")
+    services.until(lambda: services.attempts(revoked)[0].ended_at is not None, what="the revoked attempt's end")
+    unseen.unlink()
+    (tmp_path / "gate").touch()
+    assert services.verdict(follower).category == "passed"
+    Whole(services)(revoked, category="cancelled")
+    assert _categories(services, revoked) == ["gpu_unhealthy"]
