@@ -182,11 +182,27 @@ FAULTS = (
     ),
     Fault(
         "cancel_blames_next",
-        "A death is recorded for the evaluation whose child died, and for no other.",
+        "A death is recorded for the evaluation whose clerk died, and for no other.",
+        "workers/judge/host/blackbox.py",
+        "(record for record in self.read() if record.evaluation_id == evaluation_id)",
+        "(record for record in self.read())",
+        ("tests/fleet/test_cancel_next.py",),
+    ),
+    Fault(
+        "handler_swallowed",
+        "A worker whose start fails ends.",
+        "workers/app.py",
+        "                    os._exit(1)\n",
+        "                    pass\n",
+        ("tests/fleet/test_replaced.py",),
+    ),
+    Fault(
+        "never_replaced",
+        "A worker that fails every evaluation is replaced.",
         "workers/delivery.py",
-        "",
-        "",
-        ("tests/fleet/test_deaths.py",),
+        "        if self._failures == _MOST_FAILURES:",
+        "        if self._failures < 0:",
+        ("tests/fleet/test_replaced.py",),
     ),
     Fault(
         "exception_text",
@@ -252,6 +268,14 @@ FAULTS = (
         "_LENIENCE: Final = 8.0",
         "_LENIENCE: Final = 8000.0",
         ("tests/judge/trial/test_compare.py", "tests/judge/trial/test_reference.py"),
+    ),
+    Fault(
+        "false_cause",
+        "A lower precision is named as the cause only where it explains the error.",
+        _COMPARE,
+        "least <= errors[0] <= most and self._is_rounded()",
+        "least <= errors[0]",
+        ("tests/judge/trial/test_downgrade.py",),
     ),
     # Time -----------------------------------------------------------------------------------------------
     Fault(
@@ -376,6 +400,14 @@ FAULTS = (
         "    except RecursionError:\n        return None\n",
         ("tests/security/test_messages.py",),
     ),
+    Fault(
+        "forged_key",
+        "A forged key in Redis stops no worker.",
+        "kqueue/broker.py",
+        "        client.delete(key)\n        _log.warning(",
+        "        _log.warning(",
+        ("tests/security/test_messages.py",),
+    ),
     # HTTP and the page ----------------------------------------------------------------------------------
     Fault(
         "scope_unchecked",
@@ -434,12 +466,37 @@ FAULTS = (
         ("tests/http/test_attacks.py", "tests/http/test_v1.py"),
     ),
     Fault(
+        "flower_open",
+        "Flower asks for a password.",
+        "kqueue/flower.py",
+        "        if request.path != self._health and not self._is_known(",
+        "        if request.path == '/' and not self._is_known(",
+        ("tests/fleet/test_flower.py",),
+    ),
+    Fault(
+        "flower_any_host",
+        "Flower answers under its own names only.",
+        "kqueue/flower.py",
+        "        if not self._is_host(request.host):",
+        "        if not request.host:",
+        ("tests/fleet/test_flower.py",),
+    ),
+    Fault(
         "broken_body",
         "A body that breaks off logs no traceback.",
         "kqueue/http/server.py",
         "            cycle.disconnected = True\n",
         "",
         ("tests/web/test_broken_bodies.py",),
+    ),
+    # What becomes of a model's answer -------------------------------------------------------------------
+    Fault(
+        "draft_judged",
+        "A draft in reasoning is not judged.",
+        "kqueue/integrations/extraction.py",
+        "(?i:(?:seed:)?(?:think(?:ing)?|thought|reasoning))",
+        "(?i:(?:seed:)?(?:thinking|thought))",
+        ("tests/integrations/test_answers.py",),
     ),
     # Commands -------------------------------------------------------------------------------------------
     Fault(
