@@ -33,7 +33,6 @@ def rig(judge_environment: None) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def gpu() -> str:
-    """The UUID of the first GPU."""
     from workers.judge.gpu.devices import devices
 
     gpus = devices()

@@ -11,7 +11,6 @@ from workers.judge.host.blackbox import BlackBox, make_page
 
 
 def in_child(act: Callable[[], None]) -> int:
-    """Do something in a child, and return its number."""
     pid = os.fork()
     if pid == 0:
         try:

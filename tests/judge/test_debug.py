@@ -51,7 +51,6 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str = KERNEL, backend: Backend = Backend.TRITON, **switches: bool) -> tuple[Category, str]:
-    """The category, and what the kernel wrote."""
     settings = Settings(checks=1, timing=Timing(enabled=False), debug=Debug(**switches))
     outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
     return outcome.category, outcome.log

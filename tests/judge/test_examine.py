@@ -97,7 +97,6 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str, backend: Backend = Backend.TRITON, **examine: Any) -> Outcome:
-    """The outcome of an evaluation that is not timed."""
     settings = Settings(checks=1, timing=Timing(enabled=False), examine=Examination(**examine))
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
 
@@ -203,7 +202,6 @@ def test_what_a_kernel_wrote_in_its_place_breaks_nothing(log: str) -> None:
 
 
 def test_counters_that_may_not_be_read_are_said_so() -> None:
-    """As drivers keep them from users by default."""
     told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "")
     assert "ERR_NVGPUCTRPERM" in told["error"]
 
@@ -232,7 +230,6 @@ def test_a_report_comes_back_as_it_was_written() -> None:
 
 
 def test_an_examination_needs_a_gpu() -> None:
-    """On the lane ``cpu`` it is refused at once."""
     settings = Settings(examine=Examination(profile=True))
     with pytest.raises(ValidationError, match="need a GPU"):
         Request(problem=PROBLEM, kernel="class ModelNew: pass", backend=Backend.TORCH, lane="cpu", settings=settings)
@@ -240,7 +237,6 @@ def test_an_examination_needs_a_gpu() -> None:
 
 
 def test_its_deadline_counts_where_it_is_asked_for() -> None:
-    """And not for all others."""
     plain = Settings()
     assert plain.total_s == plain.deadlines.total_s
     assert Settings(examine=Examination(profile=True)).total_s == plain.total_s + plain.deadlines.examine_s
@@ -266,7 +262,6 @@ exec "$@"
 
 @pytest.fixture
 def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A place on the CPU of a host that has a tool."""
     with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home:
         tool = Path(home) / "bin" / "compute-sanitizer"
         tool.parent.mkdir()

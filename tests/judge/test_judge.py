@@ -49,7 +49,6 @@ print("kept", resident() - before)
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_each_precision_is_judged_in_its_dtype(rig: Rig, precision: Precision) -> None:
-    """Weights and inputs come in the evaluation's precision."""
     names = {"fp16": "float16", "bf16": "bfloat16"}
     body = f"assert x.dtype == self.layer.weight.dtype == torch.{names[precision]}, x.dtype"
     outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": precision}))
@@ -241,7 +240,6 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
 
 
 def test_output_is_bounded(rig: Rig) -> None:
-    """A flood ends the candidate."""
     settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16)})
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
 
@@ -266,7 +264,6 @@ def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
 
 
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
-    """A child's memory counts as the candidate's."""
     top = "import subprocess, sys\n"
     grow = "import time; x = [b'y' * (64 << 20) for _ in range(12)]; time.sleep(600)"
     settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=640 << 20)})
@@ -315,7 +312,6 @@ def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
     ],
 )
 def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, category: Category) -> None:
-    """No kernel is blamed for its reference."""
     assert judge(rig, right(), problem=problem).category is category
 
 
@@ -355,8 +351,6 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
 
 
 def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
-    """Descriptors and children of the fork server do not grow."""
-
     def descriptors() -> int:
         return len(list(Path(f"/proc/{rig.forkserver.pid}/fd").iterdir()))
 

@@ -53,7 +53,6 @@ UNTIMED = {"checks": 1, "timing": {"enabled": False}}
 
 @pytest.fixture(scope="module")
 def config() -> Iterator[Config]:
-    """Settings with a scratch directory of their own."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         Path(name).chmod(0o711)
         yield load(scratch=Path(name, "scratch"))
@@ -61,7 +60,6 @@ def config() -> Iterator[Config]:
 
 @pytest.fixture(scope="module")
 def local(config: Config) -> Iterator[LocalJudge]:
-    """A judge on the CPU that has started."""
     with LocalJudge("cpu", config=config) as judge:
         yield judge
 
@@ -266,7 +264,6 @@ def test_it_needs_no_service(tmp_path: Path) -> None:
 def test_a_machine_without_torch_says_what_to_install(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the extra `worker` the error names it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"

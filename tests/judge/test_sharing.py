@@ -46,7 +46,6 @@ def rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ri
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK) -> Outcome:
-    """What comes of a kernel."""
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings))
 
 

@@ -17,7 +17,6 @@ _NOBODY = 65534
 
 @pytest.fixture(scope="session")
 def root_fleet() -> Iterator[Fleet]:
-    """A fleet whose candidates have their own uids."""
     if os.geteuid() != 0:
         pytest.skip("these tests do not run as root")
     held = uids.hold(load().candidate_uid)
@@ -29,7 +28,6 @@ def root_fleet() -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def ordinary_fleet() -> Iterator[Fleet]:
-    """A fleet whose candidates keep its uid."""
     yield from started(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
 
 
@@ -41,5 +39,4 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 
 @pytest.fixture
 def measures() -> dict[str, object]:
-    """Every measure, set to True."""
     return dict.fromkeys(level.MEASURES, True)

@@ -149,7 +149,6 @@ class Cast:
     words: list[socket.socket] = field(default_factory=list[socket.socket])
 
     def fork(self, role: str, slot_uid: int) -> tuple[SealedProcess, int, str]:
-        """A fresh sealed process; its pid and directory."""
         place = self.rig.place
         # Which of its uids a reference has is the fork server's choice.
         offset = {"builder": uids.BUILDER_OFFSET, "examined": uids.COMPILED_OFFSET}.get(role, 0)
@@ -182,7 +181,6 @@ class Cast:
         return process, pid, profile.scratch
 
     def load(self, process: SealedProcess, role: str, source: str) -> None:
-        """Have foreign code of a role run in a process."""
         if role in _PYTEST:
             self._test(process, textwrap.dedent(source))
             return
@@ -246,7 +244,6 @@ class Cast:
 
 
 def directory_of(pid: int) -> str | None:
-    """A process's working directory; None if it is gone."""
     try:
         return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:

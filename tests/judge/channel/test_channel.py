@@ -49,13 +49,11 @@ SIZE = len(Reply(Answer.DONE, 1).pack())
 
 
 def opened(shared: SharedTensor) -> torch.Tensor:
-    """The tensor as the other side sees it."""
     assert shared.descriptor is not None
     return OpenedBuffer(shared.spec, os.dup(shared.descriptor)).tensor
 
 
 def test_a_reply_survives_the_way() -> None:
-    """Every field arrives as it was sent."""
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
     places = tuple(Place(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
     reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places, True, 2**50)
@@ -87,7 +85,6 @@ def test_no_bytes_do_more_than_be_refused(data: bytes, padded: bool) -> None:
 
 @given(st.integers(0, SIZE - 1), st.integers(0, 255))
 def test_one_wrong_byte_is_harmless(place: int, value: int) -> None:
-    """A reply with any one byte changed is a reply or a ProtocolError."""
     data = bytearray(Reply(Answer.MISMATCH, 3, tensors=(TensorSpec(torch.int8, (4,), "cpu"),)).pack())
     data[place] = value
     with contextlib.suppress(ProtocolError):
@@ -95,7 +92,6 @@ def test_one_wrong_byte_is_harmless(place: int, value: int) -> None:
 
 
 def test_a_longer_packet_is_not_cut_to_fit() -> None:
-    """A packet that starts like a reply and goes on is refused."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(Reply(Answer.DONE, 1).pack() + b"!")
@@ -139,7 +135,6 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype, shape: tuple[int, ..
 
 
 def test_strides_of_a_dense_tensor_are_kept() -> None:
-    """A transposed input stays transposed on the other side."""
     shared = SharedTensor(torch.zeros(4, 5).t())
     there = opened(shared)
     assert there.stride() == (1, 5)
@@ -204,7 +199,6 @@ def process_memory() -> Iterator[ProcessMemory]:
 
 @pytest.mark.parametrize("count", [1, 5_000, 1_000_003])
 def test_a_process_s_memory_is_read_as_it_is(process_memory: ProcessMemory, count: int) -> None:
-    """All of it, in whatever pieces."""
     there, here = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
     process_memory.read(there.data_ptr(), here)
     assert torch.equal(there, here)

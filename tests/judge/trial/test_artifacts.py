@@ -24,12 +24,10 @@ from workers.judge.trial.build import Asked
 
 
 def named(name: object) -> str:
-    """A key."""
     return hashlib.sha256(str(name).encode()).hexdigest()
 
 
 def entry(key: object = "k", content: bytes = b"library", size: int | None = None) -> Entry:
-    """An entry with one library."""
     library = Library(key="a" * 64, name="a.so", size=len(content) if size is None else size)
     return Entry(Header(key=named(key), libraries=(library,), seconds=1, peak_bytes=2), (content,))
 
@@ -87,7 +85,6 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
 
 
 def test_a_giant_would_push_out_all_others(tmp_path: Path) -> None:
-    """It is not kept."""
     store = Store(str(tmp_path / "builds"), 100 << 10, "")
     store.put(entry("small"))
     store.put(entry("giant", bytes(20 << 10)))
@@ -163,7 +160,6 @@ def test_a_location_of_fsspec_s_is_shared(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_location_that_cannot_be_reached_is_an_empty_store(tmp_path: Path) -> None:
-    """No evaluation fails for it."""
     file = tmp_path / "file"
     file.write_text("")
     for location in (str(file / "builds"), "nosuch://builds"):

@@ -29,14 +29,12 @@ pytestmark = pytest.mark.slow("compiles C++")
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder for a store."""
     with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as place:
         yield Path(place) / "builds"
 
 
 @pytest.fixture(scope="module")
 def rig(judge_environment: None, folder: Path) -> Iterator[Rig]:
-    """A place on the CPU that keeps builds."""
     with Rig(builds=folder) as rig:
         assert rig.forkserver.builds is not None
         yield rig
@@ -316,7 +314,6 @@ def test_a_daemon_of_the_builder_is_a_violation(rig: Rig, folder: Path) -> None:
 
 
 def test_a_damaged_entry_is_built_again(rig: Rig, folder: Path) -> None:
-    """The judge checks the hash at each use."""
     first = judge(rig, kernel())
     path = folder / first.evidence.build.key
     data = path.read_bytes()

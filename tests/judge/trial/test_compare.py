@@ -41,7 +41,6 @@ def fault(
     kind: str = "given",
     **settings: Any,
 ) -> EvaluationEnded | None:
-    """What comparing one output with a reference, and with that in float64, raises."""
     case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None, kind=kind)
     try:
         check_values([out], case, Settings(precision=precision, **settings))
@@ -51,14 +50,12 @@ def fault(
 
 
 def facts_of(ended: EvaluationEnded | None, category: Category = Category.WRONG_VALUES) -> Facts:
-    """The facts of a fault, which there must be."""
     assert ended is not None
     assert ended.outcome.category is category
     return ended.outcome.facts
 
 
 def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
-    """What comparing one right output tells."""
     case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None)
     return check_values([out], case, Settings(**settings))
 
@@ -181,7 +178,6 @@ def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Better than the reference."""
     return (a.double() @ b.double()).float()
 
 
@@ -260,7 +256,6 @@ def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
 
 @pytest.fixture(scope="module")
 def product() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A product: its factors, the reference and the exact one."""
     torch.manual_seed(6)
     a, b = torch.randn(256, 256), torch.randn(256, 256)
     return a, b, a @ b, a.double() @ b.double()
@@ -289,7 +284,6 @@ WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 
 
 def tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to TF32's ten bits of fraction."""
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
@@ -456,7 +450,6 @@ def test_a_lower_precision_shows_without_exact_answers(noise: float | None, down
 
 
 def test_figures_are_numbers_that_json_holds() -> None:
-    """Nothing infinite, whatever was compared."""
     ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])
     out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
     facts = facts_of(fault(out, ref, ref.double()))
@@ -503,7 +496,6 @@ def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
 
 
 def test_kernelbench_s_verdict_is_torch_allclose() -> None:
-    """On random errors about the tolerance both say the same."""
     torch.manual_seed(17)
     for size in (3e-5, 1e-4, 3e-4, 1e-3):
         ref = torch.randn(20)
@@ -513,7 +505,6 @@ def test_kernelbench_s_verdict_is_torch_allclose() -> None:
 
 
 def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
-    """KernelBench never saw such inputs."""
     ref = torch.ones(8)
     ended = fault(ref + 1, ref, kind="scaled")
     facts = facts_of(ended)
@@ -522,7 +513,6 @@ def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
 
 
 def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() -> None:
-    """Each is judged by itself."""
     refs = [torch.ones(4), torch.empty(0), torch.arange(4), torch.ones(3)]
     outs = [refs[0] + 1e-6, refs[1], refs[2].clone(), refs[3] + 0.5]
     with pytest.raises(EvaluationEnded) as caught:
@@ -532,7 +522,6 @@ def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() 
 
 
 def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts change neither figures nor places."""
     torch.manual_seed(18)
     ref = torch.randn(10, 10)
     out = ref + 1e-6 * torch.randn(10, 10)

@@ -201,7 +201,6 @@ def test_what_serves_nothing_else_is_a_cheat(source: str, rule: str) -> None:
 
 @pytest.mark.parametrize(("source", "rule"), SUSPICIOUS.items())
 def test_what_may_be_honest_is_only_suspicious(source: str, rule: str) -> None:
-    """A reason to look is labelled, and nothing more."""
     found = ours(source)
     assert found[rule][0] == "suspicious"
     assert "cheat" not in {severity for severity, _ in found.values()}
@@ -209,7 +208,6 @@ def test_what_may_be_honest_is_only_suspicious(source: str, rule: str) -> None:
 
 @pytest.mark.parametrize(("source", "rule"), NOTES.items())
 def test_what_is_usual_is_a_note(source: str, rule: str) -> None:
-    """What a reader may want to know accuses nobody."""
     assert {severity for severity, _ in ours(source).values()} == {"note"}
     assert rule in ours(source)
 

@@ -69,13 +69,11 @@ PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 
 
 def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = QUICK) -> Request:
-    """A request for the CPU."""
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
 
 
 @pytest.fixture(scope="module")
 def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps references."""
     with Rig(keeps=True) as rig:
         yield rig
 
@@ -89,14 +87,11 @@ def uses(outcome: Outcome) -> int:
 
 
 def sealed(rig: Rig) -> list[int]:
-    """The fork server's references."""
     return rig.sealed(Role.REFERENCE)
 
 
 @pytest.fixture
 def empty(keeping: Rig) -> Rig:
-    """The place, with nothing kept."""
-
     def ended() -> bool:
         keeping.end_kept()  # each time: a candidate that was asked for ahead may be forked only now
         return nothing_left(keeping)
@@ -111,7 +106,6 @@ def nothing_left(rig: Rig) -> bool:
 
 
 def gone(rig: Rig) -> None:
-    """Wait until nothing is left."""
     until(lambda: nothing_left(rig), what="the end of all")
 
 
@@ -193,7 +187,6 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     ],
 )
 def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
-    """Nothing of it is left."""
     assert empty.judge(request(problem=problem)).category is category
     gone(empty)
 
@@ -238,7 +231,6 @@ def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -
 
 
 def test_one_that_died_while_it_was_kept_is_not_taken(empty: Rig) -> None:
-    """The next evaluation gets a new one."""
     empty.judge(request())
     [pid] = sealed(empty)
     os.kill(pid, signal.SIGKILL)
@@ -261,7 +253,6 @@ def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
 
 
 def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -> None:
-    """A kept reference ends with its fork server."""
     with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
         [pid] = sealed(rig)
