@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow("compiles and examines kernels")
 #: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
 RECORDED = Path(__file__).parent / "recorded"
 #: How long others have the device, in seconds.
-WAIT_S = 10.0
+WAIT_S = 4.0
 
 PLAIN = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
 PROBLEM = """
@@ -137,19 +137,16 @@ def test_the_words_of_compute_sanitizer_are_read() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("told", "distance"),
-    [("9,000 bytes before", -9000), ("1 bytes after", 1), ("inside", 0)],
-)
-def test_how_far_beside_an_allocation_is_read(told: str, distance: int) -> None:
+def test_how_far_beside_an_allocation_is_read() -> None:
     """An access that begins within an allocation may end behind it."""
-    log = (
-        "========= Invalid __global__ read of size 16 bytes\n"
-        "=========     at k+0x100 in kernel.py:11\n"
-        f"=========     and is {told} the nearest allocation at 0x7fc990000000 of size 6,440,894,460 bytes\n"
-    )
-    [finding] = examiner.findings(log)["findings"]
-    assert (finding["allocation_bytes"], finding["distance_bytes"]) == (6_440_894_460, distance)
+    for told, distance in (("9,000 bytes before", -9000), ("1 bytes after", 1), ("inside", 0)):
+        log = (
+            "========= Invalid __global__ read of size 16 bytes\n"
+            "=========     at k+0x100 in kernel.py:11\n"
+            f"=========     and is {told} the nearest allocation at 0x7fc990000000 of size 6,440,894,460 bytes\n"
+        )
+        [finding] = examiner.findings(log)["findings"]
+        assert (finding["allocation_bytes"], finding["distance_bytes"]) == (6_440_894_460, distance)
 
 
 def test_the_counters_of_nsight_compute_are_read() -> None:
@@ -193,40 +190,32 @@ def test_the_lines_of_kernels_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert quoted[0]["line"] == 6  # other=-float("inf")
 
 
-@pytest.mark.parametrize("log", ["", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"])
-def test_what_a_kernel_wrote_in_its_place_breaks_nothing(log: str) -> None:
-    """A log is as hostile as the kernel that ran beside the tool."""
-    assert examiner.findings(log)["errors"] is None
-    assert not examiner.profile(log, log)["kernels"]
-    assert not examiner.lines(log, "k")
-
-
-def test_counters_that_may_not_be_read_are_said_so() -> None:
+def test_a_hostile_log_breaks_nothing() -> None:
+    """A kernel that runs under a tool can write its log. Drivers keep counters from users by default."""
+    for log in ("", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"):
+        assert examiner.findings(log)["errors"] is None
+        assert not examiner.profile(log, log)["kernels"]
+        assert not examiner.lines(log, "k")
     told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "")
     assert "ERR_NVGPUCTRPERM" in told["error"]
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"{" * 100_000, b'{"errors":'])
-def test_a_report_that_is_none_is_refused(data: bytes) -> None:
-    """Whatever a sealed process leaves in its memory."""
-    page = memory("report", reports.SIZE)
-    os.pwrite(page, data, 0)
-    with pytest.raises(reports.NotReported):
-        reports.read(page)
-    os.close(page)
-
-
 def test_a_report_comes_back_as_it_was_written() -> None:
-    """One that is too long is not written at all."""
-    page = memory("report", reports.SIZE)
-    reports.write(page, json.dumps({"errors": 3}))
-    assert reports.read(page) == {"errors": 3}
-    os.close(page)
-    page = memory("report", reports.SIZE)
-    reports.write(page, json.dumps({"detail": "x" * reports.SIZE}))
-    with pytest.raises(reports.NotReported):
-        reports.read(page)
-    os.close(page)
+    """A page that holds no report is refused, and one that is too long is not written at all."""
+
+    def written(data: bytes) -> dict[str, Any]:
+        page = memory("report", reports.SIZE)
+        try:
+            reports.write(page, data.decode()) if data.isascii() else os.pwrite(page, data, 0)
+            return reports.read(page)
+        finally:
+            os.close(page)
+
+    assert written(b'{"errors": 3}') == {"errors": 3}
+    long = json.dumps({"detail": "x" * reports.SIZE}).encode()
+    for wrong in (b"", b"\xff\xfe", b"[]", b"{" * 100_000, b'{"errors":', long):
+        with pytest.raises(reports.NotReported):
+            written(wrong)
 
 
 def test_an_examination_needs_a_gpu() -> None:

@@ -10,7 +10,6 @@ import pytest
 from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
-from workers.judge.sandbox import level
 
 _NOBODY = 65534
 
@@ -35,8 +34,3 @@ def ordinary_fleet() -> Iterator[Fleet]:
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     """Each of the two fleets in turn."""
     return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def measures() -> dict[str, object]:
-    return dict.fromkeys(level.MEASURES, True)

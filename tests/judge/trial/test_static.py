@@ -280,39 +280,29 @@ def test_a_source_is_what_python_takes_it_for() -> None:
             check(f"# coding: nothing\n{text}")
 
 
-@pytest.mark.parametrize(
-    ("lines", "read"),
-    [
+def test_a_problem_may_give_its_tolerance() -> None:
+    """It is read and not run. One that cannot be read is the problem's fault, and it must not make everything right."""
+    for lines, read in (
         ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
         ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
         ("tolerance = 1  # not OUTPUT_TOLERANCE", None),
         ("def f():\n    OUTPUT_TOLERANCE = 1", None),
-    ],
-)
-def test_a_problem_may_give_its_tolerance(lines: str, read: tuple[float, float] | None) -> None:
-    """It is read and not run."""
-    found = static.tolerance(lines)
-    assert (found and (found.atol, found.rtol)) == read
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "OUTPUT_TOLERANCE = {'atol': 2, 'rtol': 0}",
-        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0.5}",
-        "OUTPUT_TOLERANCE = {'atol': -1, 'rtol': 0}",
-        "OUTPUT_TOLERANCE = {'atol': 1e-3}",
-        "OUTPUT_TOLERANCE = 1e-3",
-        "OUTPUT_TOLERANCE = dict(atol=0, rtol=0)",
-        "OUTPUT_TOLERANCE: dict",
-        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE = {'atol': 1, 'rtol': 0}",
-        "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE |= {'atol': 1}",
-    ],
-)
-def test_a_tolerance_that_cannot_be_read_is_the_problem_s_fault(lines: str) -> None:
-    """Nor may it make everything right."""
-    with pytest.raises(EvaluationEnded, match="invalid_problem"):
-        static.tolerance(lines)
+    ):
+        found = static.tolerance(lines)
+        assert (found and (found.atol, found.rtol)) == read
+    for wrong in (
+        " = {'atol': 2, 'rtol': 0}",
+        " = {'atol': 0, 'rtol': 0.5}",
+        " = {'atol': -1, 'rtol': 0}",
+        " = {'atol': 1e-3}",
+        " = 1e-3",
+        " = dict(atol=0, rtol=0)",
+        ": dict",
+        " = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE = {'atol': 1, 'rtol': 0}",
+        " = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE |= {'atol': 1}",
+    ):
+        with pytest.raises(EvaluationEnded, match="invalid_problem"):
+            static.tolerance("OUTPUT_TOLERANCE" + wrong)
 
 
 def test_findings_are_few_and_the_worst_come_first() -> None:
@@ -367,29 +357,13 @@ def test_any_text_has_findings_or_none(source: str, backend: Backend) -> None:
 
 
 _PIECES = [
-    "torch",
-    ".cuda",
-    ".Event",
-    " = ",
-    "(",
-    ")",
-    "[",
-    "]",
-    "x",
-    "\n",
-    "'",
-    "sys.modules",
-    "import ",
-    "def forward(x):",
-]
+    "torch", ".cuda", ".Event", " = ", "(", ")", "[", "]", "x", "\n", "'", "sys.modules", "import ", "def forward(x):",
+    "\n ", "setattr", ", ", "vars", "getattr", "__import__", "*", "lambda: ", "/*",
+]  # fmt: skip
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.sampled_from([*_PIECES, "\n ", "setattr", ", ", "vars", "getattr", "__import__", "*", "lambda: ", "/*"])
-    )
-)
+@given(st.lists(st.sampled_from(_PIECES)))
 def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> None:
     """Odd forms of what the rules look for raise nothing."""
     find("import torch, sys\n" + "".join(pieces), "triton")
@@ -402,21 +376,18 @@ def test_the_document_lists_the_rules() -> None:
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
 
 
-@pytest.mark.parametrize(
-    ("sources", "queues"),
-    [
-        (["import torch\nimport triton.language as tl\ny = x @ w"], 1),
-        (["import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)"], 0),
-        (["import torch\nself.cells = nn.LSTM(3, 3)"], 0),
-        (["import torch\nside = torch.cuda.Stream()"], 0),
-        (["from torchvision.models import resnet18"], 0),
-        (["import torch, torchvision as tv"], 0),
-        (["import torch; import torchvision"], 0),
-        (["\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20)], 1),
-        (["import torch, math\nfrom torch.nn import functional as F"], 1),
-        (["import torch\ny = x @ w", "import torch\nself.conv = nn.Conv2d(3, 3, 3)"], 0),
-    ],
-)
-def test_work_that_may_run_side_by_side_has_all_hardware_queues(sources: list[str], queues: int) -> None:
-    """One queue is enough for one stream, which the rest uses. A kernel has what its reference has."""
-    assert static.queues(*sources) == queues
+def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
+    """One queue is enough for one stream, which the rest uses. A kernel has as many as its reference."""
+    for source, queues in (
+        ("import torch\nimport triton.language as tl\ny = x @ w", 1),
+        ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),
+        ("import torch\nself.cells = nn.LSTM(3, 3)", 0),
+        ("import torch\nside = torch.cuda.Stream()", 0),
+        ("from torchvision.models import resnet18", 0),
+        ("import torch, torchvision as tv", 0),
+        ("import torch; import torchvision", 0),
+        ("\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20), 1),
+        ("import torch, math\nfrom torch.nn import functional as F", 1),
+    ):
+        assert static.queues(source) == queues, source[:80]
+    assert static.queues("import torch\ny = x @ w", "import torch\nself.conv = nn.Conv2d(3, 3, 3)") == 0
