@@ -8,17 +8,9 @@ from pydantic import ValidationError
 from kqueue.categories import Category
 from kqueue.contract import Backend, Debug, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import problem
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.rand(64)]
-def get_init_inputs():
-    return []
-"""
+PROBLEM = problem("x: x + 1", "return [torch.rand(64)]")
 KERNEL = """
 import os, torch, triton
 import triton.language as tl

@@ -20,6 +20,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
 from tests.judge import extension
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
@@ -36,17 +37,8 @@ RECORDED = Path(__file__).parent / "recorded"
 #: How long others have the device, in seconds.
 WAIT_S = 4.0
 
-PLAIN = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.rand(1000)]
-def get_init_inputs():
-    return []
-"""
+PLAIN = kernel("x: x + 1")
+PROBLEM = problem("x: x + 1", "return [torch.rand(1000)]")
 #: Reads 24 values that do not exist; what they are does not matter to the answer.
 TRITON = """
 import torch, triton

@@ -20,6 +20,7 @@ from kqueue import Config, InvalidRequest, JudgeUnavailable, LocalJudge
 from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
 from tests.judge import extension
+from tests.judge.sources import problem
 from tests.waiting import until, waits
 from workers.judge.host import holders, linux
 from workers.judge.host.blackbox import BlackBox
@@ -29,16 +30,7 @@ from workers.judge.trial.steps import Steps
 pytestmark = pytest.mark.slow("starts judges of its own")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels"
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(64, 64)]
-def get_init_inputs():
-    return []
-"""
+PROBLEM = problem("x: torch.relu(x)", "return [torch.randn(64, 64)]")
 KERNEL = """
 import json, os, signal, time, torch
 class ModelNew(torch.nn.Module):

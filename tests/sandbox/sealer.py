@@ -64,15 +64,10 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
     def profile() -> seal.Profile:
         bounds = request.get("bounds", {})
         return seal.Profile(
-            role=seal.Role.CANDIDATE,
-            uid=uid,
-            scratch=str(root / uuid4().hex),
-            processes=bounds.get("processes", 256),
-            file_bytes=1 << 30,
-            scratch_bytes=bounds.get("files", 1 << 33),
+            role=seal.Role.CANDIDATE, uid=uid, scratch=str(root / uuid4().hex), file_bytes=1 << 30,
+            output_bytes=1 << 20, processes=bounds.get("processes", 256), scratch_bytes=bounds.get("files", 1 << 33),
             host_memory_bytes=bounds.get("memory", 4 << 30),
-            output_bytes=1 << 20,
-        )
+        )  # fmt: skip
 
     arguments = [os.getpid() if a == "KEEPER" else a for a in request.get("arguments", [])]
     used = base if request.get("sealed", True) else None

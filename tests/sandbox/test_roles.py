@@ -44,12 +44,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "isolation.md"
 #: What the tables call the processes. The first four run the fleet's own code.
 TRUSTED = ("judge", "fork server", "worker parent", "supervisor")
 SEALED = {
-    "reference": Role.REFERENCE,
-    "candidate": Role.CANDIDATE,
-    "builder": Role.BUILDER,
-    "examined": Role.EXAMINED,
-    "tests": Role.TESTS,
-    "watched": Role.WATCHED,
+    role.value: role for role in (Role.REFERENCE, Role.CANDIDATE, Role.BUILDER, Role.EXAMINED, Role.TESTS, Role.WATCHED)
 }
 #: Those that become pytest. A tool's program is on the host, so the second is tried without one.
 _PYTEST = ("tests", "watched")
@@ -136,13 +131,7 @@ _MODEL = "import torch\nclass {entry}(torch.nn.Module): pass\ndef get_inputs(): 
 
 @dataclass
 class Cast:
-    """One process of each role.
-
-    Attributes:
-        rig: whose fork server seals.
-        other_uid: another slot's: all of a uid is killed when one of its processes ends.
-        targets: pid and directory of each.
-    """
+    """One process of each role, with its pid and directory. A second slot's uid is for attackers."""
 
     rig: Rig
     other_uid: int
@@ -154,31 +143,22 @@ class Cast:
         # Which of its uids a reference has is the fork server's choice.
         offset = {"builder": uids.BUILDER_OFFSET, "examined": uids.COMPILED_OFFSET}.get(role, 0)
         profile = Profile(
-            role=SEALED[role],
-            uid=slot_uid + offset,
-            scratch=str(place.scratch / uuid4().hex),
-            processes=64,
-            file_bytes=1 << 20,
-            host_memory_bytes=2 << 30,
-            output_bytes=1 << 20,
-            scratch_bytes=1 << 20,
+            role=SEALED[role], uid=slot_uid + offset, scratch=str(place.scratch / uuid4().hex), processes=64,
+            file_bytes=1 << 20, host_memory_bytes=2 << 30, output_bytes=1 << 20, scratch_bytes=1 << 20,
             built=str(self.shelf) if role == "examined" else None,
-        )
+        )  # fmt: skip
         before = set(linux.children(self.rig.forkserver.pid))
         process = SealedProcess(self.rig.forkserver, profile, 60.0)
         process.enter(Phase.PREPARE, 60.0)
         if role != "examined" and role not in _PYTEST:
             process.order(Order.OPEN, payload=Opening("cpu"))
-        found: list[int] = []
 
-        def is_there() -> bool:
-            # Beside it there may be a process that removes a directory.
-            new = set(linux.children(self.rig.forkserver.pid)) - before
-            found[:] = [pid for pid in new if directory_of(pid) == profile.scratch]
-            return bool(found)
+        def new() -> list[int]:
+            # There may also be a new process that removes a directory.
+            children = set(linux.children(self.rig.forkserver.pid)) - before
+            return [pid for pid in children if directory_of(pid) == profile.scratch]
 
-        until(is_there, what="a sealed process")
-        [pid] = found
+        [pid] = until(new, what="a sealed process")
         return process, pid, profile.scratch
 
     def load(self, process: SealedProcess, role: str, source: str) -> None:
@@ -196,7 +176,7 @@ class Cast:
 
     @property
     def shelf(self) -> Path:
-        """Where the tool lies, in reach of an examined kernel."""
+        """The tool's folder, in reach of an examined kernel."""
         return self.rig.place.scratch / "shelf"
 
     def _test(self, process: SealedProcess, source: str) -> None:
@@ -210,16 +190,10 @@ class Cast:
         finally:
             shutil.rmtree(folder)
         order = {
-            "root": "/home/sender/project",
-            "started_in": ".",
-            "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            "args": ["-p", "kqueue"],
-            "program": "MARK-OF-THE-KERNE" + "L",
-            "searched": [],
-            "options": {},
-            "tests": ["test_a.py::test_a"],
-            "files": ["/home/sender/project/test_a.py"],
-        }
+            "root": "/home/sender/project", "started_in": ".", "args": ["-p", "kqueue"], "searched": [], "options": {},
+            "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, "program": "MARK-OF-THE-KERNE" + "L",
+            "tests": ["test_a.py::test_a"], "files": ["/home/sender/project/test_a.py"],
+        }  # fmt: skip
         ours, theirs = socket.socketpair()
         self.words.append(ours)
         process.enter(Phase.LOAD, 60.0)

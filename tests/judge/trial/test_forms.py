@@ -7,27 +7,11 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 
 pytestmark = pytest.mark.slow("judges many kernels")
 
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
-
-
-def problem(forward: str, inputs: str) -> str:
-    """A problem whose forward has this signature and answer, ``signature: answer``."""
-    signature, _, answer = forward.partition(": ")
-    return f"""
-import torch
-class Model(torch.nn.Module):
-    def forward(self, {signature}):
-        return {answer}
-def get_inputs():
-    {inputs}
-"""
-
-
-def kernel(forward: str) -> str:
-    return problem(forward, "").partition("def get_inputs")[0].replace("Model", "ModelNew")
 
 
 def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
