@@ -241,15 +241,17 @@ exec "$@"
 """
 
 
-@pytest.fixture
-def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home:
+@pytest.fixture(scope="module")
+def tool_rig(judge_environment: None) -> Iterator[Rig]:
+    if os.geteuid() != 0:
+        pytest.skip("programs under a tool need user ids of their own")
+    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home, pytest.MonkeyPatch.context() as patch:
         tool = Path(home) / "bin" / "compute-sanitizer"
         tool.parent.mkdir()
         tool.write_text(TOOL)
-        for path, mode in ((Path(home), 0o755), (tool.parent, 0o755), (tool, 0o755)):
-            path.chmod(mode)
-        monkeypatch.setenv("CUDA_HOME", home)
+        for path in (Path(home), tool.parent, tool):
+            path.chmod(0o755)
+        patch.setenv("CUDA_HOME", home)
         with Rig() as rig:
             yield rig
 
@@ -257,8 +259,6 @@ def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
 @pytest.mark.slow("it waits for a device")
 def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     """The kernel is imported when it is had, and waiting for it is none of the tool's time."""
-    if os.geteuid() != 0:
-        pytest.skip("programs under a tool need user ids of their own")
     place = tool_rig.place
     asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
     steps = Steps(BlackBox(), place, asked.settings.total_s)
@@ -290,8 +290,6 @@ if Path("job.json").exists():
 
 def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
     """Each process under a tool is given the libraries; those of the candidate went with it."""
-    if os.geteuid() != 0:
-        pytest.skip("programs under a tool need user ids of their own")
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
     source = extension.kernel(after=GIVEN)
     asked = Request(problem=extension.PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)

@@ -350,7 +350,7 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
     assert judge(rig, right()).category is Category.PASSED
 
 
-def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
+def test_many_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
     def descriptors() -> int:
         return len(list(Path(f"/proc/{rig.forkserver.pid}/fd").iterdir()))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,16 +23,14 @@ HANGING = KERNEL.replace("return", "import time; time.sleep(1000)\n        retur
 QUICK = Settings(checks=2, timing=Timing(calls=5, warmup=1), deadlines=Deadlines(check_s=20))
 
 
-@pytest.fixture
-def rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A place whose problems are all as those are that share a GPU with others."""
+@pytest.fixture(autouse=True)
+def _shared_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All problems are as those that share a GPU with others. The judges are forked from this process."""
 
     def shares(evaluation: Any) -> bool:
         return not evaluation._granted
 
     monkeypatch.setattr(f"{EVALUATION}._shares_checks", property(shares))
-    with Rig() as rig:
-        yield rig
 
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:

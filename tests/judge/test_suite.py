@@ -138,9 +138,7 @@ def test_a_process_that_has_had_its_share_leaves_the_rest(rig: Rig, tmp_path: Pa
         assert said.count("finish") == said.count("renew") == 1
 
 
-def test_a_process_that_reports_for_ever_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, judge_environment: None
-) -> None:
+def test_a_process_that_reports_for_ever_is_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that says again and again that a test begins has no more than its share of the time."""
     monkeypatch.setattr(suite, "_MOST_S", 2.0)
     module = """
@@ -153,14 +151,13 @@ def test_it(request):
         own.say("start", nodeid="test_a.py::test_it", location=None)
         time.sleep(0.5)
 """
-    with Rig() as own:
-        outcome = own.judge(asked(tmp_path, module, names=["test_it"]))
+    outcome = rig.judge(asked(tmp_path, module, names=["test_it"]))
     assert outcome.category is Category.TIMEOUT
     assert "2 s together" in outcome.message
 
 
 def test_nobody_takes_much_more_of_a_gpu_than_is_booked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, judge_environment: None
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What this place holds grows beyond the share: the tests are ended, and not for a fault of the fleet."""
     begin = suite.Suite.__init__
@@ -170,8 +167,7 @@ def test_nobody_takes_much_more_of_a_gpu_than_is_booked(
         begin(own, process, request, 1 << 30, lambda: next(holds, 9 << 30))
 
     monkeypatch.setattr(suite.Suite, "__init__", begun)
-    with Rig() as own:
-        outcome = own.judge(asked(tmp_path, "import time\ndef test_it(): time.sleep(1000)\n", names=["test_it"]))
+    outcome = rig.judge(asked(tmp_path, "import time\ndef test_it(): time.sleep(1000)\n", names=["test_it"]))
     assert outcome.category is Category.GPU_OUT_OF_MEMORY
     assert (outcome.facts.held_bytes, outcome.facts.allowed_bytes) == (4 << 30, 1 << 30)
     assert outcome.blame is Blame.CANDIDATE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import importlib
 import mmap
@@ -97,6 +98,18 @@ def order_device(path: str) -> None:
     """An ioctl on a device: TCGETS, which most do not know."""
     with open(path, "r+b", buffering=0) as stream:  # noqa: PTH123
         fcntl.ioctl(stream, 0x5401, bytes(64))
+
+
+def order_devices(paths: list[str]) -> dict[str, str]:
+    """Return what is answered to an order to each device."""
+    answers: dict[str, str] = {}
+    for path in paths:
+        try:
+            order_device(path)
+            answers[path] = "worked"
+        except OSError as error:
+            answers[path] = errno.errorcode.get(error.errno or 0, str(error))
+    return answers
 
 
 def read_memory(pid: int) -> None:
@@ -260,8 +273,8 @@ _IDLE = os.sched_param(0)
 ALL: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        call, connect, read, own_memory, read_by_symlink, hoard, litter, order_device, read_memory, clone_with,
-        old_system_call, x32_system_call, status, limits, fork_many, eat, leave_daemon, multiply, use_files,
+        call, connect, read, own_memory, read_by_symlink, hoard, litter, order_device, order_devices, read_memory,
+        clone_with, old_system_call, x32_system_call, status, limits, fork_many, eat, leave_daemon, multiply, use_files,
         compile_and_run, build_extension, compile_model, own_children, pool,
     )
 } | {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.fleets import Fleet
-from tests.waiting import until
 from workers.judge.keeper import handle as launch
 from workers.judge.place import Place
-from workers.judge.sandbox import cgroups, reach, view
+from workers.judge.sandbox import reach, view
 from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
 
@@ -48,13 +45,6 @@ def test_a_missing_measure_costs_its_level() -> None:
     assert reached(neither | {"own_uid": True}) is Level.STRONG
 
 
-@pytest.mark.slow("starts fork servers of its own")
-def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
-    assert set(MEASURES) <= set(fleet.isolation)
-    assert all(value is True or isinstance(value, str) for name, value in fleet.isolation.items() if name in MEASURES)
-    assert fleet.isolation["level"] == reached(fleet.isolation)
-
-
 def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
     """The message names what is missing and what to do."""
     slot = Place(name="s", number=0, device="cpu", siblings=1, scratch=tmp_path, lock=tmp_path / "lock", uid=None)
@@ -77,48 +67,6 @@ def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
     ):
         refused.wait_ready("strong")
     assert not refused.alive()
-
-
-_HOLDER = """
-import os, sys, time
-from workers.judge.sandbox.cgroups import Groups
-groups = Groups()
-group = groups.group(64 << 20, 16)
-child = os.fork()
-if child == 0:
-    group.join()
-    os.closerange(3, 100)  # the lock is the fork server's alone
-    time.sleep(600)
-time.sleep(0.2)
-print(child, *[place.directory for place in groups._places], flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow("starts fork servers of its own")
-def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) -> None:
-    """And what a living one has is left alone."""
-    root_fleet.require("cgroup_kill")
-    holder = subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True)
-    child = 0
-    try:
-        assert holder.stdout is not None
-        first, *directories = holder.stdout.readline().split()
-        child = int(first)
-        cgroups.clean()
-        assert all(any(path.is_dir() for path in Path(directory).iterdir()) for directory in directories)
-        assert all(Path(directory).is_dir() for directory in root_fleet.isolation["groups"])
-        holder.kill()
-        holder.wait()
-        cgroups.clean()
-        assert not any(Path(directory).exists() for directory in directories)
-        assert all(Path(directory).is_dir() for directory in root_fleet.isolation["groups"])
-        until(lambda: not Path(f"/proc/{child}/exe").exists(), what="the end of what it held")
-    finally:
-        holder.kill()
-        holder.wait()
-        if child and Path(f"/proc/{child}/exe").exists():
-            os.kill(child, signal.SIGKILL)
 
 
 _READ_ONLY = """

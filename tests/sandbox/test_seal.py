@@ -10,7 +10,10 @@ import itertools
 import os
 import platform
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +23,9 @@ from typing import Any
 import pytest
 
 from tests.sandbox.fleets import Fleet
+from tests.waiting import until
+from workers.judge.sandbox import cgroups
+from workers.judge.sandbox.level import MEASURES, reached
 
 pytestmark = pytest.mark.slow("attacks the seal in many processes")
 
@@ -66,6 +72,12 @@ def _greet(listener: socket.socket) -> None:
             link, _ = listener.accept()
             with link:
                 link.sendall(b"hello")
+
+
+def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
+    assert set(MEASURES) <= set(fleet.isolation)
+    assert all(value is True or isinstance(value, str) for name, value in fleet.isolation.items() if name in MEASURES)
+    assert fleet.isolation["level"] == reached(fleet.isolation)
 
 
 # Files -----------------------------------------------------------------------------------------------
@@ -153,14 +165,10 @@ def test_its_own_memory_can_be_shown(fleet: Fleet) -> None:
 def test_devices_are_out_of_reach(fleet: Fleet) -> None:
     fleet.require("files")
     allowed = {"null", "zero", "full", "random", "urandom"}
-    tried = 0
-    for node in Path("/dev").iterdir():
-        if node.name in allowed or not (node.is_char_device() or node.is_block_device()):
-            continue
-        answer = fleet.do("order_device", str(node))
-        assert answer.get("errno") in (*REFUSED, "ENXIO", "ENODEV"), (node, answer)
-        tried += 1
-    assert tried
+    devices = (node for node in Path("/dev").iterdir() if node.is_char_device() or node.is_block_device())
+    answers = fleet.do("order_devices", [str(node) for node in devices if node.name not in allowed])["value"]
+    assert answers
+    assert set(answers.values()) <= {*REFUSED, "ENXIO", "ENODEV"}, answers
     assert refused(fleet.do("make_device"))
 
 
@@ -338,6 +346,47 @@ def test_a_daemon_ends_with_its_group(fleet: Fleet) -> None:
     fleet.require("cgroup_kill")
     assert fleet.do("leave_daemon", sealed=False)["left"] == 1
     assert fleet.do("leave_daemon")["left"] == 0
+
+
+_HOLDER = """
+import os, sys, time
+from workers.judge.sandbox.cgroups import Groups
+groups = Groups()
+group = groups.group(64 << 20, 16)
+child = os.fork()
+if child == 0:
+    group.join()
+    os.closerange(3, 100)  # the lock is the fork server's alone
+    time.sleep(600)
+time.sleep(0.2)
+print(child, *[place.directory for place in groups._places], flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) -> None:
+    """And what a living one has is left alone."""
+    root_fleet.require("cgroup_kill")
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True)
+    child = 0
+    try:
+        assert holder.stdout is not None
+        first, *directories = holder.stdout.readline().split()
+        child = int(first)
+        cgroups.clean()
+        assert all(any(path.is_dir() for path in Path(directory).iterdir()) for directory in directories)
+        assert all(Path(directory).is_dir() for directory in root_fleet.isolation["groups"])
+        holder.kill()
+        holder.wait()
+        cgroups.clean()
+        assert not any(Path(directory).exists() for directory in directories)
+        assert all(Path(directory).is_dir() for directory in root_fleet.isolation["groups"])
+        until(lambda: not Path(f"/proc/{child}/exe").exists(), what="the end of what it held")
+    finally:
+        holder.kill()
+        holder.wait()
+        if child and Path(f"/proc/{child}/exe").exists():
+            os.kill(child, signal.SIGKILL)
 
 
 # Honest work -----------------------------------------------------------------------------------------
