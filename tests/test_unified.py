@@ -69,7 +69,7 @@ def test_long_texts_are_compared_rightly(bounds: dict[str, int], first: list[str
         ([line if number % 100 else f"{line} + 1" for number, line in enumerate(_LINES)], 2 * len(_LINES) // 100 + 2),
         ([line for number, line in enumerate(_LINES) if number % 100], len(_LINES) // 100 + 1),
         ([*_LINES[:9], "new", *_LINES[9:20_000], *_LINES[20_500:]], 501),
-        (_LINES[::-1], 2 * len(_LINES)),
+        pytest.param(_LINES[::-1], 2 * len(_LINES), marks=pytest.mark.nightly),
     ],
     ids=["changed", "removed", "one added and a part removed", "reversed"],
 )

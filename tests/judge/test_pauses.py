@@ -22,7 +22,7 @@ from workers.judge.trial import killed
 
 #: Says that foreign code runs, and sleeps.
 ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"
-DEADLINE_S = 5.0
+DEADLINE_S = 3.0
 
 
 @pytest.mark.slow("stops a fleet for longer than a deadline")

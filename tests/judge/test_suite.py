@@ -90,7 +90,11 @@ def test_leaves(): subprocess.Popen(["sleep", "1000"], start_new_session=True)
         ("assert __file__ == 0", Category.TESTS_FAILED),
         ("os._exit(0)", Category.CRASHED),
         ("time.sleep(1000)", Category.TIMEOUT),
-        ("held = [bytearray(b'x') * (1 << 28) for _ in range(8)]; time.sleep(10)", Category.HOST_OUT_OF_MEMORY),
+        pytest.param(
+            "held = [bytearray(b'x') * (1 << 28) for _ in range(8)]; time.sleep(10)",
+            Category.HOST_OUT_OF_MEMORY,
+            marks=pytest.mark.nightly,
+        ),
         ("[say(b'x' * 60_000) for _ in range(1000)]; time.sleep(10)", Category.OUTPUT_LIMIT),
         ("os.closerange(3, 1024); time.sleep(2); os._exit(0)", Category.CRASHED),
     ],

@@ -29,10 +29,7 @@ TOLD = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(0, 10**30),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.fixed_dictionaries(
-            {"is": st.sampled_from(KINDS) | inner},
-            optional={"of": inner},
-        )
+        | st.fixed_dictionaries({"is": st.sampled_from(KINDS) | inner}, optional={"of": inner})
         | st.fixed_dictionaries(
             {
                 "is": st.just("tensor"),

@@ -61,7 +61,8 @@ def waiting(rig: Rig) -> int:
 @pytest.fixture
 def made(keeping: Rig) -> int:
     """The candidate that an earlier evaluation had made."""
-    assert keeping.judge(request()).passed
+    if not keeping.sealed(Role.CANDIDATE):
+        assert keeping.judge(request()).passed
     return waiting(keeping)
 
 
