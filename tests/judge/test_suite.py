@@ -27,16 +27,10 @@ ROOT = "/home/sender/project"
 def asked(folder: Path, module: str, *, names: list[str], **settings: Any) -> Request:
     (folder / "test_a.py").write_text(module)
     order = {
-        "root": ROOT,
-        "started_in": ".",
-        "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        "args": ["-p", "kqueue"],
-        "program": "pytest",
-        "searched": [],
-        "options": {},
-        "tests": [f"test_a.py::{name}" for name in names],
+        "root": ROOT, "started_in": ".", "args": ["-p", "kqueue"], "program": "pytest", "searched": [], "options": {},
+        "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, "tests": [f"test_a.py::{name}" for name in names],
         "files": [f"{ROOT}/test_a.py"],
-    }
+    }  # fmt: skip
     return parse_request(
         {
             "problem": pack(folder, [PurePosixPath("test_a.py")]),

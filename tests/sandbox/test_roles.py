@@ -53,6 +53,8 @@ _TOOL = f"""#!/bin/sh
 while [ "$1" != "{sys.executable}" ]; do shift; done
 exec "$@"
 """
+#: Deadline in seconds of each process, which must live until all memory was searched, on a busy machine too.
+LONG_S = 600.0
 #: What one process may do to another, as the tables call it.
 WAYS = ("signal", "read memory", "read files", "write files", "connect")
 #: Patterns that do not find themselves, of what the processes are given below.
@@ -148,8 +150,8 @@ class Cast:
             built=str(self.shelf) if role == "examined" else None,
         )  # fmt: skip
         before = set(linux.children(self.rig.forkserver.pid))
-        process = SealedProcess(self.rig.forkserver, profile, 60.0)
-        process.enter(Phase.PREPARE, 60.0)
+        process = SealedProcess(self.rig.forkserver, profile, LONG_S)
+        process.enter(Phase.PREPARE, LONG_S)
         if role != "examined" and role not in _PYTEST:
             process.order(Order.OPEN, payload=Opening("cpu"))
 
@@ -171,7 +173,7 @@ class Cast:
         if role == "examined":
             self._examine(process, whole)
             return
-        process.enter(Phase.LOAD, 60.0)
+        process.enter(Phase.LOAD, LONG_S)
         process.order(Order.BUILD if role == "builder" else Order.LOAD, payload=_job(whole, role))
 
     @property
@@ -196,7 +198,7 @@ class Cast:
         }  # fmt: skip
         ours, theirs = socket.socketpair()
         self.words.append(ours)
-        process.enter(Phase.LOAD, 60.0)
+        process.enter(Phase.LOAD, LONG_S)
         with theirs:
             process.become(Order.TEST, protocol.Testing(archive, json.dumps(order), ""), theirs.fileno())
         said = b""
@@ -209,9 +211,9 @@ class Cast:
         (self.shelf / "tool").write_text(_TOOL)
         (self.shelf / "tool").chmod(0o755)
         problem = f"# MARK-OF-THE-PROBLE{'M'}\n{_MODEL.format(entry='Model')}"
-        process.enter(Phase.EXAMINE, 60.0)
+        process.enter(Phase.EXAMINE, LONG_S)
         page = memory("report", reports.SIZE)
-        asked = Examine("memcheck", str(self.shelf / "tool"), "cpu", _job(kernel, "examined"), problem, 50.0)
+        asked = Examine("memcheck", str(self.shelf / "tool"), "cpu", _job(kernel, "examined"), problem, LONG_S)
         process.order(Order.EXAMINE, payload=asked)
         process.order(Order.FINISH)
         process.order(Order.REPORT, fds=(page,))

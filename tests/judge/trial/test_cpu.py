@@ -107,11 +107,14 @@ def test_a_kernel_s_time_is_counted_whoever_uses_it(rig: Rig, usual: dict[str, f
 
 
 def test_a_process_that_is_killed_is_counted(rig: Rig) -> None:
-    """This includes one that is beyond its deadline."""
-    settings = QUICK.model_copy(update={"deadlines": QUICK.deadlines.model_copy(update={"load_s": 2.0})})
+    """Its time is not lost when a signal ends it, or its deadline."""
+    outcome = judge(rig, right(top=BURN + "burn(); os.abort()\n"))
+    assert outcome.category is Category.CRASHED
+    assert used(outcome)["candidate"] > MUCH - 0.3
+    settings = QUICK.model_copy(update={"deadlines": QUICK.deadlines.model_copy(update={"load_s": 1.0})})
     outcome = judge(rig, right(top="while True: pass\n"), settings)
     assert outcome.category is Category.TIMEOUT
-    assert used(outcome)["candidate"] > 0.5
+    assert used(outcome)["candidate"] > 0
 
 
 def test_a_problem_s_time_is_the_reference_s(keeping: Rig, usual: dict[str, float]) -> None:
