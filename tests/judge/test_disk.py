@@ -96,16 +96,16 @@ def test_files_are_weighed_where_nothing_can_be_mounted(small: Rig, body: str) -
     assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
 
 
-def test_a_full_disk_is_nothing_to_file_systems_of_their_own(rig: Rig, disk: Path) -> None:
-    if rig.forkserver.isolation["mounts"] is not True:
-        pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
-    filler = disk / "filler"
-    filler.write_bytes(bytes(127 << 20))
-    place = disk / "place"
-    place.mkdir()
-    place.chmod(0o711)
-    full = replace(rig.place, scratch=place)
-    wrong = writes(8).replace("x * 2", "x * 3")
-    for kernel, category in ((writes(8), Category.PASSED), (wrong, Category.WRONG_VALUES)):
-        assert rig.judge_at(full, request(kernel)).category is category
-    filler.unlink()
+def test_a_full_disk_is_nothing_to_file_systems_of_their_own(disk: Path, judge_environment: None) -> None:
+    with Rig() as rig:  # its fork server has its own mounts, and sees the disk because it starts later
+        if rig.forkserver.isolation["mounts"] is not True:
+            pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
+        filler, place = disk / "filler", disk / "place"
+        filler.write_bytes(bytes(127 << 20))
+        place.mkdir()
+        place.chmod(0o711)
+        full = replace(rig.place, scratch=place)
+        wrong = writes(8).replace("x * 2", "x * 3")
+        for kernel, category in ((writes(8), Category.PASSED), (wrong, Category.WRONG_VALUES)):
+            assert rig.judge_at(full, request(kernel)).category is category
+        filler.unlink()
