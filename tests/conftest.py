@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import hypothesis
 import pytest
 import redis
 from sqlalchemy import Engine, text
@@ -35,6 +36,9 @@ from tests.samples import request_fields
 from tests.services import Server, start, with_schema
 
 pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.health.fixtures", "tests.judge.fixtures"]
+# On a busy machine an example takes any time.
+hypothesis.settings.register_profile("kqueue", deadline=None)
+hypothesis.settings.load_profile("kqueue")
 # A shell's background job ignores it, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -64,18 +64,9 @@ def request_fields(number: int = 0, **changes: object) -> dict[str, object]:
 def measurement(median_ms: float) -> Measurement:
     """Return a measurement as a judge would take it."""
     return Measurement(
-        basis="cpu_clock",
-        count=100,
-        median_ms=median_ms,
-        q1_ms=median_ms * 0.9,
-        q3_ms=median_ms * 1.1,
-        mean_ms=median_ms,
-        std_ms=0.01,
-        min_ms=median_ms * 0.8,
-        max_ms=median_ms * 2,
-        null_ms=0.002,
-        cold_l2=True,
-    )
+        basis="cpu_clock", count=100, median_ms=median_ms, q1_ms=median_ms * 0.9, q3_ms=median_ms * 1.1,
+        mean_ms=median_ms, std_ms=0.01, min_ms=median_ms * 0.8, max_ms=median_ms * 2, null_ms=0.002, cold_l2=True,
+    )  # fmt: skip
 
 
 def passed(**fields: Any) -> Outcome:
@@ -87,27 +78,14 @@ def passed(**fields: Any) -> Outcome:
 def examined(name: str) -> Outcome:
     """Make the outcome of a right kernel that tools had something to say of; ``name`` is in all their texts."""
     finding = SanitizerFinding(
-        kind=f"Invalid __global__ read in {name}",
-        kernel=name,
-        file=name,
-        line=8,
-        thread=(122, 0, 0),
-        block=(3, 0, 0),
-        allocation_bytes=4000,
-        distance_bytes=1,
-        count=2,
-    )
+        kind=f"Invalid __global__ read in {name}", kernel=name, file=name, line=8, thread=(122, 0, 0), block=(3, 0, 0),
+        allocation_bytes=4000, distance_bytes=1, count=2,
+    )  # fmt: skip
     kernel = KernelProfile(
-        name=name,
-        launches=1,
-        duration_ms=0.5,
-        occupancy=0.5,
-        dram_gbs=100.0,
-        dram_share=0.03,
-        gflops=50.0,
+        name=name, launches=1, duration_ms=0.5, occupancy=0.5, dram_gbs=100.0, dram_share=0.03, gflops=50.0,
         stalls=(Stall(reason="long_scoreboard", share=0.75),),
         lines=(SourceLine(file=name, line=16, share=0.9, text=name), SourceLine(file="cuda.cu", line=3, share=0.1)),
-    )
+    )  # fmt: skip
     runtime = measurement(1.0).model_copy(update={"histogram": Histogram(low_ms=0.5, high_ms=1.5, counts=(1, 0, 8, 2))})
     evidence = Evidence(
         sanitized=(

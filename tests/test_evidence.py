@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -30,84 +31,37 @@ STORED: dict[str, Any] = {
     "checks": 9,
     "checks_asked": 5,
     "comparison": {
-        "max_abs_error": 1e-06,
-        "max_rel_error": "Infinity",
-        "relative_norm": 1e-07,
-        "error_ratio": None,
-        "precision_downgrade": False,
-        "strict_correct": True,
-        "kernelbench_correct": None,
+        "max_abs_error": 1e-06, "max_rel_error": "Infinity", "relative_norm": 1e-07, "error_ratio": None,
+        "precision_downgrade": False, "strict_correct": True, "kernelbench_correct": None,
     },
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
     "verified_calls": 16,
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
     "provenance": {
-        "own_share": 0.9,
-        "own": ["add"],
-        "library": [{"name": "nvjet", "share": 0.1}],
-        "unclear_share": 0.0,
-        "unclear": [],
-        "copies_share": 0.0,
-        "decoy": False,
-        "why": "90.0% kernels of its own source",
+        "own_share": 0.9, "own": ["add"], "library": [{"name": "nvjet", "share": 0.1}], "unclear_share": 0.0,
+        "unclear": [], "copies_share": 0.0, "decoy": False, "why": "90.0% kernels of its own source",
         "basis": "the candidate's own profile",
     },
     "provenance_error": "nothing was recorded",
     "tests": {"words": '{"at": "renew"}'},
-    "sanitized": [
-        {
-            "tool": "memcheck",
-            "errors": 6,
-            "findings": [
-                {
-                    "kind": "Invalid __global__ read of size 16 bytes",
-                    "kernel": "k",
-                    "file": "kernel.py",
-                    "line": 8,
-                    "block": [0, 0, 0],
-                    "thread": [122, 0, 0],
-                    "address": "0x7f819a800fa0",
-                    "size_bytes": 16,
-                    "allocation_bytes": 4000,
-                    "distance_bytes": 1,
-                    "detail": "in k",
-                    "count": 6,
-                }
-            ],
-            "error": None,
-            "seconds": 7.5,
-        }
-    ],
+    "sanitized": [{
+        "tool": "memcheck", "errors": 6, "error": None, "seconds": 7.5,
+        "findings": [{
+            "kind": "Invalid __global__ read of size 16 bytes", "kernel": "k", "file": "kernel.py", "line": 8,
+            "block": [0, 0, 0], "thread": [122, 0, 0], "address": "0x7f819a800fa0", "size_bytes": 16,
+            "allocation_bytes": 4000, "distance_bytes": 1, "detail": "in k", "count": 6,
+        }],
+    }],
     "profile": {
-        "by": "ncu",
-        "kernels": [
-            {
-                "name": "k",
-                "launches": 1,
-                "duration_ms": 0.5,
-                "grid": [2, 1, 1],
-                "block": [128, 1, 1],
-                "registers": 18,
-                "shared_bytes": 0,
-                "spills": 0,
-                "occupancy": 0.5,
-                "occupancy_limit": "warps",
-                "dram_bytes": 1e9,
-                "dram_gbs": 2000.0,
-                "dram_share": 0.5,
-                "compute_share": 0.25,
-                "tensor_share": 0.0,
-                "gflops": 500.0,
-                "l2_hits": 0.5,
-                "stalls": [{"reason": "long_scoreboard", "share": 0.75}],
-                "lines": [{"file": "kernel.py", "line": 16, "share": 0.9, "text": "v = tl.sin(v)"}],
-            }
-        ],
-        "peak_gbs": 4000.0,
-        "peak_gflops": 60000.0,
-        "error": None,
-        "seconds": 3.0,
+        "by": "ncu", "peak_gbs": 4000.0, "peak_gflops": 60000.0, "error": None, "seconds": 3.0,
+        "kernels": [{
+            "name": "k", "launches": 1, "duration_ms": 0.5, "grid": [2, 1, 1], "block": [128, 1, 1], "registers": 18,
+            "shared_bytes": 0, "spills": 0, "occupancy": 0.5, "occupancy_limit": "warps", "dram_bytes": 1e9,
+            "dram_gbs": 2000.0, "dram_share": 0.5, "compute_share": 0.25, "tensor_share": 0.0, "gflops": 500.0,
+            "l2_hits": 0.5, "stalls": [{"reason": "long_scoreboard", "share": 0.75}],
+            "lines": [{"file": "kernel.py", "line": 16, "share": 0.9, "text": "v = tl.sin(v)"}],
+        }],
     },
     "compiled_baseline": {"error": "it raised"},
     "baseline_drift": {"was_ms": 1.0, "is_ms": 2.0},
@@ -118,13 +72,8 @@ STORED: dict[str, Any] = {
     | dict.fromkeys(MEASURES, True)
     | {"tcp": "needs Linux 6.7"},
     "gpu_memory": {
-        "inputs_bytes": 1 << 30,
-        "outputs_bytes": 1 << 30,
-        "weights_bytes": 0,
-        "judge_bytes": 4 << 30,
-        "reference_bytes": 5 << 30,
-        "candidate_bytes": 8 << 30,
-        "used_bytes": 7 << 30,
+        "inputs_bytes": 1 << 30, "outputs_bytes": 1 << 30, "weights_bytes": 0, "judge_bytes": 4 << 30,
+        "reference_bytes": 5 << 30, "candidate_bytes": 8 << 30, "used_bytes": 7 << 30,
     },
     "tf32": False,
     "reference": {"kept": True, "uses": 3, "replaced": "its answer has changed"},
@@ -137,34 +86,20 @@ STORED: dict[str, Any] = {
     "output_bytes": 2,
     "cleanup": "it did not answer",
     "alone": True,
-    "attempts": [
-        {
-            "number": 1,
-            "worker": "gpu0-0@here",
-            "device": "GPU-1",
-            "category": "worker_lost",
-            "message": "killed",
-            "seconds": 0.5,
-            "handed_back": True,
-        }
-    ],
+    "attempts": [{
+        "number": 1, "worker": "gpu0-0@here", "device": "GPU-1", "category": "worker_lost", "message": "killed",
+        "seconds": 0.5, "handed_back": True,
+    }],
     "traceback": "Traceback",
     "emptied_at": "2026-01-31T00:00:00Z",
-}
+}  # fmt: skip
 
 
 #: A value for each fact of which a category needs one of several. Zero and nothing are values.
 ONE_OF: dict[str, Any] = {
-    "exception": "builtins.MemoryError",
-    "held_bytes": 1,
-    "reason": "memory",
-    "signal": "SIGSEGV",
-    "exit_status": 0,
-    "structure": "T",
-    "output": 0,
-    "clocks": {},
-    "strangers": [],
-}
+    "exception": "builtins.MemoryError", "held_bytes": 1, "reason": "memory", "signal": "SIGSEGV", "exit_status": 0,
+    "structure": "T", "output": 0, "clocks": {}, "strangers": [],
+}  # fmt: skip
 
 
 def stored(**fields: Any) -> dict[str, Any]:
@@ -184,16 +119,12 @@ def test_the_row_of_a_version_before_is_read_whole() -> None:
     assert verdict.evidence.comparison.max_rel_error == float("inf")
 
 
-@pytest.mark.parametrize(("name", "value"), [("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")])
-def test_a_part_may_have_two_forms(name: str, value: object) -> None:
-    """A compiled baseline is a time or an error; strangers are listed or unknown."""
-    assert Evidence.model_validate({name: value}).model_dump()[name] == value
-
-
-@pytest.mark.parametrize("name", ["floor", "isolation"])
-def test_an_empty_part_is_none(name: str) -> None:
-    """A judge on a CPU writes an empty floor."""
-    assert Evidence.model_validate({name: {}}) == Evidence()
+def test_a_part_may_have_two_forms_or_be_empty() -> None:
+    """A compiled baseline is a time or an error; strangers are listed or unknown. A judge on a CPU has no floor."""
+    for name, value in (("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")):
+        assert Evidence.model_validate({name: value}).model_dump()[name] == value
+    for name in ("floor", "isolation"):
+        assert Evidence.model_validate({name: {}}) == Evidence()
 
 
 @pytest.mark.parametrize("category", Category)
@@ -217,16 +148,11 @@ def test_an_outcome_has_what_its_category_needs(category: Category) -> None:
         assert ended(category, facts={name: ONE_OF[name]}).category is category
 
 
-@pytest.mark.parametrize("category", [category for category in Category if category is not Category.PASSED])
-@pytest.mark.parametrize("name", ["runtime", "baseline"])
-def test_only_a_passed_kernel_has_times(category: Category, name: str) -> None:
-    """A time of anything else would be counted as a speed."""
-    with pytest.raises(ValidationError, match="only a passed kernel has times"):
-        ended(category, **{name: TIME})
-
-
-def test_a_timed_kernel_has_its_time() -> None:
-    """Timed calls were verified, so there is a runtime."""
+def test_only_a_passed_kernel_has_times() -> None:
+    """A time of anything else would be counted as a speed. Timed calls were verified, so there is a runtime."""
+    for category, name in itertools.product(set(Category) - {Category.PASSED}, ("runtime", "baseline")):
+        with pytest.raises(ValidationError, match="only a passed kernel has times"):
+            ended(category, **{name: TIME})
     with pytest.raises(ValidationError, match="needs runtime"):
         Outcome(category=Category.PASSED, evidence=Evidence(verified_calls=16))
     assert Outcome(category=Category.PASSED, runtime=TIME, evidence=Evidence(verified_calls=16)).runtime == TIME
@@ -298,11 +224,11 @@ def test_a_row_need_not_have_what_its_category_needs() -> None:
     assert Verdict.load(stored(category="wrong_values")).facts == Facts()
 
 
-@pytest.mark.parametrize("wrong", [{"backend": "fortran"}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}])
-def test_a_row_that_is_no_verdict_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_row_that_is_no_verdict_is_refused() -> None:
     """Only entries of facts, evidence and environment may be left out."""
-    with pytest.raises(ValidationError):
-        Verdict.load(stored(**wrong))
+    for wrong in ({"backend": "fortran"}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}):
+        with pytest.raises(ValidationError):
+            Verdict.load(stored(**wrong))
 
 
 def test_what_has_no_value_is_absent_from_json() -> None:

@@ -22,36 +22,17 @@ SMALL = PROBLEM.replace("SIZE = 4000", "SIZE = 125").replace("1024", "128")
 TOOLS = (Sanitizer.MEMCHECK, Sanitizer.RACECHECK)
 
 OUTSIDE = SanitizerFinding(
-    kind="Invalid __global__ read of size 16 bytes",
-    kernel="k",
-    file="kernel.py",
-    line=8,
-    block=(0, 0, 0),
-    thread=(122, 0, 0),
-    address="0xfa0",
-    size_bytes=16,
-    allocation_bytes=400,
-    distance_bytes=1,
-    count=6,
-)
+    kind="Invalid __global__ read of size 16 bytes", kernel="k", file="kernel.py", line=8, block=(0, 0, 0),
+    thread=(122, 0, 0), address="0xfa0", size_bytes=16, allocation_bytes=400, distance_bytes=1, count=6,
+)  # fmt: skip
 COUNTED = KernelProfile(
-    name="k",
-    launches=1,
-    duration_ms=0.5,
-    grid=(2, 1, 1),
-    block=(128, 1, 1),
-    registers=18,
-    spills=0,
-    dram_bytes=1e9,
-    dram_gbs=2000.0,
-    dram_share=0.5,
-    gflops=500.0,
-    stalls=(Stall(reason="long_scoreboard", share=0.75),),
+    name="k", launches=1, duration_ms=0.5, grid=(2, 1, 1), block=(128, 1, 1), registers=18, spills=0, dram_bytes=1e9,
+    dram_gbs=2000.0, dram_share=0.5, gflops=500.0, stalls=(Stall(reason="long_scoreboard", share=0.75),),
     lines=(
         SourceLine(file="kernel.py", line=16, share=0.9, text="v = tl.sin(v)"),
         SourceLine(file="cuda.cu", line=3, share=0.1),
     ),
-)
+)  # fmt: skip
 PROFILE = Profile(by="ncu", kernels=(COUNTED,), peak_gbs=4000.0, peak_gflops=60_000.0, seconds=3.0)
 
 
@@ -90,16 +71,12 @@ def test_small_sizes_do_where_the_kernel_fares_alike() -> None:
     assert asked([passed()], None, whole=True) == [PROBLEM]
 
 
-def test_the_cpu_has_no_such_tools() -> None:
-    with pytest.raises(InvalidRequest, match="another lane than cpu"):
-        next(examinations.sanitizing(request("cpu"), TOOLS))
-    with pytest.raises(InvalidRequest, match="another lane than cpu"):
-        next(examinations.profiling(request("cpu")))
-
-
-def test_a_profile_is_of_the_problem_as_it_is() -> None:
+def test_a_profile_is_of_the_whole_problem_and_not_on_the_cpu() -> None:
     [one] = list(examinations.profiling(request()))
     assert (one.problem, one.settings.timing.enabled, one.settings.examine.profile) == (PROBLEM, True, True)
+    for asked_for in (examinations.sanitizing(request("cpu"), TOOLS), examinations.profiling(request("cpu"))):
+        with pytest.raises(InvalidRequest, match="another lane than cpu"):
+            next(asked_for)
 
 
 def test_findings_in_words() -> None:
@@ -116,9 +93,6 @@ def test_findings_in_words() -> None:
         "racecheck: nothing found (1.0 s)",
         "initcheck: says nothing: it did not end within 300 s",
     ]
-
-
-def test_a_place_beside_an_allocation_in_words() -> None:
     for distance, said in ((-2, "2 bytes before an"), (1, "1 byte behind an"), (0, "begins within an")):
         run = Sanitized(tool="m", findings=(OUTSIDE.model_copy(update={"distance_bytes": distance}),), seconds=1.0)
         assert f"{said} allocation of 400 bytes" in "\n".join(examinations.lines(Evidence(sanitized=(run,))))

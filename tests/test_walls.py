@@ -9,57 +9,51 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow("starts a Python for each import")
+pytestmark = pytest.mark.slow("starts a Python for each part")
 
 ROOT = Path(__file__).parents[1]
+#: What a process prints: all modules that it has loaded.
+_LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
-@pytest.mark.parametrize("module", ["workers.judge.keeper.forkserver", "workers.judge.candidate.harness"])
-def test_a_candidate_s_process_never_loads_what_knows_credentials(module: str) -> None:
+def loaded(*steps: str) -> list[set[str]]:
+    """Return the modules that one process has loaded after each of these steps."""
+    code = "\n".join(f"{step}\n{_LOADED}" for step in steps)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return [set(json.loads(line)) for line in out.splitlines()]
+
+
+def test_a_candidate_s_process_never_loads_what_knows_credentials() -> None:
     """What the fork server really imports holds no database driver, no broker, no trace and no settings."""
-    code = f"""
-import sys, importlib
-importlib.import_module({module!r})
-knows = ('sqlalchemy', 'psycopg', 'celery', 'redis', 'kombu', 'opentelemetry')
-bad = [m for m in sys.modules if m.split('.')[0] in knows
-       or m in ('kqueue.config', 'kqueue.broker') or m.startswith(('kqueue.store', 'workers.judge.trial'))]
-print(bad)
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert out.stdout.strip().splitlines()[-1] == "[]"
+    [modules] = loaded("import workers.judge.keeper.forkserver, workers.judge.candidate.harness")
+    knows = {"sqlalchemy", "psycopg", "celery", "redis", "kombu", "opentelemetry"}
+    assert not knows & modules
+    assert not modules & {"kqueue.config", "kqueue.broker", "kqueue.store", "workers.judge.trial"}
 
 
 @pytest.mark.parametrize(
-    ("code", "needless"),
+    "steps",
     [
-        ("import kqueue", {"celery", "httpx", "pydantic", "sqlalchemy", "torch"}),
-        ("import kqueue; kqueue.Client", {"celery", "httpx", "numpy", "sqlalchemy", "torch", "triton"}),
-        ("import kqueue; kqueue.Client(database_url='postgresql://x/y')", {"httpx", "numpy", "torch", "triton"}),
-        (
-            "import kqueue; kqueue.RemoteClient",
-            {"celery", "kombu", "opentelemetry", "psycopg", "rich", "sqlalchemy", "torch"},
-        ),
-        ("import kqueue.store.evaluations, kqueue.store.workers", {"celery", "kombu", "redis"}),
+        {
+            "import kqueue": {"celery", "httpx", "pydantic", "sqlalchemy", "torch"},
+            "kqueue.Client": {"celery", "httpx", "numpy", "sqlalchemy", "torch", "triton"},
+            "kqueue.Client(database_url='postgresql://x/y')": {"httpx", "numpy", "torch", "triton"},
+        },
+        {
+            "import kqueue; kqueue.RemoteClient": {
+                "celery", "kombu", "opentelemetry", "psycopg", "rich", "sqlalchemy", "torch",
+            },
+            # The client keeps httpx's command line from being loaded with it, and from nothing else.
+            "import httpx._main; assert httpx._main.main.name == 'main'": set(),
+        },
+        {"import kqueue.store.evaluations, kqueue.store.workers": {"celery", "kombu", "redis"}},
+        # The supervisor judges nothing and sends no trace: memory, and seconds at each start.
+        # redis loads OpenTelemetry's metrics by itself where they are installed.
+        {"import workers.fleet": {"torch", "triton", "numpy", "opentelemetry.exporter", "workers.traces"}},
     ],
-)
-def test_what_is_imported_loads_nothing_needless(code: str, needless: set[str]) -> None:
+    ids=["client", "remote", "store", "supervisor"],
+)  # fmt: skip
+def test_each_part_loads_nothing_needless(steps: dict[str, set[str]]) -> None:
     """Each part of the package is loaded when it is first used, so a producer starts quickly."""
-    code += "; import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert needless & set(json.loads(done.stdout)) == set()
-
-
-def test_httpx_s_command_line_is_itself_again() -> None:
-    """The client keeps it from being loaded with httpx, and from nothing else."""
-    code = "import kqueue; kqueue.RemoteClient; import httpx._main; print(httpx._main.main.name)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "main"
-
-
-def test_the_supervisor_is_light() -> None:
-    """It judges nothing and sends no trace: memory, and seconds at each start."""
-    # redis loads OpenTelemetry's metrics by itself where they are installed.
-    needless = ("torch", "triton", "numpy", "opentelemetry.exporter", "workers.traces")
-    code = f"import sys, workers.fleet; print([m for m in {needless} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    for (step, needless), modules in zip(steps.items(), loaded(*steps), strict=True):
+        assert not needless & modules, step

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import problem
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(4, 8)]
-def get_init_inputs():
-    return []
-"""
+PROBLEM = problem("x: x * 2") + "def get_init_inputs():\n    return []\n"
 #: Compiles a library that knows a number, in a second: without torch's headers.
 KERNEL = '''
 import os, sys, time

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +13,8 @@ if TYPE_CHECKING:  # it imports torch, which most folders do without
     from tests.judge.rig import Rig
 
 
-@pytest.fixture(scope="module")
-def judge_environment() -> Iterator[None]:
-    """The environment of this module's judges: Triton's interpreter, one thread, a secret that none may see."""
+@contextlib.contextmanager
+def _environment() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -23,17 +23,25 @@ def judge_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def rig(judge_environment: None) -> Iterator[Rig]:
-    """A place on the CPU, with a fork server of its own."""
+def judge_environment() -> Iterator[None]:
+    """The environment of this module's judges: Triton's interpreter, one thread, a secret that none may see."""
+    with _environment():
+        yield
+
+
+@pytest.fixture(scope="session")
+def rig() -> Iterator[Rig]:
+    """A place on the CPU, with a fork server that has the judges' environment."""
     from tests.judge.rig import Rig
 
-    with Rig() as rig:
-        yield rig
+    with _environment():
+        made = Rig()
+    with made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def gpu() -> str:
-    """The UUID of the first GPU."""
     from workers.judge.gpu.devices import devices
 
     gpus = devices()

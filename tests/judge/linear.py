@@ -37,11 +37,9 @@ FLOODS = [
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
-    """The outcome of a kernel that the judge survives."""
     request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
     return rig.judge(request)
 
 
 def right(body: str = "pass", top: str = "") -> str:
-    """A right kernel that also does something else."""
     return top + RIGHT.format(body=body)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
@@ -102,50 +100,5 @@ class Rig:
         return found
 
     def end_kept(self) -> None:
-        """End what is kept, as the fork server does when its time is over."""
         for pid in self.sealed(Role.REFERENCE, Role.CANDIDATE):
             os.kill(pid, signal.SIGKILL)
-
-
-def gallery(rig: Rig, lane: str, names: list[str]) -> int:
-    """Judge gallery entries by name and print what came of them; returns how many differ."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from examples.gallery import entries
-
-    different = 0
-    for entry in entries(lane):
-        wanted = [name for name in names if not name.startswith("-")]
-        if wanted and not any(name in entry.name for name in wanted):
-            continue
-        if any(name[1:] in entry.name for name in names if name.startswith("-")):
-            continue
-        begun = time.monotonic()
-        outcome = rig.judge(entry.request(lane))
-        took = time.monotonic() - begun
-        good = outcome.category is entry.expected
-        shown = f"{outcome.category} {outcome.message[:150]!r}"
-        if outcome.runtime and outcome.baseline:
-            runtime, baseline = outcome.runtime, outcome.baseline
-            shown += f" {runtime.median_ms:.4f} [{runtime.q1_ms:.4f} {runtime.q3_ms:.4f}] of {baseline.median_ms:.4f}"
-            shown += f" ms ({runtime.count} by {runtime.basis}, null {runtime.null_ms:.4f})"
-        different += not good
-        print("ok  " if good else "BAD ", f"{took:6.2f}s", entry.name, "->", shown, flush=True)
-        if not good:
-            print("     expected", entry.expected, outcome.facts, "\n    ", outcome.log[-1500:], outcome.evidence)
-    return different
-
-
-if __name__ == "__main__":
-    lane, *wanted = sys.argv[1:]
-    device = "cpu"
-    if lane == "gpu":
-        from workers.judge.gpu.devices import devices
-
-        device = devices()[0].uuid
-    else:
-        os.environ["TRITON_INTERPRET"] = "1"
-    number = int(os.environ.get("RIG_NUMBER", "0"))
-    siblings = int(os.environ.get("RIG_SIBLINGS", "1"))
-    with Rig(device, siblings, number, Path("/tmp/rig.lock")) as rig:
-        print("isolation", rig.forkserver.isolation)
-        sys.exit(1 if gallery(rig, lane, wanted) else 0)

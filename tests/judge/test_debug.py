@@ -8,17 +8,9 @@ from pydantic import ValidationError
 from kqueue.categories import Category
 from kqueue.contract import Backend, Debug, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import problem
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.rand(64)]
-def get_init_inputs():
-    return []
-"""
+PROBLEM = problem("x: x + 1", "return [torch.rand(64)]")
 KERNEL = """
 import os, torch, triton
 import triton.language as tl
@@ -51,7 +43,6 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str = KERNEL, backend: Backend = Backend.TRITON, **switches: bool) -> tuple[Category, str]:
-    """The category, and what the kernel wrote."""
     settings = Settings(checks=1, timing=Timing(enabled=False), debug=Debug(**switches))
     outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
     return outcome.category, outcome.log

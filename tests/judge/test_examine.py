@@ -20,6 +20,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
 from tests.judge import extension
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
@@ -34,19 +35,10 @@ pytestmark = pytest.mark.slow("compiles and examines kernels")
 #: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
 RECORDED = Path(__file__).parent / "recorded"
 #: How long others have the device, in seconds.
-WAIT_S = 10.0
+WAIT_S = 4.0
 
-PLAIN = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.rand(1000)]
-def get_init_inputs():
-    return []
-"""
+PLAIN = kernel("x: x + 1")
+PROBLEM = problem("x: x + 1", "return [torch.rand(1000)]")
 #: Reads 24 values that do not exist; what they are does not matter to the answer.
 TRITON = """
 import torch, triton
@@ -97,7 +89,6 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str, backend: Backend = Backend.TRITON, **examine: Any) -> Outcome:
-    """The outcome of an evaluation that is not timed."""
     settings = Settings(checks=1, timing=Timing(enabled=False), examine=Examination(**examine))
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
 
@@ -138,19 +129,16 @@ def test_the_words_of_compute_sanitizer_are_read() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("told", "distance"),
-    [("9,000 bytes before", -9000), ("1 bytes after", 1), ("inside", 0)],
-)
-def test_how_far_beside_an_allocation_is_read(told: str, distance: int) -> None:
+def test_how_far_beside_an_allocation_is_read() -> None:
     """An access that begins within an allocation may end behind it."""
-    log = (
-        "========= Invalid __global__ read of size 16 bytes\n"
-        "=========     at k+0x100 in kernel.py:11\n"
-        f"=========     and is {told} the nearest allocation at 0x7fc990000000 of size 6,440,894,460 bytes\n"
-    )
-    [finding] = examiner.findings(log)["findings"]
-    assert (finding["allocation_bytes"], finding["distance_bytes"]) == (6_440_894_460, distance)
+    for told, distance in (("9,000 bytes before", -9000), ("1 bytes after", 1), ("inside", 0)):
+        log = (
+            "========= Invalid __global__ read of size 16 bytes\n"
+            "=========     at k+0x100 in kernel.py:11\n"
+            f"=========     and is {told} the nearest allocation at 0x7fc990000000 of size 6,440,894,460 bytes\n"
+        )
+        [finding] = examiner.findings(log)["findings"]
+        assert (finding["allocation_bytes"], finding["distance_bytes"]) == (6_440_894_460, distance)
 
 
 def test_the_counters_of_nsight_compute_are_read() -> None:
@@ -194,45 +182,35 @@ def test_the_lines_of_kernels_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert quoted[0]["line"] == 6  # other=-float("inf")
 
 
-@pytest.mark.parametrize("log", ["", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"])
-def test_what_a_kernel_wrote_in_its_place_breaks_nothing(log: str) -> None:
-    """A log is as hostile as the kernel that ran beside the tool."""
-    assert examiner.findings(log)["errors"] is None
-    assert not examiner.profile(log, log)["kernels"]
-    assert not examiner.lines(log, "k")
-
-
-def test_counters_that_may_not_be_read_are_said_so() -> None:
-    """As drivers keep them from users by default."""
+def test_a_hostile_log_breaks_nothing() -> None:
+    """A kernel that runs under a tool can write its log. Drivers keep counters from users by default."""
+    for log in ("", "=========", "========= \n\0", '"a","b"\n"1"\n', "==ERROR== no such thing"):
+        assert examiner.findings(log)["errors"] is None
+        assert not examiner.profile(log, log)["kernels"]
+        assert not examiner.lines(log, "k")
     told = examiner.profile("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "")
     assert "ERR_NVGPUCTRPERM" in told["error"]
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"{" * 100_000, b'{"errors":'])
-def test_a_report_that_is_none_is_refused(data: bytes) -> None:
-    """Whatever a sealed process leaves in its memory."""
-    page = memory("report", reports.SIZE)
-    os.pwrite(page, data, 0)
-    with pytest.raises(reports.NotReported):
-        reports.read(page)
-    os.close(page)
-
-
 def test_a_report_comes_back_as_it_was_written() -> None:
-    """One that is too long is not written at all."""
-    page = memory("report", reports.SIZE)
-    reports.write(page, json.dumps({"errors": 3}))
-    assert reports.read(page) == {"errors": 3}
-    os.close(page)
-    page = memory("report", reports.SIZE)
-    reports.write(page, json.dumps({"detail": "x" * reports.SIZE}))
-    with pytest.raises(reports.NotReported):
-        reports.read(page)
-    os.close(page)
+    """A page that holds no report is refused, and one that is too long is not written at all."""
+
+    def written(data: bytes) -> dict[str, Any]:
+        page = memory("report", reports.SIZE)
+        try:
+            reports.write(page, data.decode()) if data.isascii() else os.pwrite(page, data, 0)
+            return reports.read(page)
+        finally:
+            os.close(page)
+
+    assert written(b'{"errors": 3}') == {"errors": 3}
+    long = json.dumps({"detail": "x" * reports.SIZE}).encode()
+    for wrong in (b"", b"\xff\xfe", b"[]", b"{" * 100_000, b'{"errors":', long):
+        with pytest.raises(reports.NotReported):
+            written(wrong)
 
 
 def test_an_examination_needs_a_gpu() -> None:
-    """On the lane ``cpu`` it is refused at once."""
     settings = Settings(examine=Examination(profile=True))
     with pytest.raises(ValidationError, match="need a GPU"):
         Request(problem=PROBLEM, kernel="class ModelNew: pass", backend=Backend.TORCH, lane="cpu", settings=settings)
@@ -240,7 +218,6 @@ def test_an_examination_needs_a_gpu() -> None:
 
 
 def test_its_deadline_counts_where_it_is_asked_for() -> None:
-    """And not for all others."""
     plain = Settings()
     assert plain.total_s == plain.deadlines.total_s
     assert Settings(examine=Examination(profile=True)).total_s == plain.total_s + plain.deadlines.examine_s
@@ -264,16 +241,17 @@ exec "$@"
 """
 
 
-@pytest.fixture
-def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A place on the CPU of a host that has a tool."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home:
+@pytest.fixture(scope="module")
+def tool_rig(judge_environment: None) -> Iterator[Rig]:
+    if os.geteuid() != 0:
+        pytest.skip("programs under a tool need user ids of their own")
+    with tempfile.TemporaryDirectory(prefix="kqueue-tool-") as home, pytest.MonkeyPatch.context() as patch:
         tool = Path(home) / "bin" / "compute-sanitizer"
         tool.parent.mkdir()
         tool.write_text(TOOL)
-        for path, mode in ((Path(home), 0o755), (tool.parent, 0o755), (tool, 0o755)):
-            path.chmod(mode)
-        monkeypatch.setenv("CUDA_HOME", home)
+        for path in (Path(home), tool.parent, tool):
+            path.chmod(0o755)
+        patch.setenv("CUDA_HOME", home)
         with Rig() as rig:
             yield rig
 
@@ -281,8 +259,6 @@ def tool_rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
 @pytest.mark.slow("it waits for a device")
 def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     """The kernel is imported when it is had, and waiting for it is none of the tool's time."""
-    if os.geteuid() != 0:
-        pytest.skip("programs under a tool need user ids of their own")
     place = tool_rig.place
     asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
     steps = Steps(BlackBox(), place, asked.settings.total_s)
@@ -314,8 +290,6 @@ if Path("job.json").exists():
 
 def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
     """Each process under a tool is given the libraries; those of the candidate went with it."""
-    if os.geteuid() != 0:
-        pytest.skip("programs under a tool need user ids of their own")
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
     source = extension.kernel(after=GIVEN)
     asked = Request(problem=extension.PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)

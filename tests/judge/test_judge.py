@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing, Tolerance
+from kqueue.contract import Backend, Deadlines, Limits, Phase, Precision, Request, Settings, Timing, Tolerance
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
@@ -26,51 +26,13 @@ from workers.judge.trial import steps
 pytestmark = pytest.mark.slow("judges many kernels")
 
 
-def test_weights_agree_through_seed_and_constructor(rig: Rig) -> None:
-    """A kernel that makes the reference's layers in the reference's order has its weights."""
-    assert judge(rig, right()).category is Category.PASSED
+def test_an_honest_kernel_passes(rig: Rig) -> None:
+    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name.
 
-
-@pytest.mark.parametrize("precision", list(Precision))
-def test_each_precision_is_judged_in_its_dtype(rig: Rig, precision: Precision) -> None:
-    """Weights and inputs come in the evaluation's precision."""
-    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    body = f"assert x.dtype == self.layer.weight.dtype == torch.{names[precision]}, x.dtype"
-    outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": precision}))
-    assert outcome.category is Category.PASSED, outcome.message
-
-
-def test_a_kernel_may_ask_for_its_user_s_name(rig: Rig) -> None:
-    """torch's compiler does, although the candidate's uid is in no list of users."""
-    outcome = judge(rig, right(top="import getpass\nassert getpass.getuser()\n"))
-    assert outcome.category is Category.PASSED, outcome.message
-
-
-def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:
-    """Median, quartiles, count, null and baseline come with the verdict, and the baseline is then cached."""
-    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
-    first, second = (judge(rig, right(), settings) for _ in range(2))
-    for outcome in (first, second):
-        assert outcome.category is Category.PASSED
-        assert outcome.runtime is not None
-        assert outcome.runtime.count == 10
-        assert outcome.runtime.q1_ms <= outcome.runtime.median_ms <= outcome.runtime.q3_ms
-        assert outcome.runtime.null_ms > 0
-    assert first.baseline == second.baseline
-
-
-def test_timing_sees_a_slower_kernel_as_slower(rig: Rig) -> None:
-    """A kernel that waits 20 ms takes 20 ms, by the judge's clock."""
-    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
-    outcome = judge(rig, right("import time; time.sleep(0.02)"), settings)
-    assert outcome.runtime is not None
-    assert outcome.baseline is not None
-    assert outcome.runtime.median_ms > max(18, outcome.baseline.median_ms)
-
-
-def test_a_kernel_keeps_memory_that_it_has_freed(rig: Rig) -> None:
-    """Else calls pay for its pages anew, in some processes and not in others."""
-    top = """import ctypes
+    It keeps memory that it has freed: else calls pay for its pages again, in some processes and not in others.
+    """
+    top = """import ctypes, getpass
+assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
 def resident():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
 before = resident()
@@ -85,23 +47,42 @@ print("kept", resident() - before)
     assert kept > 20
 
 
-def test_a_kernel_s_own_clock_does_not_count(rig: Rig) -> None:
-    """Turning back every clock of the candidate's process changes nothing."""
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_each_precision_is_judged_in_its_dtype(rig: Rig, precision: Precision) -> None:
+    names = {"fp16": "float16", "bf16": "bfloat16"}
+    body = f"assert x.dtype == self.layer.weight.dtype == torch.{names[precision]}, x.dtype"
+    outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": precision}))
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
+
+
+def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:
+    """Median, quartiles, count, null and baseline come with the verdict, and the baseline is then cached."""
+    first, second = (judge(rig, right(), TIMED) for _ in range(2))
+    for outcome in (first, second):
+        assert outcome.category is Category.PASSED
+        assert outcome.runtime is not None
+        assert outcome.runtime.count == 10
+        assert outcome.runtime.q1_ms <= outcome.runtime.median_ms <= outcome.runtime.q3_ms
+        assert outcome.runtime.null_ms > 0
+    assert first.baseline == second.baseline
+
+
+def test_times_are_taken_by_the_judge_s_clock(rig: Rig) -> None:
+    """A kernel that waits 20 ms takes 20 ms. Turning back every clock of the candidate's process changes nothing."""
     top = "import time\ntime.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0\n"
-    settings = Settings(checks=1, timing=Timing(calls=10, warmup=1))
-    outcome = judge(rig, right("time.sleep(0.02)", top), settings)
+    outcome = judge(rig, right("time.sleep(0.02)", top), TIMED)
     assert outcome.runtime is not None
-    assert outcome.runtime.median_ms > 18
+    assert outcome.baseline is not None
+    assert outcome.runtime.median_ms > max(18, outcome.baseline.median_ms)
 
 
 def test_each_call_has_its_own_values(rig: Rig) -> None:
-    """Answers of an earlier call, given again, are wrong: inputs change from call to call."""
+    """An answer of an earlier call is wrong: inputs change from call to call. Timed calls are checked as well."""
     kernel = right("if hasattr(self, 'old'): return self.old\n        self.old = self.layer(x)")
     assert judge(rig, kernel).category is Category.WRONG_VALUES
-
-
-def test_right_when_checked_and_wrong_when_timed_is_not_a_pass(rig: Rig) -> None:
-    """Timed calls are checked as well."""
     body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 8: return self.layer(x) + 1"
     settings = Settings(checks=1, timing=Timing(calls=20, warmup=1))
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
@@ -115,13 +96,6 @@ def test_an_own_tolerance_is_heeded(rig: Rig) -> None:
     assert judge(rig, kernel, wide).category is Category.PASSED
 
 
-def test_randomness_in_forward_agrees_where_the_seed_is_used(rig: Rig) -> None:
-    """A reference with dropout can be answered by a kernel that draws the same numbers."""
-    problem = PROBLEM.replace("return self.layer(x)", "return torch.nn.functional.dropout(self.layer(x), 0.5)")
-    kernel = right("return torch.nn.functional.dropout(self.layer(x), 0.5)")
-    assert judge(rig, kernel, problem=problem).category is Category.PASSED
-
-
 def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
     """What the reference does itself is no fault of the kernel."""
     problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
@@ -129,30 +103,28 @@ def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
     assert judge(rig, right("x.zero_()")).category is Category.INPUT_MUTATED
 
 
-def test_scalar_inputs_and_structures_travel(rig: Rig) -> None:
-    """Numbers beside tensors reach forward; dicts and tuples of tensors come back."""
-    problem = PROBLEM.replace("return self.layer(x)", "return {'a': x * k, 'b': (x + k, [x])}").replace(
-        "forward(self, x)", "forward(self, x, k)"
+def test_scalars_structures_and_seeded_randomness_travel(rig: Rig) -> None:
+    """Numbers reach forward, and dicts and tuples of tensors come back. A kernel can draw the reference's numbers."""
+    problem = PROBLEM.replace(
+        "return self.layer(x)", "return {'a': torch.nn.functional.dropout(x * k, 0.5), 'b': (x + k, [x])}"
     )
+    problem = problem.replace("forward(self, x)", "forward(self, x, k)")
     problem = problem.replace("[torch.randn(4, 8)]", "[torch.randn(4, 8), 3]")
-    kernel = right("return {'a': x * k, 'b': (x + k, [x.clone()])}").replace("forward(self, x)", "forward(self, x, k)")
-    assert judge(rig, kernel, problem=problem).category is Category.PASSED
+    kernel = right("return {'a': torch.nn.functional.dropout(x * k, 0.5), 'b': (x + k, [x.clone()])}")
+    assert judge(rig, kernel.replace("forward(self, x)", "forward(self, x, k)"), problem=problem).passed
 
 
 def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
-    """The last 16 KiB of stdout and stderr come with the outcome."""
-    body = "print('first'); print('x' * 40000); import sys; print('last words', file=sys.stderr)"
+    """The last 16 KiB of stdout and stderr come with the outcome, without control characters for a terminal."""
+    body = (
+        r"print('first' + 'x' * 40000 + '\na\x1b[31mred\x00\x07\x9b2J\tb'); import sys; print('last', file=sys.stderr)"
+    )
     outcome = judge(rig, right(body))
     assert outcome.category is Category.PASSED
-    assert outcome.log.rstrip().endswith("last words")
+    assert outcome.log.rstrip().endswith("last")
+    assert "a\ufffd[31mred\ufffd\ufffd\ufffd2J\tb\n" in outcome.log
     assert "first" not in outcome.log
     assert len(outcome.log) <= 16384
-
-
-def test_a_log_cannot_command_a_terminal(rig: Rig) -> None:
-    """Control characters, escape sequences among them, are replaced; lines and tabs stay."""
-    outcome = judge(rig, right(r"print('a\x1b[31mred\x00\x07\x9b2J\tb')"))
-    assert "a\ufffd[31mred\ufffd\ufffd\ufffd2J\tb\n" in outcome.log
 
 
 SECRETS = """
@@ -183,39 +155,26 @@ assert not found, found
 """
 
 
-def test_what_a_launch_lacks_is_told(rig: Rig) -> None:
-    """Both numbers of Triton's error are facts; of any other error they are not."""
-    body = "raise OutOfResources(1049600, 232448, 'shared memory')"
-    outcome = judge(rig, right(body, "from triton.runtime.errors import OutOfResources\n"))
+def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
+    """Both numbers of Triton's error are facts. Its text is made printable, and no other error has such facts."""
+    top = "from triton.runtime.errors import OutOfResources\n"
+    outcome = judge(rig, right("raise OutOfResources(1049600, 232448, 'x\\0\\x1b[2J\\nCORRECT')", top))
     assert outcome.category is Category.LAUNCH_RESOURCES_EXCEEDED
     short = outcome.facts.shortage
     assert short is not None
-    assert (short.resource, short.required, short.limit, short.kernel) == ("shared memory", 1049600, 232448, "")
-    hostile = judge(
-        rig,
-        right(
-            body.replace("'shared memory'", "'x\\0\\x1b[2J\\nCORRECT'"),
-            "from triton.runtime.errors import OutOfResources\n",
-        ),
-    )
-    assert hostile.facts.shortage is not None
-    assert hostile.facts.shortage.resource.isprintable()
+    assert (short.required, short.limit, short.kernel) == (1049600, 232448, "")
+    assert short.resource.isprintable()
     other = judge(rig, right("error = ValueError(); error.name, error.required, error.limit = 'x', 1, 1; raise error"))
     assert (other.category, other.facts.shortage) == (Category.RUNTIME_ERROR, None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
-def test_a_candidate_finds_no_secret(rig: Rig) -> None:
-    """Neither environments, modules nor descriptors hold anything of the fleet's."""
-    outcome = judge(rig, right(top=SECRETS))
-    assert outcome.category is Category.PASSED, outcome.message
+def test_a_candidate_of_a_root_fleet_is_nobody_and_finds_no_secret(rig: Rig) -> None:
+    """It has its own uid, no group, no capability, no way back, and private directories.
 
-
-@pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
-def test_a_candidate_of_a_root_fleet_is_nobody(rig: Rig) -> None:
-    """Own uid, no group, no capability, no way back, and private directories."""
+    No environment, module or descriptor holds anything of the fleet's.
+    """
     top = """
-import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 assert os.getuid() >= 48000 and os.getgroups() == [], (os.getuid(), os.getgroups())
 assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status["CapEff"]
@@ -229,62 +188,49 @@ for forbidden in (lambda: os.setuid(0), lambda: os.kill(os.getppid(), 0), lambda
         continue
     raise AssertionError("allowed")
 """
-    outcome = judge(rig, right(top=top))
+    outcome = judge(rig, right(top=SECRETS + top))
     assert outcome.category is Category.PASSED, outcome.message
 
 
 def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
-    """No directory and no process of the candidate's survives its verdict."""
+    """No directory and no process of the candidate's survives its verdict, even if a directory is closed."""
     before = set(linux.children(rig.forkserver.pid))
-    top = "import os, subprocess, pathlib\npathlib.Path('mine').write_text('x')\n"
-    body = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
-    outcome = judge(rig, right(body, top))
+    top = (
+        "import os, subprocess\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
+    )
+    outcome = judge(rig, right("subprocess.Popen(['sleep', '300'], start_new_session=True)", top))
     assert outcome.category is Category.SANDBOX_VIOLATION
     assert outcome.facts.leftovers >= 1
     until(lambda: list(rig.place.scratch.iterdir()) == [])
     until(lambda: set(linux.children(rig.forkserver.pid)) <= before)
 
 
-def test_closed_directories_do_not_stop_the_cleaning(rig: Rig) -> None:
-    """A candidate cannot keep its files by closing their directory."""
-    top = "import os\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
-    assert judge(rig, right(top=top)).category is Category.PASSED
-    until(lambda: list(rig.place.scratch.iterdir()) == [])
-
-
 @pytest.mark.parametrize(
     ("body", "top", "phase"),
     [
         ("while True: pass", "", Phase.CHECK),
-        ("pass", "import time; time.sleep(600)\n", Phase.LOAD),
         ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)\n", Phase.LOAD),
+        ("self.n = getattr(self, 'n', 0) + 1\n        while self.n > 8: pass", "", Phase.TIME),
     ],
+    ids=["check", "load", "time"],
 )
 def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: Phase) -> None:
-    """What overstays is ended, and the category says in which phase."""
-    settings = QUICK.model_copy(update={"deadlines": Deadlines(load_s=1, check_s=1)})
+    """A kernel that takes too long is ended, and the category names the phase."""
+    short = {f"{phase}_s": 1}
+    settings = Settings(checks=1, timing=Timing(calls=20), deadlines=Deadlines(**short))
     outcome = judge(rig, right(body, top), settings)
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, phase)
 
 
-def test_the_time_phase_has_its_own_deadline(rig: Rig) -> None:
-    """A kernel that hangs only when timed is a timeout in that phase."""
-    body = "self.n = getattr(self, 'n', 0) + 1\n        while self.n > 8: pass"
-    settings = Settings(checks=1, timing=Timing(calls=20), deadlines=Deadlines(time_s=1))
-    outcome = judge(rig, right(body), settings)
-    assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.TIME)
-
-
 @pytest.mark.parametrize(
-    ("statement", "facts"),
+    ("statement", "where", "facts"),
     [
-        ("os._exit(0)", {"exit_status": 0}),
-        ("os._exit(3)", {"exit_status": 3}),
-        ("os.abort()", {"signal": "SIGABRT"}),
-        ("import ctypes; ctypes.string_at(0)", {"signal": "SIGSEGV"}),
+        ("os._exit(0)", "body", {"exit_status": 0}),
+        ("os._exit(3)", "top", {"exit_status": 3}),
+        ("os.abort()", "top", {"signal": "SIGABRT"}),
+        ("import ctypes; ctypes.string_at(0)", "body", {"signal": "SIGSEGV"}),
     ],
 )
-@pytest.mark.parametrize("where", ["top", "body"])
 def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dict[str, Any], where: str) -> None:
     """A signal is its name, an exit its status; an exit of 0 is no success."""
     kernel = right(statement, "import os\n") if where == "body" else right(top=f"import os\n{statement}\n")
@@ -294,7 +240,6 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
 
 
 def test_output_is_bounded(rig: Rig) -> None:
-    """A flood ends the candidate."""
     settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16)})
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
 
@@ -319,10 +264,9 @@ def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
 
 
 def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
-    """A child's memory counts as the candidate's."""
     top = "import subprocess, sys\n"
-    grow = "import time; x = [b'y' * (64 << 20) for _ in range(20)]; time.sleep(600)"
-    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=1 << 30)})
+    grow = "import time; x = [b'y' * (64 << 20) for _ in range(12)]; time.sleep(600)"
+    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=640 << 20)})
     outcome = judge(rig, right(f'subprocess.run([sys.executable, "-c", {grow!r}])', top), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
 
@@ -331,8 +275,8 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     "attack",
     [
         "channel.send(b'nonsense')",
-        "channel.send(Reply(Answer.DONE, 99).pack())",
-        "channel.send(Reply(Answer.DONE, 4).pack() + b'!')",
+        pytest.param("channel.send(Reply(Answer.DONE, 99).pack())", marks=pytest.mark.nightly),
+        pytest.param("channel.send(Reply(Answer.DONE, 4).pack() + b'!')", marks=pytest.mark.nightly),
         "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]",
     ],
 )
@@ -355,24 +299,17 @@ def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "category"),
     [
-        ("x = (", Category.INVALID_PROBLEM),
         (PROBLEM.replace("class Model(", "class Other("), Category.INVALID_PROBLEM),
         (PROBLEM.replace("def get_inputs", "def other"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("return self.layer(x)", "return None"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("return self.layer(x)", "return x / 0 * 0"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("[torch.randn(4, 8)]", "torch.randn(4, 8)"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("torch.randn(4, 8)", "object()"), Category.INVALID_PROBLEM),
-        (
-            PROBLEM.replace("torch.randn(4, 8)", "torch.randn(int(torch.randint(1, 999, (1,))), 8)"),
-            Category.INVALID_PROBLEM,
-        ),
         (PROBLEM.replace("return [8]", "raise KeyError('x')"), Category.REFERENCE_ERROR),
         ("import nothing_like_this\n" + PROBLEM, Category.REFERENCE_ERROR),
-        (PROBLEM.replace("return self.layer(x)", "raise ValueError('x')"), Category.REFERENCE_ERROR),
     ],
 )
 def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, category: Category) -> None:
-    """No kernel is blamed for its reference."""
     assert judge(rig, right(), problem=problem).category is category
 
 
@@ -411,16 +348,13 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
     assert judge(rig, right()).category is Category.PASSED
 
 
-@pytest.mark.slow("judges a hundred kernels")
-def test_a_hundred_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
-    """Descriptors and children of the fork server do not grow."""
-
+def test_many_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
     def descriptors() -> int:
         return len(list(Path(f"/proc/{rig.forkserver.pid}/fd").iterdir()))
 
     judge(rig, right("import os; os._exit(1)"))
     before = descriptors()
-    for _ in range(20):
+    for _ in range(5):
         judge(rig, right("import os; os._exit(1)"))
     until(lambda: linux.children(rig.forkserver.pid) == [])
     assert descriptors() == before
@@ -432,7 +366,7 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
     # It is private, and not below a directory that may be the candidate's own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
-        for _ in range(4):
+        for _ in range(2):
             outcome = rig.judge_at(replace(rig.place, scratch=Path(closed)), request)
             assert outcome.category is Category.JUDGE_ERROR
             assert "could not be sealed: PermissionError" in outcome.message
@@ -441,15 +375,11 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
             assert following.category is Category.PASSED, following.message
 
 
-@pytest.mark.parametrize(("variable", "value"), [("PATH", "/nowhere"), ("CXX", "no-such-compiler")])
-def test_a_worker_without_a_compiler_blames_nobody_s_kernel(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    """What the worker lacks is the fleet's failure: never a compile error."""
-    monkeypatch.setenv(variable, value)
+def test_a_worker_without_a_compiler_blames_no_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing program is the fleet's failure, never a compile error."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.CPP, settings=QUICK)
     outcome = rig.judge(request)
-    assert isinstance(outcome, Outcome)
     assert outcome.category is Category.JUDGE_ERROR
     assert "C++ compiler" in outcome.message
 
@@ -486,8 +416,8 @@ TRACED_BY_ITS_CHILD = """import ctypes, os, time
         time.sleep(0.3)
         os._exit(1)"""
 SHARED_MEMORY = """import mmap
-        m = mmap.mmap(-1, 2 << 30)
-        for i in range(0, 2 << 30, 4096): m[i] = 1"""
+        m = mmap.mmap(-1, 1 << 30)
+        for i in range(0, 1 << 30, 4096): m[i] = 1"""
 
 
 @pytest.mark.parametrize(
@@ -510,8 +440,8 @@ SHARED_MEMORY = """import mmap
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
     """What a kernel does to its keepers ends the kernel, never them: no retry, nobody else's blame."""
-    deadlines = Deadlines(check_s=3 if category is Category.TIMEOUT else 30)
-    settings = QUICK.model_copy(update={"deadlines": deadlines, "limits": Limits(host_memory_bytes=1 << 30)})
+    deadlines = Deadlines(check_s=2 if category is Category.TIMEOUT else 30)
+    settings = QUICK.model_copy(update={"deadlines": deadlines, "limits": Limits(host_memory_bytes=640 << 20)})
     outcome = judge(rig, right(body, top), settings)
     assert outcome.category is category, outcome.message
     assert judge(rig, right()).category is Category.PASSED
@@ -532,12 +462,6 @@ def test_a_reference_that_fails_only_when_timed_is_the_problem_s_fault(rig: Rig)
     problem = PROBLEM.replace("return self.layer(x)", counted)
     settings = Settings(checks=1, timing=Timing(calls=7, warmup=1))
     assert judge(rig, right(), settings, problem).category is Category.REFERENCE_ERROR
-
-
-def test_a_constant_for_a_tiny_reference_does_not_pass(rig: Rig) -> None:
-    """An answer that lies within the tolerance of anything tiny is no answer."""
-    problem = PROBLEM.replace("return self.layer(x)", "return torch.softmax(torch.randn(1, 1 << 18), -1)")
-    assert judge(rig, right("return torch.full((1, 1 << 18), 1e-9)"), problem=problem).category is Category.WRONG_VALUES
 
 
 def test_a_kernel_learns_neither_its_evaluation_nor_the_fleets_logging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from triton.backends.nvidia import driver
 from triton.runtime import build
 
+from tests.waiting import until
 from workers.judge.keeper.launchers import Launchers, named
 
 POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
@@ -45,11 +45,7 @@ def tell(launchers: Launchers, note: Path, told: Any) -> None:
     note.unlink(missing_ok=True)
     note.write_text(told if isinstance(told, str) else json.dumps(told))
     launchers.learn(note, os.getuid())
-    deadline = time.monotonic() + 30
-    while launchers.pids and time.monotonic() < deadline:
-        time.sleep(0.01)
-        launchers.look()
-    assert not launchers.pids
+    until(lambda: launchers.look() or not launchers.pids)
 
 
 def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: Path) -> None:
@@ -64,40 +60,27 @@ def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: P
     }
 
 
-def test_few_are_kept(triton: None, tmp_path: Path) -> None:
-    """Those that were named last."""
+def test_few_are_kept(triton: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.judge.keeper.launchers._MOST", 4)
     launchers = Launchers({"driver/utils.so": b""})
     tell(launchers, tmp_path / "note", [["i8"]])
-    for count in range(1, 40):
+    for count in range(1, 8):
         tell(launchers, tmp_path / "note", [["i8"], ["i32"] * count])
     files = launchers.files
-    assert len(files) == 1 + 32
+    assert len(files) == 1 + 4
     assert "i8/__triton_launcher.so" in files
     assert "i32/__triton_launcher.so" not in files
     tell(launchers, tmp_path / "note", [["i32"]])
     assert "i32/__triton_launcher.so" in launchers.files
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "",
-        "[" * 100_000,
-        {"a": 1},
-        [["*fp32; }"]],
-        [["int main"]],
-        [[["i32"]]],
-        [[1]],
-        ["i32"],
-        [["i32"] * 65],
-        [["*" + "f" * 17]],
-    ],
-)
-def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path, told: Any) -> None:
-    """What is no list of sequences of Triton's types is left alone."""
+def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path) -> None:
+    """A note that is no list of sequences of Triton's types is ignored."""
     launchers = Launchers({"driver/utils.so": b""})
-    tell(launchers, tmp_path / "note", told)
-    assert list(launchers.files) == ["driver/utils.so"]
+    wrong: list[Any] = ["", "[" * 100_000, {"a": 1}, [["*fp32; }"]], [["int main"]], [[["i32"]]], [[1]], ["i32"]]
+    for told in (*wrong, [["i32"] * 65], [["*" + "f" * 17]]):
+        tell(launchers, tmp_path / "note", told)
+        assert list(launchers.files) == ["driver/utils.so"]
 
 
 def test_a_note_is_a_file_of_the_candidate_s_own(triton: None, tmp_path: Path) -> None:
@@ -116,7 +99,6 @@ def test_a_note_is_a_file_of_the_candidate_s_own(triton: None, tmp_path: Path) -
 
 
 def test_a_triton_that_needs_none_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a place without a GPU."""
     monkeypatch.delattr(driver, "make_launcher", raising=False)
     note = tmp_path / "note"
     note.write_text(json.dumps([["i32"]]))
@@ -126,7 +108,6 @@ def test_a_triton_that_needs_none_has_none(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_candidate_names_few() -> None:
-    """The first ones count."""
     assert named([[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(20)]) == named(
         [[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(8)]
     )

@@ -22,7 +22,7 @@ from workers.judge.trial import killed
 
 #: Says that foreign code runs, and sleeps.
 ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"
-DEADLINE_S = 5.0
+DEADLINE_S = 3.0
 
 
 @pytest.mark.slow("stops a fleet for longer than a deadline")
@@ -68,7 +68,6 @@ def test_a_kernel_cannot_kill_itself_as_others_would(rig: Rig, where: str) -> No
 
 
 def asleep(rig: Rig) -> list[Path]:
-    """The marks of foreign code that has begun to sleep."""
     # Each may have a file system of its own, which only its own path leads to.
     marks = (Path(f"/proc/{pid}/cwd/asleep") for pid in linux.children(rig.forkserver.pid))
     return [mark for mark in marks if mark.exists()]
@@ -83,7 +82,6 @@ def test_who_ends_by_sigkill_alone_has_crashed_unless_it_was_others() -> None:
 
 
 def category(reason: End, *, alone: bool, phase: Phase = Phase.CHECK) -> Category:
-    """The category of an evaluation whose sealed process ended by SIGKILL."""
     facts = Facts(reason=reason, signal="SIGKILL")
     outcome = Outcome(category=Category.WORKER_LOST, message="killed", phase=phase, facts=facts)
     return killed.settle(outcome, [report()], alone=alone).category
@@ -100,5 +98,4 @@ def test_what_fails_for_want_of_the_host_s_memory_is_the_fleet_s_failure() -> No
 
 
 def report(*, robbed: bool = False) -> Report:
-    """The end of a sealed process."""
     return Report(End.STOPPED, "check", 9, 0, 0, 0, "", robbed=robbed)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +31,7 @@ def configs(*sizes):
 some = configs(16, 128, 32)(tile)
 none = configs(16, 128)(tile)
 """
-#: Makes launches without a GPU, and prints what they raised and how many were left out.
+#: Makes series of launches without a GPU, and prints what each raised and the types of launches that were left out.
 _PROGRAM = """
 import importlib.util, json, sys
 import torch
@@ -50,50 +50,41 @@ made.utils.load_binary = lambda *_: (1, 1, 32, 0, 1024)
 made.get_current_target = lambda: GPUTarget("cuda", 90, 32)
 made.launcher_cls = lambda *_: None
 driver.set_active(made)
-a, launched, raised = torch.zeros(256, 256), [], []
-with rehearsal.launching_nothing(launched):
-    for name, options in json.loads(sys.argv[2]):
-        try:
-            getattr(kernels, name)[(1,)](a, a, **options)
-        except Exception as error:
-            raised.append(type(error).__name__)
-print(json.dumps([raised, launched]))
+a = torch.zeros(256, 256)
+for launches in json.loads(sys.argv[2]):
+    launched, raised = [], []
+    with rehearsal.launching_nothing(launched):
+        for name, options in launches:
+            try:
+                getattr(kernels, name)[(1,)](a, a, **options)
+            except Exception as error:
+                raised.append(type(error).__name__)
+    print(json.dumps([raised, launched]))
 """
 _LIMIT = "int cuDeviceGetAttribute(int *value, int what, int device) { *value = 32768; return 0; }\n"
 
 
-@pytest.fixture(scope="module")
-def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return what launches raise, and the types of those that were left out."""
-    folder = tmp_path_factory.mktemp("driver")
-    kernels = folder / "kernels.py"
+def test_a_launch_is_compiled_and_left_out(tmp_path: Path) -> None:
+    """Its types are noted. One that cannot be made raises what the real one would.
+
+    An autotuner may have choices that fail, as in its real search: the code after it is compiled.
+    """
+    kernels = tmp_path / "kernels.py"
     kernels.write_text(_KERNELS)
-    found = make_driver(folder, cuDeviceGetAttribute=_LIMIT)
-
-    def run(*launches: tuple[str, dict[str, int]]) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, str(kernels), json.dumps(launches)],
-            env=os.environ | found | {"TRITON_CACHE_DIR": str(folder / "cache")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
-
-
-def test_a_launch_is_compiled_and_left_out(rehearse: Any) -> None:
-    """Its types are noted. One that cannot be made raises what the real one would."""
-    raised, launched = rehearse(
-        ("tile", {"SIZE": 32, "STEP": 1}), ("tile", {"SIZE": 128, "STEP": 1}), ("tile", {"SIZE": 16, "STEP": 1})
+    types = ["*fp32", "*fp32", "constexpr", "constexpr"]
+    tiles = [("tile", {"SIZE": size, "STEP": 1}) for size in (32, 128, 16)]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(kernels), json.dumps([tiles, [("some", {})], [("none", {})]])],
+        env=os.environ
+        | make_driver(tmp_path, cuDeviceGetAttribute=_LIMIT)
+        | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert raised == ["OutOfResources", "CompileTimeAssertionFailure"]
-    assert launched == [["*fp32", "*fp32", "constexpr", "constexpr"]]
-
-
-def test_an_autotuner_may_have_choices_that_fail(rehearse: Any) -> None:
-    """As in its real search: they are passed over, and what follows them is compiled."""
-    assert rehearse(("some", {})) == [[], [["*fp32", "*fp32", "constexpr", "constexpr"]]]
-    assert rehearse(("none", {})) == [[], []]
+    assert done.returncode == 0, done.stderr
+    assert list(map(json.loads, done.stdout.splitlines())) == [
+        [["OutOfResources", "CompileTimeAssertionFailure"], [types]],
+        [[], [types]],
+        [[], []],
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Candidate
 
@@ -17,37 +17,24 @@ pytestmark = pytest.mark.slow("judges several kernels at once")
 
 EVALUATION = "workers.judge.trial.run._Evaluation"
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(64)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
+PROBLEM, KERNEL = problem("x: torch.relu(x)"), kernel("x: torch.relu(x)")
 SLOW = KERNEL.replace("return", "import time; time.sleep(0.05)\n        return")
 HANGING = KERNEL.replace("return", "import time; time.sleep(1000)\n        return")
 QUICK = Settings(checks=2, timing=Timing(calls=5, warmup=1), deadlines=Deadlines(check_s=20))
 
 
-@pytest.fixture
-def rig(judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A place whose problems are all as those are that share a GPU with others."""
+@pytest.fixture(autouse=True)
+def _shared_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All problems are as those that share a GPU with others. The judges are forked from this process."""
 
     def shares(evaluation: Any) -> bool:
         return not evaluation._granted
 
     monkeypatch.setattr(f"{EVALUATION}._shares_checks", property(shares))
-    with Rig() as rig:
-        yield rig
 
 
-def judge(rig: Rig, kernel: str, settings: Settings = QUICK) -> Outcome:
-    """What comes of a kernel."""
-    return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings))
+def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
+    return rig.judge(Request(problem=PROBLEM, kernel=source, backend=Backend.TORCH, settings=settings))
 
 
 def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:

@@ -1,10 +1,13 @@
-"""What sealed processes try in these tests. Imported before the seal; each raises what the kernel answers."""
+"""Attempts of sealed processes, by name in ``ALL``. Imported before the seal; each raises the kernel's answer."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import importlib
 import mmap
+import multiprocessing
 import os
 import platform
 import resource
@@ -14,51 +17,28 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.sandbox import triton_kernel
+
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 #: Numbers on x86-64 and aarch64, written down here again: the seal's own table must not vouch for itself.
 _NUMBERS = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "kcmp": (312, 272),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "fsopen": (430, 430),
-    "open_tree": (428, 428),
-    "chroot": (161, 51),
-    "pivot_root": (155, 41),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "sched_setattr": (314, 274),
-    "sched_setscheduler": (144, 119),
-    "personality": (135, 92),
-    "name_to_handle_at": (303, 264),
-    "fanotify_init": (300, 262),
-    "prctl": (157, 167),
-    "kexec_load": (246, 104),
-    "init_module": (175, 105),
-    "reboot": (169, 142),
-    "ioprio_set": (251, 30),
-}
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424), "kcmp": (312, 272), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "keyctl": (250, 219), "add_key": (248, 217),
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
+    "chroot": (161, 51), "pivot_root": (155, 41), "clone": (56, 220), "clone3": (435, 435), "shmget": (29, 194),
+    "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "sched_setattr": (314, 274),
+    "sched_setscheduler": (144, 119), "personality": (135, 92), "name_to_handle_at": (303, 264),
+    "fanotify_init": (300, 262), "prctl": (157, 167), "kexec_load": (246, 104), "init_module": (175, 105),
+    "reboot": (169, 142), "ioprio_set": (251, 30),
+}  # fmt: skip
 
 
 def call(name: str, *arguments: Any) -> int:
@@ -71,168 +51,73 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-def make_socket(family: int, kind: int) -> None:
-    """A socket of any family."""
-    socket.socket(family, kind).close()
-
-
 def connect(address: str) -> str:
-    """Talk to whoever listens on a path; ``@`` begins an abstract name."""
+    """Talk to the server on a path; ``@`` begins an abstract name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.connect("\0" + address[1:] if address.startswith("@") else address)
         return link.recv(16).decode()
 
 
-def datagrams_by_a_pair(path: str) -> None:
-    """Turn one end of a pair to somebody else's path."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        ours.sendto(b"hello", path)
-
-
-def send_to(path: str) -> None:
-    """A pair that is allowed, and an address beside the message."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def send_by_a_pair(path: str, kind: int) -> None:
+    """Address a message to another process's path by a pair, which is allowed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with ours, theirs:
         ours.sendto(b"hello", path)
 
 
 def read(path: str) -> str:
-    """A file's first bytes."""
     with open(path, "rb") as stream:  # noqa: PTH123
         return stream.read(64).decode("utf-8", "replace")
 
 
 def own_memory() -> str:
-    """What stands at an address of its own, read through /proc."""
+    """Read an address of its own through /proc."""
     mine = ctypes.create_string_buffer(b"mine")
     with open("/proc/self/mem", "rb", buffering=0) as stream:  # noqa: PTH123
         return os.pread(stream.fileno(), 4, ctypes.addressof(mine)).decode()
 
 
 def read_by_symlink(path: str) -> str:
-    """The same through a link in its own directory."""
     Path("link").symlink_to(path)
     return read("link")
 
 
-def link_in(path: str) -> None:
-    """A second name, in its own directory, for a file out of reach."""
-    os.link(path, "second-name")
-
-
-def write(path: str) -> None:
-    """A new file."""
-    with open(path, "w") as stream:  # noqa: PTH123
-        stream.write("left behind")
-
-
 def hoard(place: str) -> None:
-    """64 MiB in files that have no name any more."""
+    """Write 64 MiB to files that have no name any more."""
     held = [tempfile.TemporaryFile(dir=place, buffering=0) for _ in range(16)]  # noqa: SIM115
     for file in held:
         assert file.write(bytes(4 << 20)) == 4 << 20 or file.write(b"more")
 
 
 def litter(place: str) -> None:
-    """More files than anybody needs."""
     for number in range(30_000):
         os.close(os.open(f"{place}/{number}", os.O_CREAT | os.O_WRONLY, 0o600))
-
-
-def listing(path: str) -> list[str]:
-    """A directory."""
-    return os.listdir(path)  # noqa: PTH208
-
-
-def make_device() -> None:
-    """A device node of one's own."""
-    os.mknod("node", 0o666 | 0o020000, os.makedev(1, 3))
 
 
 def order_device(path: str) -> None:
     """An ioctl on a device: TCGETS, which most do not know."""
     with open(path, "r+b", buffering=0) as stream:  # noqa: PTH123
-        import fcntl
-
         fcntl.ioctl(stream, 0x5401, bytes(64))
 
 
-def type_into_terminal() -> None:
-    """TIOCSTI on its own input, which is no terminal."""
-    import fcntl
-
-    fcntl.ioctl(0, 0x5412, b"x")
-
-
-def attach(pid: int) -> None:
-    """PTRACE_SEIZE and let go."""
-    call("ptrace", 0x4206, pid, 0, 0)
+def order_devices(paths: list[str]) -> dict[str, str]:
+    """Return what is answered to an order to each device."""
+    answers: dict[str, str] = {}
+    for path in paths:
+        try:
+            order_device(path)
+            answers[path] = "worked"
+        except OSError as error:
+            answers[path] = errno.errorcode.get(error.errno or 0, str(error))
+    return answers
 
 
 def read_memory(pid: int) -> None:
-    """Another process's memory: any mapped address will do, and it has ours, as it was forked from the same."""
+    """Read an address of another process. It has what is here, because both were forked from one process."""
     buffer = ctypes.create_string_buffer(8)
     local = struct.pack("QQ", ctypes.addressof(buffer), 8)
     remote = struct.pack("QQ", id(read_memory), 8)
     call("process_vm_readv", pid, local, 1, remote, 1, 0)
-
-
-def open_memory(pid: int) -> None:
-    """The same through its file."""
-    os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
-
-
-def take_descriptor(pid: int) -> None:
-    """A copy of another process's standard input."""
-    call("pidfd_getfd", call("pidfd_open", pid, 0), 0, 0)
-
-
-def kill(pid: int) -> None:
-    """Whether a signal could be sent."""
-    os.kill(pid, 0)
-
-
-def queue_signal(pid: int) -> None:
-    """Stop another process by another door."""
-    call("pidfd_send_signal", os.open(f"/proc/{pid}", os.O_RDONLY), signal.SIGCONT, None, 0)
-
-
-def slow_down(pid: int, how: str) -> None:
-    """Make another process slower."""
-    match how:
-        case "nice":
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
-        case "nice of the user":
-            os.setpriority(os.PRIO_USER, 0, 19)
-        case "affinity":
-            os.sched_setaffinity(pid, {0})
-        case "idle":
-            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-        case "limit":
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
-        case _:
-            call("ioprio_set", 1, pid, 3 << 13)
-
-
-def real_time(policy: int) -> None:
-    """A scheduling class that starves the others."""
-    os.sched_setscheduler(0, policy, os.sched_param(1))
-
-
-def better_nice() -> None:
-    """Come before others."""
-    os.nice(-1)
-
-
-def survive_parent() -> None:
-    """Take back that it dies with its parent."""
-    call("prctl", 1, 0, 0, 0, 0)
-
-
-def spare_from_memory_killer() -> None:
-    """No longer be the first to go when memory runs out."""
-    Path("/proc/self/oom_score_adj").write_text("0")
 
 
 def clone_with(flags: int) -> None:
@@ -260,25 +145,19 @@ def x32_system_call() -> None:
 
 
 def status() -> dict[str, str]:
-    """What the kernel says of the process itself."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def limits() -> dict[str, int]:
-    """Its limits, and the descriptors that it has."""
+    """Its limits, and the number of its descriptors."""
     names = ("CORE", "RTPRIO", "NICE", "MSGQUEUE", "NOFILE", "FSIZE")
     found = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] for name in names}
     return found | {"descriptors": len(os.listdir("/proc/self/fd"))}  # noqa: PTH208
 
 
-def interfaces() -> list[str]:
-    """The network as the process sees it."""
-    return [line.split(":")[0].strip() for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]]
-
-
 def fork_many(count: int) -> int:
-    """How many children it may have at once, up to ``count``."""
+    """Return how many children it may have at once, up to ``count``."""
     made = 0
     try:
         for _ in range(count):
@@ -291,7 +170,7 @@ def fork_many(count: int) -> int:
 
 
 def eat(nbytes: int) -> int:
-    """Memory, and use it."""
+    """Use memory."""
     block = mmap.mmap(-1, nbytes)
     for offset in range(0, nbytes, 4096):
         block[offset] = 1
@@ -310,11 +189,6 @@ def leave_daemon() -> int:
         os._exit(0)
     os.wait()
     return int(os.read(reader, 32))
-
-
-def wait() -> None:
-    """Be there."""
-    signal.pause()
 
 
 # Honest work ---------------------------------------------------------------------------------------------
@@ -376,17 +250,8 @@ def compile_model() -> bool:
     return bool(compiled(x) == (x * 2 + 1).sum())
 
 
-def interpret_triton() -> bool:
-    """A kernel in Triton's interpreter."""
-    from tests.sandbox import triton_kernel
-
-    return triton_kernel.doubles()
-
-
 def own_children() -> bool:
     """Processes of its own, by a pipe, ended by a signal."""
-    import multiprocessing
-
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     child = fork.Process(target=lambda: theirs.send("hello"))
@@ -400,7 +265,49 @@ def own_children() -> bool:
 
 def pool() -> list[int]:
     """A pool, which needs semaphores in shared memory."""
-    import multiprocessing
-
     with multiprocessing.get_context("fork").Pool(1) as workers:
         return workers.map(abs, [-1])
+
+
+_IDLE = os.sched_param(0)
+ALL: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        call, connect, read, own_memory, read_by_symlink, hoard, litter, order_device, order_devices, read_memory,
+        clone_with, old_system_call, x32_system_call, status, limits, fork_many, eat, leave_daemon, multiply, use_files,
+        compile_and_run, build_extension, compile_model, own_children, pool,
+    )
+} | {
+    "interpret_triton": triton_kernel.doubles,
+    "wait": signal.pause,
+    "make_socket": lambda family, kind: socket.socket(family, kind).close(),
+    "datagrams_by_a_pair": lambda path: send_by_a_pair(path, socket.SOCK_DGRAM),
+    "send_to": lambda path: send_by_a_pair(path, socket.SOCK_STREAM),
+    "link_in": lambda path: os.link(path, "second-name"),
+    "write": lambda path: Path(path).write_text("left behind") and None,
+    "listing": os.listdir,
+    "make_device": lambda: os.mknod("node", 0o666 | 0o020000, os.makedev(1, 3)),
+    "type_into_terminal": lambda: fcntl.ioctl(0, 0x5412, b"x") and None,  # TIOCSTI on its input, which is no terminal
+    # Another process: traced, its memory opened, its input copied, and signals by two doors.
+    "attach": lambda pid: call("ptrace", 0x4206, pid, 0, 0),
+    "open_memory": lambda pid: os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR)),
+    "take_descriptor": lambda pid: call("pidfd_getfd", call("pidfd_open", pid, 0), 0, 0),
+    "kill": lambda pid: os.kill(pid, 0),
+    "queue_signal": lambda pid: call(
+        "pidfd_send_signal", os.open(f"/proc/{pid}", os.O_RDONLY), signal.SIGCONT, None, 0
+    ),
+    # Another process made slower.
+    "nice": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+    "nice of the user": lambda pid: os.setpriority(os.PRIO_USER, 0, 19),
+    "affinity": lambda pid: os.sched_setaffinity(pid, {0}),
+    "idle": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, _IDLE),
+    "limit": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64)),
+    "io": lambda pid: call("ioprio_set", 1, pid, 3 << 13),
+    "real_time": lambda policy: os.sched_setscheduler(0, policy, os.sched_param(1)),
+    "better_nice": lambda: os.nice(-1),
+    "survive_parent": lambda: call("prctl", 1, 0, 0, 0, 0),
+    "spare_from_memory_killer": lambda: Path("/proc/self/oom_score_adj").write_text("0"),
+    "interfaces": lambda: [
+        line.split(":")[0].strip() for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    ],
+}  # fmt: skip

@@ -10,14 +10,12 @@ import pytest
 from kqueue.config import load
 from tests.sandbox.fleets import Fleet, started
 from workers.judge.host import uids
-from workers.judge.sandbox import level
 
 _NOBODY = 65534
 
 
 @pytest.fixture(scope="session")
 def root_fleet() -> Iterator[Fleet]:
-    """A fleet whose candidates have their own uids."""
     if os.geteuid() != 0:
         pytest.skip("these tests do not run as root")
     held = uids.hold(load().candidate_uid)
@@ -29,7 +27,6 @@ def root_fleet() -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def ordinary_fleet() -> Iterator[Fleet]:
-    """A fleet whose candidates keep its uid."""
     yield from started(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
 
 
@@ -37,9 +34,3 @@ def ordinary_fleet() -> Iterator[Fleet]:
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     """Each of the two fleets in turn."""
     return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def measures() -> dict[str, object]:
-    """Every measure, set to True."""
-    return dict.fromkeys(level.MEASURES, True)

@@ -18,8 +18,6 @@ import pytest
 
 @dataclass
 class Fleet:
-    """A fork server's stand-in."""
-
     name: str
     process: subprocess.Popen[str]
     isolation: dict[str, Any]
@@ -36,7 +34,6 @@ class Fleet:
         return answer
 
     def require(self, *measures: str) -> None:
-        """Skip the test if this host lacks a measure."""
         for name in measures:
             if self.isolation[name] is not True:
                 pytest.skip(f"{name}: {self.isolation[name]}")

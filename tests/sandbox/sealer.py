@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.sandbox import attacks, triton_kernel  # noqa: F401  # imported before the seal, as it is out of reach then
+from tests.sandbox import attacks  # imported before the seal, because it is out of reach then
 from workers.judge.candidate import harness
 from workers.judge.host import linux
 from workers.judge.keeper.files import Files
@@ -51,7 +51,7 @@ def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Gro
             tempfile.tempdir = None
         answer["seal_ms"] = (time.perf_counter() - begun) * 1e3
         os.write(writer, b"\n")
-        answer["value"] = getattr(attacks, do)(*arguments)
+        answer["value"] = attacks.ALL[do](*arguments)
     except OSError as error:
         answer["errno"] = errno.errorcode.get(error.errno or 0, str(error))
     except BaseException:  # noqa: BLE001 -- told to the test
@@ -64,15 +64,10 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
     def profile() -> seal.Profile:
         bounds = request.get("bounds", {})
         return seal.Profile(
-            role=seal.Role.CANDIDATE,
-            uid=uid,
-            scratch=str(root / uuid4().hex),
-            processes=bounds.get("processes", 256),
-            file_bytes=1 << 30,
-            scratch_bytes=bounds.get("files", 1 << 33),
+            role=seal.Role.CANDIDATE, uid=uid, scratch=str(root / uuid4().hex), file_bytes=1 << 30,
+            output_bytes=1 << 20, processes=bounds.get("processes", 256), scratch_bytes=bounds.get("files", 1 << 33),
             host_memory_bytes=bounds.get("memory", 4 << 30),
-            output_bytes=1 << 20,
-        )
+        )  # fmt: skip
 
     arguments = [os.getpid() if a == "KEEPER" else a for a in request.get("arguments", [])]
     used = base if request.get("sealed", True) else None
@@ -110,7 +105,6 @@ def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | 
 
 
 def main() -> None:
-    """Serve until the input ends."""
     harness.preload()
     user = int(sys.argv[1])
     root = Path(sys.argv[2])

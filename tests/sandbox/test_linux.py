@@ -23,7 +23,6 @@ ctypes.CDLL(None).syscall(60, 0)
 
 @contextmanager
 def started(program: str) -> Generator[int]:
-    """The pid of a Python program that has said something."""
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -18,7 +18,6 @@ def _double(x, y, n, block: tl.constexpr) -> None:
 
 
 def doubles() -> bool:
-    """Whether it doubles."""
     x = torch.arange(100.0)
     y = torch.empty_like(x)
     _double[(2,)](x, y, 100, block=64)

@@ -15,7 +15,6 @@ from workers.judge.channel.protocol import Place, TensorSpec, Where
 
 
 def both(nbytes: int) -> tuple[SharedTensor, Arena]:
-    """An arena on the judge's side and on the other."""
     shared = SharedTensor(torch.empty(1, dtype=torch.uint8).expand(nbytes))
     assert shared.descriptor is not None
     return shared, Arena(OpenedBuffer(shared.spec, os.dup(shared.descriptor)))

@@ -181,7 +181,6 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
-    """What comes of a kernel; nothing is timed."""
     deadlines = Deadlines(reference_s=20, load_s=60, construct_s=60, check_s=600, time_s=20)
     settings = Settings(
         checks=2, timing=Timing(enabled=False), deadlines=deadlines, limits=Limits(output_bytes=1 << 20)

@@ -41,7 +41,6 @@ def figures(
 
 
 def main() -> None:
-    """Print the figures of all cases, by their names."""
     found: dict[str, dict[str, Any]] = {}
     yes_or_no = (True, False)
     for size, dtype, offset, all_finite, knows_exact in itertools.product(SIZES, DTYPES, (0, 1), yes_or_no, yes_or_no):

@@ -27,7 +27,6 @@ class ModelNew(torch.nn.Module):
 
 
 def comparison(kind: str) -> dict[str, Any]:
-    """The error of one value, by inputs of this kind."""
     ref = torch.arange(1, 65, dtype=torch.float32)
     case = Case(0, outputs=[ref], kind=kind, exact=[ref.double()])
     return compare.merge_errors([compare.check_values([ref + 1e-6], case, Settings())])

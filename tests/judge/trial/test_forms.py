@@ -7,32 +7,14 @@ import pytest
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
+from tests.judge.sources import kernel, problem
 
 pytestmark = pytest.mark.slow("judges many kernels")
 
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
 
 
-def problem(forward: str, inputs: str) -> str:
-    """A problem whose forward has this signature and answer, ``signature: answer``."""
-    signature, _, answer = forward.partition(": ")
-    return f"""
-import torch
-class Model(torch.nn.Module):
-    def forward(self, {signature}):
-        return {answer}
-def get_inputs():
-    {inputs}
-"""
-
-
-def kernel(forward: str) -> str:
-    """A kernel, written as :func:`problem`."""
-    return problem(forward, "").partition("def get_inputs")[0].replace("Model", "ModelNew")
-
-
 def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
-    """The outcome of a kernel."""
     request = Request(problem=source, kernel=kernel(forward), backend=Backend.TORCH, settings=settings)
     return rig.judge(request)
 
@@ -86,7 +68,6 @@ def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
 
 
 def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
-    """Inputs with structure are varied too."""
     outcome = judge(rig, ROPE, f"{ROTATED}.clamp(-10, 10)")
     assert outcome.category is Category.WRONG_VALUES
     assert outcome.facts.kind != "given"
@@ -111,7 +92,6 @@ def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close:
 
 
 def test_a_problem_s_own_tolerance_is_heeded_and_told(rig: Rig) -> None:
-    """Where the settings give none."""
     source = problem("x: x + 0", "return [torch.randn(8, 8)]") + "OUTPUT_TOLERANCE = {'atol': 0, 'rtol': 0.1}"
     outcome = judge(rig, source, "x: x * 1.05")
     assert outcome.category is Category.PASSED, outcome.message

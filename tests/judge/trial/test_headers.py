@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Outcome, Request
+from kqueue.contract import Backend, Request
 from tests.judge.extension import PROBLEM, QUICK
 from tests.judge.rig import Rig
 from workers.judge.candidate import headers, libraries
@@ -34,22 +34,9 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return {call}
 """
-
-
-def judge(rig: Rig, body: str, call: str) -> Outcome:
-    """The outcome of a kernel that builds an extension."""
-    source = KERNEL.format(body=body, call=call)
-    return rig.judge(Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=QUICK))
-
-
-def compiled(outcome: Outcome) -> list[str]:
-    """How each object was compiled in the end, of those that were tried with fewer headers."""
-    return sorted(re.findall(r"^builder: (\S+)\.headers (few|all)$", outcome.log, re.MULTILINE))
-
-
-#: What could mean something else without a header: the overloads of abs, and conversions of arguments.
-MEANT = '''
-m = load_inline("meant", """
+#: Code that could mean something else without a header: the overloads of abs, and conversions of arguments.
+MEANT = """
+m = load_inline("meant", r'''
 #include <cmath>
 at::Tensor twice(std::vector<at::Tensor> xs, c10::optional<double> by, std::string what,
                  std::map<std::string, int> more) {
@@ -58,58 +45,57 @@ at::Tensor twice(std::vector<at::Tensor> xs, c10::optional<double> by, std::stri
     at::mul_out(out, xs[0], abs(-2.5) - 0.5 + by.value_or(0));
     return torch::cat({out.slice(0, 0, 1), out.slice(0, 1)}) + torch::zeros_like(out);
 }
-""", functions={"twice": "doubles"}, extra_cflags=["-O1"])
-'''
-
-
-def test_what_is_common_is_compiled_with_fewer_headers(rig: Rig) -> None:
-    """Overloads and conversions are those of all headers."""
-    outcome = judge(rig, MEANT, "m.twice([x], None, 'twice', {'a': 1})")
-    assert outcome.category is Category.PASSED, outcome
-    assert (outcome.evidence.build.where, compiled(outcome)) == ("builder", [("main.o", "few")])
-
-
-MORE = '''
-m = load_inline("more", ["""
+''', functions={"twice": "doubles"}, extra_cflags=["-O0"])
+"""
+#: Code that needs all headers, which costs a second try. Precompiled headers have no effect here.
+MORE = """
+m = load_inline("more", ['''
 torch::nn::Linear linear(nullptr);
 at::Tensor twice(at::Tensor x) { return torch::nn::functional::relu(x * 2) - torch::nn::functional::relu(x * -2); }
-"""], functions="twice", use_pch=True)
-'''
-
-
-def test_what_needs_more_is_compiled_with_all(rig: Rig) -> None:
-    """It costs a second try. A wish for precompiled headers, which have no place here, changes nothing."""
-    outcome = judge(rig, MORE, "m.twice(x)")
-    assert outcome.category is Category.PASSED, outcome
-    assert (outcome.evidence.build.where, compiled(outcome)) == ("builder", [("main.o", "all")])
-
-
-SEVERAL = '''
+'''], functions="twice", use_pch=True)
+"""
+#: Sources with a header of their own or a registration, which are compiled with all headers at once.
+SEVERAL = """
 Path("own.h").write_text("inline double by() { return 2; }")
-Path("a.cpp").write_text("""
+Path("a.cpp").write_text('''
 #include <torch/extension.h>
 at::Tensor twice(at::Tensor x);
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
-""")
-Path("b.cpp").write_text("""
+''')
+Path("b.cpp").write_text('''
 #include "own.h"
 #include <ATen/core/Tensor.h>
 at::Tensor twice(at::Tensor x) { return x.mul(by()); }
-""")
+''')
 m = load("several", ["a.cpp", "b.cpp"], extra_cflags=["-O0"])
-load_inline("registered", """
+load_inline("registered", '''
 #include <torch/library.h>
 at::Tensor same(const at::Tensor& x) { return x.clone(); }
 TORCH_LIBRARY(registered, m) { m.def("same(Tensor x) -> Tensor", &same); }
-""", is_python_module=False, no_implicit_headers=True, extra_cflags=["-O0"])
-'''
+''', is_python_module=False, no_implicit_headers=True, extra_cflags=["-O0"])
+"""
 
 
-def test_several_sources_and_registrations_are_built(rig: Rig) -> None:
-    """A source with a header of its own, or with a registration, is compiled with all headers at once."""
-    outcome = judge(rig, SEVERAL, "torch.ops.registered.same(m.twice(x))")
+@pytest.mark.parametrize(
+    ("body", "call", "libraries", "compiled"),
+    [
+        pytest.param(MEANT, "m.twice([x], None, 'twice', {'a': 1})", 1, [("main.o", "few")], id="fewer"),
+        pytest.param(MORE, "m.twice(x)", 1, [("main.o", "all")], id="all", marks=pytest.mark.nightly),
+        pytest.param(
+            SEVERAL, "torch.ops.registered.same(m.twice(x))", 2, [("a.o", "few")], id="several",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)  # fmt: skip
+def test_an_extension_does_the_same_with_fewer_headers(
+    rig: Rig, body: str, call: str, libraries: int, compiled: list[tuple[str, str]]
+) -> None:
+    """Fewer headers change neither overloads nor conversions, and what needs all headers gets all of them."""
+    source = KERNEL.format(body=body, call=call)
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=QUICK))
     assert outcome.category is Category.PASSED, outcome
-    assert (outcome.evidence.build.libraries, compiled(outcome)) == (2, [("a.o", "few")])
+    assert (outcome.evidence.build.where, outcome.evidence.build.libraries) == ("builder", libraries)
+    assert re.findall(r"^builder: (\S+)\.headers (few|all)$", outcome.log, re.MULTILINE) == compiled
 
 
 NINJA = """
@@ -131,9 +117,11 @@ build x.so: link main.o
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "post", "fewer"),
-    [
+def test_only_sources_that_cannot_tell_are_compiled_with_fewer_headers(tmp_path: Path) -> None:
+    """torch's own command stays as it is, and sources with macros, registrations or headers of their own keep it."""
+    path = tmp_path / "main.cpp"
+    (tmp_path / "own.h").write_text("")
+    for source, post, fewer in (
         ("#include <torch/extension.h>\nint a;", "", True),
         ("#define A(x) x##_out\n", "", False),
         ("TORCH_LIBRARY(a, m) {}", "", False),
@@ -141,24 +129,19 @@ build x.so: link main.o
         ('#include "own.h"', "", False),
         ('#include "elsewhere.h"', "", True),
         ("int a;", "-I/elsewhere", False),
-    ],
-)
-def test_a_source_that_could_tell_is_left_alone(tmp_path: Path, source: str, post: str, fewer: bool) -> None:
-    """So is one whose headers lie elsewhere; torch's command for it stays as it is."""
-    path = tmp_path / "main.cpp"
-    path.write_text(source)
-    (tmp_path / "own.h").write_text("")
-    text = NINJA.format(source=path, post=post)
-    (tmp_path / "build.ninja").write_text(text)
-    headers.try_fewer(lambda directory: None, str(tmp_path))
-    written = (tmp_path / "build.ninja").read_text()
-    assert (f"build main.o: compile_with_few {path}" in written) is fewer
-    for line in text.replace(f"build main.o: compile {path}", "").splitlines():
-        assert line in written
+    ):
+        path.write_text(source)
+        text = NINJA.format(source=path, post=post)
+        (tmp_path / "build.ninja").write_text(text)
+        headers.try_fewer(lambda directory: None, str(tmp_path))
+        written = (tmp_path / "build.ninja").read_text()
+        assert (f"build main.o: compile_with_few {path}" in written) is fewer, source
+        for line in text.replace(f"build main.o: compile {path}", "").splitlines():
+            assert line in written
 
 
 def test_a_compiler_s_message_is_that_of_all_headers(tmp_path: Path) -> None:
-    """It stands there once, and one of a good source's warnings too."""
+    """An error or a warning appears once."""
     path = tmp_path / "main.cpp"
 
     def ninja(directory: str) -> str:
@@ -166,17 +149,18 @@ def test_a_compiler_s_message_is_that_of_all_headers(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     text = NINJA.format(source=path, post="-Wall")
-    path.write_text("int f() { return missing; }")
-    (tmp_path / "build.ninja").write_text(text)
-    assert headers.try_fewer(ninja, str(tmp_path)).count("was not declared") == 1
-    path.write_text("int f() { int unused; return 0; }")
-    (tmp_path / "build.ninja").write_text(text)  # as torch does for every build
-    assert headers.try_fewer(ninja, str(tmp_path)).count("unused variable") == 1
+    for source, message in (
+        ("int f() { return missing; }", "was not declared"),
+        ("int f() { int unused; return 0; }", "unused variable"),
+    ):
+        path.write_text(source)
+        (tmp_path / "build.ninja").write_text(text)  # as torch does for every build
+        assert headers.try_fewer(ninja, str(tmp_path)).count(message) == 1
     assert (tmp_path / "main.o").exists()
 
 
-def test_a_build_that_looks_otherwise_is_left_alone(tmp_path: Path) -> None:
-    """A later torch may write other rules, or none: they are run as they are."""
+def test_a_build_of_another_form_is_run_unchanged(tmp_path: Path) -> None:
+    """A later torch may write other rules, or none."""
     called: list[str] = []
     headers.try_fewer(called.append, str(tmp_path))
     path = tmp_path / "main.cpp"
@@ -188,18 +172,14 @@ def test_a_build_that_looks_otherwise_is_left_alone(tmp_path: Path) -> None:
     assert called == [str(tmp_path)] * 2
 
 
-def test_operators_that_a_source_names_come_along() -> None:
-    """However it names them."""
-    assert headers._operators("at::sum_out(a); x.relu_(); torch::matmul; using at::softmax; no_operator()") == [
-        "matmul",
-        "relu",
-        "softmax",
-        "sum",
-    ]
+def test_operators_that_a_source_names_are_included() -> None:
+    """A source can name an operator as a function, a method, or by ``using``."""
+    named = headers._operators("at::sum_out(a); x.relu_(); torch::matmul; using at::softmax; no_operator()")
+    assert named == ["matmul", "relu", "softmax", "sum"]
 
 
 def test_torch_s_builder_is_as_it_was_afterwards() -> None:
-    """What is put in its place lasts as long as a build."""
+    """Its replacement lasts as long as a build."""
     builder = libraries.builder()
     before = builder._run_ninja_build
     with libraries.quick_compilers():
@@ -225,6 +205,7 @@ torch::Tensor twice(torch::Tensor a) {
 """
 
 
+@pytest.mark.nightly
 def test_device_code_is_the_same(tmp_path: Path) -> None:
     """nvcc gives the same PTX with fewer headers and with all."""
     if shutil.which("nvcc") is None:

@@ -12,10 +12,11 @@ import torch
 from tests.judge.loopback import reference
 from workers.judge.channel.bits import checksum, count_changed
 from workers.judge.trial import influence
+from workers.judge.trial import reference as module
 from workers.judge.trial.cases import GIVEN, Case
 from workers.judge.trial.reference import BOUNDS, Reference
 
-pytestmark = pytest.mark.slow("judges many kernels")
+pytestmark = pytest.mark.slow("asks references often")
 
 SOURCE = """
 import torch
@@ -26,33 +27,37 @@ def get_inputs():
     {inputs}
 """
 RANDN = "return [torch.randn(16, 8)]"
-#: Held one at a time on a CPU, and varied as inputs of any size are.
-LARGE = f"return [torch.rand({10 << 8}, 1 << 12)]"
+#: Inputs that :func:`little_room` has held one at a time, and varied as inputs of any size are.
+LARGE = f"return [torch.rand({10 << 6}, 1 << 12)]"
 #: Likewise, of a size that is quick to answer often.
 MANY = "return [torch.rand(512, 512)]"
 
 
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds of the memory for cases, divided by 16."""
+    monkeypatch.setattr(module, "_ROOMY_BYTES", module._ROOMY_BYTES // 16)
+
+
 def loaded(forward: str, inputs: str = RANDN, names: str = "x", **settings: Any) -> Reference:
-    """A constructed problem on the CPU."""
     forward = textwrap.indent(forward, " " * 8).strip()
     return reference(SOURCE.format(forward=forward, inputs=inputs, names=names), **settings)
 
 
 def first_of(made: Reference) -> Case:
-    """The first case, answered."""
     first = made.first_case()
     made.answer_first(first)
     return first
 
 
 def held(made: Reference) -> int:
-    """How many cases the reference holds."""
     return len(made._held)
 
 
 # Noise -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
 def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
     """Where a function magnifies them it is large. Later cases know it, and the first is as it was."""
@@ -97,6 +102,7 @@ def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, s
 # Regions -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize(
     ("forward", "kind"),
     [
@@ -128,6 +134,7 @@ def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None
     assert torch.equal(first.inputs[0], before)
 
 
+@pytest.mark.usefixtures("little_room")
 def test_a_region_is_for_inputs_without_better_variants() -> None:
     """Small ones are varied altogether; an evaluation's own tolerance was chosen for the given ones."""
     small = loaded("return x * 2")
@@ -145,79 +152,66 @@ MIXED = "return [torch.randn(512, 512), torch.randn(512, 512), torch.randint(2, 
 FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
 
 
-@pytest.mark.parametrize(
-    ("forward", "inputs", "least", "most"),
-    [
-        ("return x.mean()", MANY, 0.8, 1.0),
-        ("return x * 2", MANY, 0.8, 1.0),
-        ("return torch.relu(-x)", NORMAL, 0.3, 1.0),
-        ("return torch.softmax(x, 1)", MANY, 0.8, 1.0),
-        ("return x / torch.linalg.vector_norm(x)", MANY, 0.8, 1.0),
-        ("return x.sum(1).square()", MANY, 0.8, 1.0),
-        ("return x[:, :256].sum(dim=1)", MANY, 0.05, 0.65),
-        ("return x[0]", MANY, 0.0, 0.05),
-        ("return x[:, -1]", "return [torch.rand(512, 512).sort(dim=1).values]", 0.0, 0.1),
-        ("return x.log()", "return [torch.rand(512, 512).softmax(dim=1)]", 0.0, 0.1),
-        ("return torch.relu(-x)", MANY, 0.0, 0.0),
-        ("return x[:1] + torch.relu(x - 2)", MANY, 0.0, 0.05),
-        ("return x * 0 + 1", MANY, 0.0, 0.0),
-        ("return x.t()", MANY, 0.0, 0.0),
-        ("return x[:256]", MANY, 0.0, 0.0),
-        ("return x + torch.randn(x.shape)", MANY, 0.0, 1.0),
-        ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.05, 0.65),
-        ("return x @ x", "a = torch.rand(512, 512); return [(a + a.T) / 2]", 0.4, 0.51),
-        ("return x.cumsum(1)", "a = torch.rand(512, 256); return [torch.cat((a, a), dim=1)]", 0.2, 0.25),
-        ("return x * 2", "return [torch.rand(512, 512) + torch.rand(512, 512)]", 0.8, 1.0),
-        ("return x * 2", "return [(torch.rand(512, 512) + torch.rand(512, 512)).tril()]", 0.05, 0.65),
-        ("return x * 2", "return [torch.ones(512, 512)]", 0.0, 0.0),
-        ("return x.float() * 2", "return [torch.randint(9, (512, 512))]", 0.0, 0.0),
-        (
-            "h = x[:, 0]\nfor t in range(1, 448): h = 0.9 * h + x[:, t]\nreturn h",
-            "return [torch.randn(64, 448)]",
-            0.0,
-            0.3,
-        ),
-        (
-            "h = x[0]\nfor t in range(1, 448): h = 0.9 * h + x[t]\nreturn h",
-            "return [torch.randn(448, 64)]",
-            0.0,
-            0.4,
-        ),
-    ],
-    ids=[
-        "mean", "elementwise", "half of the numbers", "softmax", "norm", "rows", "half of the columns", "one row",
-        "sorted", "normalised", "only the other sign", "cut off", "a constant", "a view", "a part", "random answers",
-        "triangular", "symmetric", "repeated", "a sum of draws", "a triangular sum", "a table", "whole numbers",
-        "decay by columns", "decay by rows",
-    ],
-)  # fmt: skip
-def test_what_must_be_read(forward: str, inputs: str, least: float, most: float) -> None:
-    """Hardly ever more than a kernel that knows all about the inputs needs; where each value counts nearly all."""
-    made = loaded(forward, inputs)
-    first = first_of(made)
-    needed = influence.needed_bytes(made, first, 0)
-    assert least * made.input_bytes <= needed <= most * made.input_bytes
+Need = tuple[str, str, float, float]
+NEEDS: dict[str, Need] = {
+    "mean": ("return x.mean()", MANY, 0.8, 1.0),
+    "elementwise": ("return x * 2", MANY, 0.8, 1.0),
+    "softmax": ("return torch.softmax(x, 1)", MANY, 0.8, 1.0),
+    "half of the columns": ("return x[:, :256].sum(dim=1)", MANY, 0.05, 0.65),
+    "one row": ("return x[0]", MANY, 0.0, 0.05),
+    "sorted": ("return x[:, -1]", "return [torch.rand(512, 512).sort(dim=1).values]", 0.0, 0.1),
+    "cut off": ("return x[:1] + torch.relu(x - 2)", MANY, 0.0, 0.05),
+    "a view": ("return x.t()", MANY, 0.0, 0.0),
+    "random answers": ("return x + torch.randn(x.shape)", MANY, 0.0, 1.0),
+    "triangular": ("return x @ x", "return [torch.rand(512, 512).tril()]", 0.05, 0.65),
+    "symmetric": ("return x @ x", "a = torch.rand(512, 512); return [(a + a.T) / 2]", 0.4, 0.51),
+    "repeated": ("return x.cumsum(1)", "a = torch.rand(512, 256); return [torch.cat((a, a), dim=1)]", 0.2, 0.25),
+    "a table": ("return x * 2", "return [torch.ones(512, 512)]", 0.0, 0.0),
+    "decay": (
+        "h = x[0]\nfor t in range(1, 448): h = 0.9 * h + x[t]\nreturn h", "return [torch.randn(448, 64)]", 0.0, 0.4
+    ),
+    "masked": ("return (x.exp() * y).sum(0)", FEW, 0.0, 0.3),
+    "whole numbers beside": ("return (x * y).square().mean() + z.float().mean()", MIXED, 0.1, 0.5),
+    "a table beside": (
+        "return (x * y[0]).sum(1)",
+        "return [torch.rand(512, 512) + torch.randn(512, 512), torch.ones(4096, 512)]", 0.0, 0.12,
+    ),
+}  # fmt: skip
+#: Further forms of these.
+MORE: dict[str, Need] = {
+    "half of the numbers": ("return torch.relu(-x)", NORMAL, 0.3, 1.0),
+    "norm": ("return x / torch.linalg.vector_norm(x)", MANY, 0.8, 1.0),
+    "rows": ("return x.sum(1).square()", MANY, 0.8, 1.0),
+    "normalised": ("return x.log()", "return [torch.rand(512, 512).softmax(dim=1)]", 0.0, 0.1),
+    "only the other sign": ("return torch.relu(-x)", MANY, 0.0, 0.0),
+    "a constant": ("return x * 0 + 1", MANY, 0.0, 0.0),
+    "a part": ("return x[:256]", MANY, 0.0, 0.0),
+    "a sum of draws": ("return x * 2", "return [torch.rand(512, 512) + torch.rand(512, 512)]", 0.8, 1.0),
+    "a triangular sum": (
+        "return x * 2", "return [(torch.rand(512, 512) + torch.rand(512, 512)).tril()]", 0.05, 0.65
+    ),
+    "whole numbers": ("return x.float() * 2", "return [torch.randint(9, (512, 512))]", 0.0, 0.0),
+    "decay by columns": (
+        "h = x[:, 0]\nfor t in range(1, 448): h = 0.9 * h + x[:, t]\nreturn h",
+        "return [torch.randn(64, 448)]", 0.0, 0.3,
+    ),
+    "masked directly": ("return x * y", FEW, 0.0, 0.3),
+    "masked by large numbers": ("return torch.softmax(x + (1 - y).T * -1e9, 1)", FEW, 0.0, 0.3),
+    "draws that are larger": (
+        "return x + y[:16]", "return [torch.randn(16, 32, 512).mean(1), torch.randn(512, 512)]", 0.0, 0.15
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("forward", "inputs", "names", "least", "most"),
-    [
-        ("return x * m", FEW, "x, m", 0.0, 0.3),
-        ("return (x.exp() * m).sum(0)", FEW, "x, m", 0.0, 0.3),
-        ("return torch.softmax(x + (1 - m).T * -1e9, 1)", FEW, "x, m", 0.0, 0.3),
-        ("return (x * y).square().mean() + z.float().mean()", MIXED, "x, y, z", 0.1, 0.5),
-        ("return x + y[:16]", "return [torch.randn(16, 32, 512).mean(1), torch.randn(512, 512)]", "x, y", 0.0, 0.15),
-        ("return (x * t[0]).sum(1)", "return [torch.rand(512, 512) + torch.randn(512, 512), torch.ones(4096, 512)]",
-         "x, t", 0.0, 0.12),
-    ],
-    ids=["masked", "masked after exp", "masked by large numbers", "whole numbers beside", "draws that are larger",
-         "a table beside"],
-)  # fmt: skip
-def test_what_must_be_read_of_several_inputs(forward: str, inputs: str, names: str, least: float, most: float) -> None:
-    """What another input hides need not be read; tables and whole numbers are not counted."""
-    made = loaded(forward, inputs, names=names)
-    first = first_of(made)
-    needed = influence.needed_bytes(made, first, 0)
+@pytest.mark.parametrize("name", [*NEEDS, *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE)])
+def test_what_must_be_read(name: str) -> None:
+    """Hardly ever more than a kernel that knows all about the inputs needs; where each value counts nearly all.
+
+    A value that another input hides need not be read. Tables and whole numbers are not counted.
+    """
+    forward, inputs, least, most = (NEEDS | MORE)[name]
+    made = loaded(forward, inputs, names="x, y=None, z=None")
+    needed = influence.needed_bytes(made, first_of(made), 0)
     assert least * made.input_bytes <= needed <= most * made.input_bytes
 
 
@@ -236,7 +230,9 @@ def test_nothing_must_be_read_where_nobody_knows() -> None:
 def test_nothing_is_held_for_what_the_reference_cannot_answer() -> None:
     """A variant of which the model wants to know nothing is let go of, and the others are tried."""
     forward = "self.n = getattr(self, 'n', 0) + 1\nassert self.n != 2\nreturn x.mean(1)"
-    made = loaded(forward, LARGE, checks=1, bounds=replace(BOUNDS["cpu"], quick_s=0.0))
+    made = loaded(
+        forward, f"return [torch.rand({10 << 8}, 1 << 12)]", checks=1, bounds=replace(BOUNDS["cpu"], quick_s=0.0)
+    )
     first = first_of(made)
     region = influence.learn(made, first)
     assert first.noise == []

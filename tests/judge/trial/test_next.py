@@ -38,25 +38,21 @@ QUICK = Settings(checks=2, timing=Timing(enabled=False))
 
 
 def request(kernel: str = KERNEL, settings: Settings = QUICK, problem: str = PROBLEM) -> Request:
-    """A request for the CPU."""
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
 
 
 @pytest.fixture(scope="module")
 def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps processes, and builds."""
     with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as folder, Rig(keeps=True, builds=folder) as rig:
         yield rig
 
 
 def ran_in(outcome: Outcome) -> int:
-    """The process that the kernel ran in."""
     [line] = [line for line in outcome.log.splitlines() if line.startswith("ran in")]
     return int(line.split()[2])
 
 
 def waiting(rig: Rig) -> int:
-    """The candidate that waits."""
     until(lambda: len(rig.sealed(Role.CANDIDATE)) == 1, what="a candidate that waits")
     [pid] = rig.sealed(Role.CANDIDATE)
     return pid
@@ -65,53 +61,36 @@ def waiting(rig: Rig) -> int:
 @pytest.fixture
 def made(keeping: Rig) -> int:
     """The candidate that an earlier evaluation had made."""
-    assert keeping.judge(request()).passed
+    if not keeping.sealed(Role.CANDIDATE):
+        assert keeping.judge(request()).passed
     return waiting(keeping)
 
 
-@pytest.mark.parametrize(
-    ("body", "category"),
-    [
-        ("x * 2", Category.PASSED),
-        ("x * 3", Category.WRONG_VALUES),
-        ("undefined", Category.RUNTIME_ERROR),
-        ("os._exit(3)", Category.CRASHED),
-    ],
-)
+@pytest.mark.parametrize(("body", "category"), [("x * 2", Category.PASSED), ("os._exit(3)", Category.CRASHED)])
 def test_each_serves_one_kernel_and_leaves_another(keeping: Rig, made: int, body: str, category: Category) -> None:
-    """It is the one that was made before, knows no source until then, and is gone afterwards."""
+    """It was made before, holds no source until then, nor anything of the problem, and is gone afterwards."""
     assert not (Path(f"/proc/{made}/cwd") / "kernel.py").exists()
     outcome = keeping.judge(request(KERNEL.replace("x * 2", body)))
     assert (outcome.category, ran_in(outcome)) == (category, made)
     assert "'kernel.py'" in outcome.log
     following = waiting(keeping)
     assert following != made
-    again = keeping.judge(request())
+    again = keeping.judge(request(KERNEL.replace("x * 2", "x + 1"), problem=PROBLEM.replace("x * 2", "x + 1")))
     assert (again.category, ran_in(again)) == (Category.PASSED, following)
 
 
-def test_it_serves_any_problem(keeping: Rig, made: int) -> None:
-    """Nothing of the problem is in it."""
-    outcome = keeping.judge(request(KERNEL.replace("x * 2", "x + 1"), problem=PROBLEM.replace("x * 2", "x + 1")))
-    assert (outcome.category, ran_in(outcome)) == (Category.PASSED, made)
-
-
 def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
-    """It is ended, as it has the uid that the new one gets."""
+    """It is ended, because the new one gets its uid."""
     outcome = keeping.judge(request(settings=QUICK.model_copy(update={"limits": Limits(processes=100)})))
     assert outcome.category is Category.PASSED
     assert ran_in(outcome) != made
     assert made not in keeping.sealed(Role.CANDIDATE)
 
 
-def test_a_kernel_that_needs_none_leaves_it(keeping: Rig, made: int) -> None:
-    """What is settled by reading the source uses no process."""
+def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
+    """The one that waited ends with that evaluation. A kernel that is settled by reading leaves it."""
     assert keeping.judge(request("def")).category is Category.SYNTAX_ERROR
     assert keeping.sealed(Role.CANDIDATE) == [made]
-
-
-def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
-    """The one that waited was this evaluation's, and has ended with it."""
     outcome = keeping.judge(request(problem=PROBLEM.replace("x * 2", "undefined")))
     assert outcome.category is Category.REFERENCE_ERROR
     until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
@@ -127,7 +106,7 @@ def test_one_that_was_killed_meanwhile_is_not_taken(keeping: Rig, made: int) -> 
 
 
 def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
-    """What it holds of the device, nobody has booked."""
+    """Its memory on the device is not booked."""
     ledger = Ledger(keeping.place.ledger, 1)
     with ledger.book(1, label="large", wait_s=0):
         ledger.want_room()
@@ -147,7 +126,6 @@ def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
 
 
 def test_all_of_it_ends_with_the_fork_server(judge_environment: None) -> None:
-    """A candidate that waits outlives nobody."""
     with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
         pid = waiting(rig)

@@ -44,32 +44,29 @@ def test_small_problems_of_all_places_fit_together(total: int, siblings: int, da
     assert siblings * made.total <= whole
 
 
-def test_a_small_problem_leaves_its_kernel_a_workspace() -> None:
-    """Of gigabytes, on a GPU that has them."""
+def test_each_part_of_a_problem_has_its_memory() -> None:
+    """A small one leaves its kernel a workspace of gigabytes. One that fills the GPU leaves its kernel the rest."""
     made = settled(_MIB, _MIB, _MIB, 20 * _MIB, siblings=4)
-    assert made.candidate == 8 * _GIB
-    assert made.judge == 2 * _GIB + 2 * _MIB
-    assert made.reference == 3 * _GIB
-
-
-def test_the_parts_of_a_large_problem() -> None:
-    """6 GiB in, 6 GiB out: each process has what it must hold, and the kernel twice what the reference took."""
+    assert (made.judge, made.reference, made.candidate) == (2 * _GIB + 2 * _MIB, 3 * _GIB, 8 * _GIB)
+    # 6 GiB in, 6 GiB out: the kernel has twice what the reference took.
     made = settled(6 * _GIB, 6 * _GIB, 0, 18 * _GIB, siblings=4)
     assert (made.judge, made.reference, made.candidate) == (14 * _GIB, 24.5 * _GIB, 36 * _GIB)
     assert made.total == 74.5 * _GIB <= plan.capacity(_H200, 4)
     assert made.evidence()["outputs_bytes"] == 6 * _GIB
-
-
-def test_a_problem_that_fills_the_gpu_leaves_its_kernel_the_rest() -> None:
-    """All that the others do not need, and at least room for its weights and outputs."""
-    whole = plan.capacity(_H200, 1)
     made = settled(20 * _GIB, 20 * _GIB, _GIB, 50 * _GIB)
-    assert made.total == whole
-    assert 21 * _GIB <= made.candidate == whole - made.judge - made.reference < 100 * _GIB
+    assert made.total == plan.capacity(_H200, 1)
+    assert 21 * _GIB <= made.candidate == made.total - made.judge - made.reference < 100 * _GIB
 
 
-def test_what_cannot_fit_needs_more_than_there_is() -> None:
-    """It is neither cut down nor left without room for its outputs, so that booking it is refused with both numbers."""
+def test_a_problem_is_refused_only_if_it_cannot_fit() -> None:
+    """The reference gives up what it does not need, as the kernel does.
+
+    A problem that cannot fit is neither cut down nor left without room for its outputs, so booking it is refused with
+    both numbers.
+    """
+    made = settled(6 * _GIB, 6 * _GIB, 0, 110 * _GIB)
+    assert plan.capacity(_H200, 1) >= 110 * _GIB + 14 * _GIB + 6 * _GIB
+    assert made.total <= plan.capacity(_H200, 1)
     made = settled(40 * _GIB, 40 * _GIB, 0, 80 * _GIB)
     assert made.total > plan.capacity(_H200, 1)
     assert made.candidate == 40 * _GIB
@@ -108,11 +105,3 @@ def test_a_first_call_has_room_for_what_it_makes(total: int, siblings: int, inpu
     wanted = inputs + max(3 * inputs, min(8 * inputs, 8 * _GIB)) + 3 * weights
     assume(wanted <= whole)
     assert plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=False).reference >= wanted
-
-
-def test_what_just_fits_is_not_refused() -> None:
-    """The reference gives up what it does not need, as the kernel does, before a problem is too large for a GPU."""
-    peak = 110 * _GIB
-    made = settled(6 * _GIB, 6 * _GIB, 0, peak)
-    assert peak + 14 * _GIB + 6 * _GIB <= plan.capacity(_H200, 1)
-    assert made.total <= plan.capacity(_H200, 1)

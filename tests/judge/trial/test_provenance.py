@@ -80,16 +80,10 @@ OWN = {
     ],
     TRITON: ["add_kernel", "tuned_mul", "short", "wrapped", "written_later", "add_kernel_0"],
     CUPY: [
-        "raw_gelu",
-        "void mod_k<float>(float*, int)",
-        "my_fma",
-        "kernel",
-        "my_norm_pass1",
-        "my_norm_pass2",
-        "my_norm",
+        "raw_gelu", "void mod_k<float>(float*, int)", "my_fma", "kernel", "my_norm_pass1", "my_norm_pass2", "my_norm",
         "my_fused",
     ],
-}
+}  # fmt: skip
 LIBRARY = [
     "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_execute_kernel__5x_cublas",
     "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT",
@@ -118,20 +112,19 @@ def assess(rows: dict[str, int], source: str, backend: str = "cuda") -> dict[str
     return result
 
 
-@pytest.mark.parametrize(("source", "name"), [(source, name) for source, names in OWN.items() for name in names])
-def test_a_kernel_of_the_source_is_its_own(source: str, name: str) -> None:
-    """Triton functions, `__global__` functions however they look when run, and CuPy's kernels are found."""
-    result = assess({name: 1000}, source)
-    assert (result["own_share"], result["own"], result["decoy"]) == (1.0, [name], False)
-
-
 @pytest.mark.parametrize("source", OWN)
-@pytest.mark.parametrize("name", LIBRARY)
-def test_a_library_s_kernel_is_not(source: str, name: str) -> None:
-    """Kernels of torch, its compiler, cuBLAS, cuDNN and CuPy are never taken for the source's."""
-    result = assess({name: 1000}, source)
-    assert (result["own_share"], result["library"]) == (0.0, [{"name": name, "share": 1.0}])
-    assert result["decoy"] is True
+def test_only_a_kernel_of_the_source_is_its_own(source: str) -> None:
+    """Triton functions, `__global__` functions however they look when run, and CuPy's kernels are found.
+
+    Kernels of torch, its compiler, cuBLAS, cuDNN and CuPy are never taken for the source's.
+    """
+    for name in OWN[source]:
+        result = assess({name: 1000}, source)
+        assert (result["own_share"], result["own"], result["decoy"]) == (1.0, [name], False)
+    for name in LIBRARY:
+        result = assess({name: 1000}, source)
+        assert (result["own_share"], result["library"]) == (0.0, [{"name": name, "share": 1.0}])
+        assert result["decoy"] is True
 
 
 def test_a_kernel_named_like_a_library_s_own_function_does_not_hide_the_library() -> None:
@@ -171,11 +164,11 @@ def test_what_cannot_be_told_accuses_nobody() -> None:
     assert rest["decoy"] is False
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_torch_and_cpp_are_never_decoys(backend: str) -> None:
+def test_torch_and_cpp_are_never_decoys() -> None:
     """A kernel that claims no GPU code of its own is reported, not accused."""
-    result = assess({LIBRARY[0]: 100}, "import torch", backend)
-    assert (result["own_share"], result["decoy"]) == (0.0, False)
+    for backend in ("torch", "cpp"):
+        result = assess({LIBRARY[0]: 100}, "import torch", backend)
+        assert (result["own_share"], result["decoy"]) == (0.0, False)
 
 
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
@@ -193,14 +186,14 @@ def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
     assert outcome.facts.hack == "decoy"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_own_kernels_of_the_gallery_are_found(path: Path) -> None:
+def test_own_kernels_of_the_gallery_are_found() -> None:
     """Every kernel in the gallery that has GPU code of its own has a name that is found, and is no decoy by it."""
-    source, backend = path.read_text(encoding="utf-8"), path.parent.name
-    names = provenance.own_kernels(provenance.nodes_of(source))
-    assert bool(names) == (backend in ("cuda", "triton", "cupy"))
-    for name in names:
-        assert assess({name: 100}, source, backend)["own_share"] == 1.0
+    for path in EXAMPLES.rglob("*.py"):
+        source, backend = path.read_text(encoding="utf-8"), path.parent.name
+        names = provenance.own_kernels(provenance.nodes_of(source))
+        assert bool(names) == (backend in ("cuda", "triton", "cupy")), path
+        for name in names:
+            assert assess({name: 100}, source, backend)["own_share"] == 1.0, path
 
 
 @given(st.text(max_size=400))

@@ -28,7 +28,6 @@ class _NoRecords:
 
 @pytest.fixture
 def judges(rig: Rig) -> Iterator[Judges]:
-    """Judges of the rig's, which stand."""
     standing = Judges(rig.forkserver)
     yield standing
     standing.leave()

@@ -24,16 +24,8 @@ from workers.judge.trial.cases import Case
 from workers.judge.trial.exchange import Exchange
 from workers.judge.trial.reference import BOUNDS, Reference
 
-pytestmark = pytest.mark.slow("judges large outputs")
-
 CPU = Place(
-    name="cpu-0",
-    number=0,
-    device="cpu",
-    siblings=1,
-    scratch=Path("/nowhere"),
-    lock=Path("/nowhere/lock"),
-    uid=None,
+    name="cpu-0", number=0, device="cpu", siblings=1, scratch=Path("/nowhere"), lock=Path("/nowhere/lock"), uid=None
 )
 GPU = replace(CPU, device="GPU-0")
 CALLS = [1_000_000 + 1_000 * i for i in range(21)]
@@ -46,7 +38,6 @@ def series(**changes: object) -> timing.Series:
 
 
 def measured(**changes: object) -> Measurement:
-    """A measurement of a millisecond."""
     return timing.summarise(series(**changes), 300_000, Timing(), GPU)
 
 
@@ -146,15 +137,22 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
     assert stopwatch._series.spared_ns == 120_000
 
 
-#: Outputs of 17 MiB of numbers: above what is kept of a call.
+#: Outputs of 1088 KiB, which is more than :func:`small_pieces` has kept of a call.
 LARGE = """
 import torch
 class Model(torch.nn.Module):
     def forward(self, x):
-        return x.repeat(17 << 14), x + 1
+        return x.repeat(17 << 8), x + 1
 def get_inputs():
     return [torch.randn(64)]
 """
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of what is kept of a call, divided by 64."""
+    for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
+        monkeypatch.setattr(timing, name, getattr(timing, name) // 64)
 
 
 def verified(made: Reference, kernel: str) -> int:
@@ -178,25 +176,22 @@ def verified(made: Reference, kernel: str) -> int:
 
 
 def kernel_of(problem: str, body: str) -> str:
-    """A kernel for a problem whose forward has another body."""
     head = problem.partition("        return")[0].replace("Model(", "ModelNew(")
     return f"{head}        {body}"
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_of_large_outputs_pieces_are_kept() -> None:
     """At most 64 MiB of each call, of calls whose inputs are not kept at all; small outputs are kept whole."""
-    kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 14), x + 1"))
-    assert 3 * ((62 << 20) + 64 * 4) <= kept <= 3 * ((64 << 20) + 64 * 4)
+    kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
+    assert 3 * ((62 << 14) + 64 * 4) <= kept <= 3 * ((64 << 14) + 64 * 4)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["large[-(4 << 20) :] = 0", "small.zero_()"],
-    ids=["a quarter", "the small one"],
-)
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("wrong", ["large[-(1 << 16) :] = 0", "small.zero_()"], ids=["a quarter", "the small one"])
 def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
-    """A kernel that is right as long as it is checked, and leaves a quarter out when it is timed."""
-    body = f"""large, small = x.repeat(17 << 14), x + 1
+    """A kernel is found that is right while it is checked, and leaves a quarter out when it is timed."""
+    body = f"""large, small = x.repeat(17 << 8), x + 1
         self.n = getattr(self, "n", 0) + 1
         if self.n > 1: {wrong}
         return large, small"""
@@ -259,29 +254,24 @@ def test_a_measurement_says_how_it_was_taken() -> None:
     assert (taken.basis, taken.count, taken.discarded, taken.yardstick_ms) == ("gpu_clock", 21, 7, 0.05)
     assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
     assert taken.q1_ms < taken.median_ms < taken.q3_ms
-
-
-def test_a_null_is_the_median_on_a_gpu_and_the_least_on_a_cpu() -> None:
-    """On a CPU what others take is added to nulls too, and must not be taken from calls."""
-    assert timing.null_of(series(), GPU) == 300_000
-    assert timing.null_of(series(), CPU) == 290_000
+    # A null is the median on a GPU. On a CPU other processes add to nulls, too, and must not be taken from calls.
+    assert (timing.null_of(series(), GPU), timing.null_of(series(), CPU)) == (300_000, 290_000)
 
 
 def test_a_slowed_null_does_not_count() -> None:
-    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
+    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by.
+
+    Where the reference's outputs take the judge longer to copy, its null counts as so much less.
+    """
     reference = measured()
     assert timing.null_of(series(nulls=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
     assert timing.null_of(series(nulls=[250_000] * 5), GPU, reference) == 250_000
     quieter = series(nulls=[900_000] * 5, yardsticks=[40_000] * 5)
     assert timing.null_of(quieter, GPU, reference) == pytest.approx(290_000)
-
-
-def test_a_null_does_not_pay_for_a_dearer_copy_than_the_kernel_s() -> None:
-    """Where the reference's outputs take the judge longer to copy, its null counts as so much less."""
     dense = series(nulls=[900_000] * 5, spared_ns=120_000.0)
-    assert timing.null_of(dense, GPU, measured()) == pytest.approx(180_000)
+    assert timing.null_of(dense, GPU, reference) == pytest.approx(180_000)
     assert timing.null_of(series(spared_ns=1e9, nulls=[100] * 5), GPU) == 100
-    assert timing.null_of(series(spared_ns=1e9), GPU, measured()) == 0
+    assert timing.null_of(series(spared_ns=1e9), GPU, reference) == 0
 
 
 SOURCE = """
@@ -297,9 +287,9 @@ def get_inputs():
 """
 
 
-@pytest.mark.parametrize(
-    ("outputs", "written"),
-    [
+def test_the_floor_counts_what_must_be_written_once() -> None:
+    """Neither views of inputs nor weights are written, and no memory twice."""
+    for outputs, written in (
         ("x * 2", 4 << 10),
         ("(x * 2, x + 1)", 8 << 10),
         ("(x, x * 2)", 4 << 10),
@@ -307,15 +297,12 @@ def get_inputs():
         ("(x * 2, self.weight)", 4 << 10),
         ("x.view(32, 32)", 0),
         ("x.sum().expand(1 << 10)", 4),
-    ],
-)
-def test_the_floor_counts_what_must_be_written_once(outputs: str, written: int) -> None:
-    """Neither views of inputs nor weights are written, and no memory twice."""
-    made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
-    made.answer_first(made.first_case())
-    found = physics.floor(made.input_bytes, made.written_bytes, 4e12)
-    assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written)
-    assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
+    ):
+        made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
+        made.answer_first(made.first_case())
+        found = physics.floor(made.input_bytes, made.written_bytes, 4e12)
+        assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written), outputs
+        assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 
 
 def test_faster_than_memory_is_refused_with_the_figures() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,38 +48,33 @@ def get_init_inputs():
 """
 KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 RETURN = "return torch.nn.functional.gelu(self.layer(x))"
+HANGING = KERNEL.replace(RETURN, "import time; open('here', 'w'); time.sleep(1000)")
+#: Kernels, and the categories in which they end with a new reference.
 KERNELS = {
-    "right": KERNEL,
-    "wrong": KERNEL.replace("gelu", "relu"),
-    "nondeterministic": KERNEL.replace(
+    KERNEL: Category.PASSED,
+    KERNEL.replace("gelu", "relu"): Category.WRONG_VALUES,
+    KERNEL.replace(
         RETURN, f"self.n = getattr(self, 'n', 0) + 1; {RETURN} * (0 if self.n == 3 else 1)"
-    ),
-    "slow": KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}"),
-    "raising": KERNEL.replace(RETURN, "raise ValueError(x.shape)"),
-    "dying": KERNEL.replace(RETURN, "import os; os._exit(3)"),
-    "hanging": KERNEL.replace(RETURN, "import time; time.sleep(1000)"),
-    "wrong shape": KERNEL.replace(RETURN, f"{RETURN}[:1]"),
-    "mutating": KERNEL.replace(RETURN, "x.mul_(2); return torch.nn.functional.gelu(self.layer(x / 2))"),
+    ): Category.NONDETERMINISTIC,
+    KERNEL.replace(RETURN, "raise ValueError(x.shape)"): Category.RUNTIME_ERROR,
+    KERNEL.replace(RETURN, "import os; os._exit(3)"): Category.CRASHED,
+    HANGING: Category.TIMEOUT,
+    KERNEL.replace(RETURN, f"{RETURN}[:1]"): Category.WRONG_SHAPE,
+    KERNEL.replace(RETURN, "x.mul_(2); return torch.nn.functional.gelu(self.layer(x / 2))"): Category.INPUT_MUTATED,
 }
+SLOW = KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}")
 QUICK = Settings(checks=2, timing=Timing(enabled=False), deadlines=Deadlines(check_s=3))
+#: The deadline must not end what a test ends.
+PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 
 
 def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = QUICK) -> Request:
-    """A request for the CPU."""
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
-
-
-@contextlib.contextmanager
-def started(*, keeps: bool) -> Generator[Rig]:
-    """A place of its own."""
-    with Rig(keeps=keeps) as rig:
-        yield rig
 
 
 @pytest.fixture(scope="module")
 def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps references."""
-    with started(keeps=True) as rig:
+    with Rig(keeps=True) as rig:
         yield rig
 
 
@@ -93,14 +87,11 @@ def uses(outcome: Outcome) -> int:
 
 
 def sealed(rig: Rig) -> list[int]:
-    """The fork server's references."""
     return rig.sealed(Role.REFERENCE)
 
 
 @pytest.fixture
 def empty(keeping: Rig) -> Rig:
-    """The place, with nothing kept."""
-
     def ended() -> bool:
         keeping.end_kept()  # each time: a candidate that was asked for ahead may be forked only now
         return nothing_left(keeping)
@@ -114,14 +105,8 @@ def nothing_left(rig: Rig) -> bool:
     return not rig.sealed(Role.REFERENCE, Role.CANDIDATE) and not list(rig.place.scratch.iterdir())
 
 
-def gone(rig: Rig, seconds: float = 60) -> bool:
-    """True if in time nothing is left."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if nothing_left(rig):
-            return True
-        time.sleep(0.02)
-    return False
+def gone(rig: Rig) -> None:
+    until(lambda: nothing_left(rig), what="the end of all")
 
 
 def reference(rig: Rig, name: str = "left") -> SealedProcess:
@@ -139,37 +124,23 @@ def reference(rig: Rig, name: str = "left") -> SealedProcess:
     return SealedProcess(rig.forkserver, profile, 60.0)
 
 
-@pytest.fixture(scope="module")
-def fresh_verdicts(judge_environment: None) -> dict[str, Outcome]:
-    """What comes of the kernels where no reference is kept."""
-    with started(keeps=False) as rig:
-        found = {name: rig.judge(request(kernel)) for name, kernel in KERNELS.items()}
-        assert all(uses(outcome) == 1 for outcome in found.values())
-        assert gone(rig)
-    return found
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig, fresh_verdicts: dict[str, Outcome], name: str) -> None:
-    """On a reference's second to fifth use a kernel ends as it does with a new one."""
-    fresh, keeping = fresh_verdicts[name], empty
-    assert uses(keeping.judge(request())) == 1
-    for use in range(2, 6):
-        outcome = keeping.judge(request(KERNELS[name]))
-        assert uses(outcome) == use
-        assert outcome.category is fresh.category
-        assert outcome.phase is fresh.phase
+def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
+    """On each later use of a reference a kernel ends as it does with a new one."""
+    for use, (kernel, category) in enumerate([*KERNELS.items(), (KERNEL, Category.PASSED)], 1):
+        outcome = empty.judge(request(kernel))
+        assert (uses(outcome), outcome.category) == (use, category), outcome
         if outcome.passed:
             assert outcome.evidence.comparison is not None
-            assert fresh.evidence.comparison is not None
-            assert outcome.evidence.comparison.strict_correct == fresh.evidence.comparison.strict_correct
+            assert outcome.evidence.comparison.strict_correct
+        else:
+            assert outcome.phase is Phase.CHECK
 
 
 def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
     """Kernel and baseline are timed, and the baseline of an earlier evaluation holds."""
     timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
-    for use in (1, 2, 3):
-        outcome = empty.judge(request(KERNELS["slow"], settings=timed))
+    for use in (1, 2):
+        outcome = empty.judge(request(SLOW, settings=timed))
         assert (outcome.category, uses(outcome)) == (Category.PASSED, use)
         assert outcome.runtime is not None
         assert outcome.runtime.median_ms > 9
@@ -177,22 +148,17 @@ def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
         assert outcome.baseline.median_ms < outcome.runtime.median_ms
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        QUICK.model_copy(update={"seed": 7}),
-        QUICK.model_copy(update={"precision": Precision.BF16}),
-        QUICK.model_copy(update={"limits": Limits(processes=100)}),
-    ],
-    ids=["seed", "precision", "limits"],
-)
-def test_other_settings_have_another_reference(empty: Rig, changed: Settings) -> None:
-    """What the process depends on is in the key; what it does not depend on is not."""
-    empty.judge(request())
-    checks = QUICK.model_copy(update={"checks": 3})
-    assert uses(empty.judge(request(settings=checks))) == 2
-    assert uses(empty.judge(request(settings=changed))) == 1
-    assert uses(empty.judge(request())) == 3
+def test_other_settings_have_another_reference(empty: Rig) -> None:
+    """The key holds all settings that the process depends on, and no others."""
+    for changes, use in (
+        ({}, 1),
+        ({"checks": 3}, 2),
+        ({"seed": 7}, 1),
+        ({"precision": Precision.BF16}, 1),
+        ({"limits": Limits(processes=100)}, 1),
+        ({}, 3),
+    ):
+        assert uses(empty.judge(request(settings=QUICK.model_copy(update=changes)))) == use, changes
 
 
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
@@ -210,7 +176,7 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
         word, descriptors = found
         again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
         assert again.stop().reason is End.STOPPED
-    assert gone(empty)
+    gone(empty)
 
 
 @pytest.mark.parametrize(
@@ -221,32 +187,23 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     ],
 )
 def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
-    """Nothing of it is left."""
     assert empty.judge(request(problem=problem)).category is category
-    assert gone(empty)
+    gone(empty)
 
 
-def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
-    """A judge that is killed leaves no reference, nor the one that it has taken."""
-    for _ in range(2):
-        killer = threading.Thread(target=kill_judge)
-        killer.start()
-        assert empty.judge(request(KERNELS["hanging"])).category is Category.WORKER_LOST
-        killer.join()
-        assert gone(empty)
-        assert uses(empty.judge(request())) == 1
+@contextlib.contextmanager
+def killing(rig: Rig, role: Role, victims: Callable[[], list[int]]) -> Generator[None]:
+    """Kill processes as an operator would, once code in a sealed process of a role has made the file ``here``."""
 
+    def kill() -> None:
+        until(lambda: any(Path(f"/proc/{pid}/cwd/here").exists() for pid in rig.sealed(role)), what="foreign code")
+        for pid in victims():
+            os.kill(pid, signal.SIGKILL)
 
-def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -> None:
-    """It ends as ``worker_lost``, which is tried again."""
-    endless = "open('here', 'w'); import time; time.sleep(1000); return torch.nn"
-    killer = threading.Thread(target=kill_reference, args=(empty,))
-    killer.start()
-    outcome = empty.judge(request(problem=PROBLEM.replace("return torch.nn", endless)))
-    killer.join()
-    assert outcome.category is Category.WORKER_LOST
-    assert outcome.facts.signal == "SIGKILL"
-    assert gone(empty)
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        yield
+        killed.result()
 
 
 def judges() -> list[int]:
@@ -255,32 +212,31 @@ def judges() -> list[int]:
     return [pid for pid in linux.children(os.getpid()) if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
 
 
-def kill_judge() -> None:
-    """Wait until there is a judge, and kill it in the midst of its work."""
-    until(judges, what="a judge")
-    time.sleep(1)
-    for pid in judges():
-        os.kill(pid, signal.SIGKILL)
+def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
+    """A killed judge leaves neither a new reference nor one that it has taken."""
+    for _ in range(2):
+        with killing(empty, Role.CANDIDATE, judges):
+            assert empty.judge(request(HANGING, settings=PATIENT)).category is Category.WORKER_LOST
+        gone(empty)
+        assert uses(empty.judge(request())) == 1
 
 
-def kill_reference(rig: Rig) -> None:
-    """Wait until the problem's code runs, and end its process as an operator would."""
-    deadline = time.monotonic() + 60
-    while not any(Path(f"/proc/{pid}/cwd/here").exists() for pid in sealed(rig)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for pid in sealed(rig):
-        os.kill(pid, signal.SIGKILL)
+def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -> None:
+    """It ends as ``worker_lost``, which is tried again."""
+    endless = "open('here', 'w'); import time; time.sleep(1000); return torch.nn"
+    with killing(empty, Role.REFERENCE, lambda: sealed(empty)):
+        outcome = empty.judge(request(problem=PROBLEM.replace("return torch.nn", endless)))
+    assert (outcome.category, outcome.facts.signal) == (Category.WORKER_LOST, "SIGKILL")
+    gone(empty)
 
 
 def test_one_that_died_while_it_was_kept_is_not_taken(empty: Rig) -> None:
-    """The next evaluation gets a new one."""
-    keeping = empty
-    keeping.judge(request())
-    [pid] = sealed(keeping)
+    empty.judge(request())
+    [pid] = sealed(empty)
     os.kill(pid, signal.SIGKILL)
-    outcome = keeping.judge(request())
+    outcome = empty.judge(request())
     assert (outcome.category, uses(outcome)) == (Category.PASSED, 1)
-    assert sealed(keeping) != [pid]
+    assert sealed(empty) != [pid]
 
 
 def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
@@ -297,17 +253,11 @@ def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
 
 
 def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -> None:
-    """The next fork server starts with none."""
-    with started(keeps=True) as rig:
+    with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
         [pid] = sealed(rig)
         os.kill(rig.forkserver.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while not linux.is_zombie(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert linux.is_zombie(pid)
-    with started(keeps=True) as rig:
-        assert uses(rig.judge(request())) == 1
+        until(lambda: linux.is_zombie(pid), what="its end")
 
 
 CASE = Case(1, drawn=2, inputs=[torch.zeros(64)], outputs=[torch.zeros(1)])
@@ -350,7 +300,7 @@ def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
     process = reference(empty)
     until(lambda: sealed(empty), what="the reference")
     process.leave("mine", {}, NEVER_WANTED, seconds=0.5)
-    assert gone(empty)
+    gone(empty)
     assert empty.forkserver.take("mine") is None
 
 
@@ -368,21 +318,19 @@ def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
     found = empty.forkserver.take("elsewhere")
     assert found is not None
     SealedProcess.taken(empty.forkserver, found[0].scratch, found[1], Phase.REFERENCE, compile_s=60.0).stop()
-    assert gone(empty)
+    gone(empty)
 
 
 def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
-    """By its key alone, and a second asking finds none."""
-    keeping = empty
-    reference(keeping).leave("mine", {"a": 1}, NEVER_WANTED)
-    assert keeping.forkserver.take("other") is None
-    found = keeping.forkserver.take("mine")
+    """A process is taken by its key alone, and a second time none is found."""
+    reference(empty).leave("mine", {"a": 1}, NEVER_WANTED)
+    assert empty.forkserver.take("other") is None
+    found = empty.forkserver.take("mine")
     assert found is not None
     word, descriptors = found
-    assert replace(word, cpu_s=0.0) == Keep(
-        str(keeping.place.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0
-    )
-    assert keeping.forkserver.take("mine") is None
-    again = SealedProcess.taken(keeping.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
+    left = Keep(str(empty.place.scratch / "left"), "mine", {"a": 1}, str(NEVER_WANTED), 60.0)
+    assert replace(word, cpu_s=0.0) == left
+    assert empty.forkserver.take("mine") is None
+    again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
     assert again.stop().reason is End.STOPPED
-    assert gone(keeping)
+    gone(empty)
