@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.config import Config
 from kqueue.evidence import Evidence, LibraryKernel, Provenance
 from kqueue.states import Priority
 from kqueue.store import tokens
@@ -65,12 +64,7 @@ def test_a_task_from_beginning_to_end(http: httpx.Client, judging: None) -> None
     assert answer["processing_time"] >= 0
     assert (answer["reference_runtime"], answer["kernel_runtime"], answer["speedup"]) == (1.0, 0.5, 2.0)
     status = http.get(f"/status/{task_id}").raise_for_status().json()
-    assert status == {
-        "task_id": task_id,
-        "status": "completed",
-        "assigned_device": "cpu",
-        "error_message": None,
-    }
+    assert status == {"task_id": task_id, "status": "completed", "assigned_device": "cpu", "error_message": None}
     assert http.get(f"/results/{task_id}").raise_for_status().json() == answer
 
 
@@ -87,6 +81,7 @@ def test_a_task_that_waits(http: httpx.Client, judge: Callable[..., None], engin
     assert http.get(f"/results/{body['task_id']}").json()["correctness"] is True
 
 
+@pytest.mark.nightly
 def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
     """Each known field is a setting; those that mean nothing here are passed over."""
     body = task_body(
@@ -109,17 +104,19 @@ def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
     assert (settings["timing"]["enabled"], untimed.settings["timing"]["enabled"]) == (True, False)
 
 
-def test_priorities(http: httpx.Client, serve: Callable[[Config], Served], config: Config, engine: Engine) -> None:
+@pytest.mark.nightly
+def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
     """`high` is interactive where the token may ask for that; all else is batch work."""
     given = (None, "low", "normal", "high")
     for number, priority in enumerate(given):
         http.post("/evaluate", json=task_body(number, timeout=0.1, priority=priority)).raise_for_status()
     _, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
-    with serve(config).client(secret) as lowly:
+    with served.client(secret) as lowly:
         lowly.post("/evaluate", json=task_body(9, timeout=0.1, priority="high")).raise_for_status()
     assert [row.priority for row in rows(engine, "priority")] == ["batch", "batch", "batch", "interactive", "batch"]
 
 
+@pytest.mark.nightly
 def test_a_batch_of_tasks(http: httpx.Client, judging: None, engine: Engine) -> None:
     """Each task has its result in its place, and is found by its id; a bad one spoils no other."""
     tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
@@ -137,6 +134,7 @@ def test_a_batch_of_tasks(http: httpx.Client, judging: None, engine: Engine) -> 
     problem_of(http.post("/evaluate/batch", json={"batch_id": "b", "tasks": []}), 422, "invalid_request")
 
 
+@pytest.mark.nightly
 def test_a_batch_that_takes_longer_than_its_client_waits(
     http: httpx.Client, judge: Callable[..., None], engine: Engine
 ) -> None:
@@ -149,6 +147,7 @@ def test_a_batch_that_takes_longer_than_its_client_waits(
     assert (answer["batch_status"], answer["completed_tasks"], len(rows(engine))) == ("completed", 2, 2)
 
 
+@pytest.mark.nightly
 def test_a_task_in_an_envelope(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
     """Judged as by `/evaluate`; the envelope's id, workflow and wish to judge anew are the task's."""
     body = {"task_id": "mine", "workflow": "kernelbench", "payload": task_body(timeout=0.2, task_id="theirs")}
@@ -163,22 +162,22 @@ def test_a_task_in_an_envelope(http: httpx.Client, judge: Callable[..., None], e
     assert len(rows(engine)) == 2
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"workflow": "kernel_simple", "payload": {"task_id": "t", "kernel_code": "k"}}, "kernels are judged against"),
+@pytest.mark.nightly
+def test_an_envelope_without_a_task(http: httpx.Client, engine: Engine) -> None:
+    """It is refused, and the error says what is missing."""
+    simple = {"workflow": "kernel_simple", "payload": {"task_id": "t", "kernel_code": "k"}}
+    for body, says in (
+        (simple, "kernels are judged against"),
         ({"task_id": "t"}, "payload"),
         ({"task_id": "t", "payload": {"kernel_code": "k"}}, "reference_code"),
         ({"payload": {"reference_code": "r", "kernel_code": "k"}}, "task_id"),
         ([], "payload"),
-    ],
-)
-def test_an_envelope_without_a_task(http: httpx.Client, engine: Engine, body: Any, says: str) -> None:
-    """It is refused, and the error says what is missing."""
-    assert says in problem_of(http.post("/workflow/submit", json=body), 422, "invalid_request")["detail"]
+    ):
+        assert says in problem_of(http.post("/workflow/submit", json=body), 422, "invalid_request")["detail"]
     assert rows(engine) == []
 
 
+@pytest.mark.nightly
 def test_the_workers(http: httpx.Client, worker_id: UUID) -> None:
     """By name, with what each does."""
     [(name, worker)] = http.get("/workers/status").raise_for_status().json().items()
@@ -186,6 +185,7 @@ def test_the_workers(http: httpx.Client, worker_id: UUID) -> None:
     assert (worker["device"], worker["status"], worker["current_task"]) == ("cpu", "online", None)
 
 
+@pytest.mark.nightly
 def test_another_entry_point(http: httpx.Client, engine: Engine) -> None:
     """The classes that a task names are those that are judged, on the lines where they are."""
     body = task_body(
@@ -203,22 +203,21 @@ def test_another_entry_point(http: httpx.Client, engine: Engine) -> None:
     ("category", "status", "code", "compiled"),
     [
         (Category.WRONG_VALUES, "completed", "CORRECTNESS_ERROR", True),
-        (Category.COMPILE_ERROR, "completed", "COMPILATION_ERROR", False),
-        (Category.SYNTAX_ERROR, "completed", "SYNTAX_ERROR", False),
-        (Category.TIMEOUT, "completed", "TIMEOUT_ERROR", True),
-        (Category.CRASHED, "completed", "RUNTIME_ERROR", True),
-        (Category.REFERENCE_ERROR, "failed", "VALIDATION_ERROR", None),
-        (Category.CANCELLED, "cancelled", "SYSTEM_ERROR", None),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                (Category.COMPILE_ERROR, "completed", "COMPILATION_ERROR", False),
+                (Category.SYNTAX_ERROR, "completed", "SYNTAX_ERROR", False),
+                (Category.TIMEOUT, "completed", "TIMEOUT_ERROR", True),
+                (Category.CRASHED, "completed", "RUNTIME_ERROR", True),
+                (Category.REFERENCE_ERROR, "failed", "VALIDATION_ERROR", None),
+                (Category.CANCELLED, "cancelled", "SYSTEM_ERROR", None),
+            )
+        ),
     ],
 )
 def test_how_a_task_ends(
-    http: httpx.Client,
-    judge: Callable[..., None],
-    engine: Engine,
-    category: Category,
-    status: str,
-    code: str,
-    compiled: bool | None,
+    http: httpx.Client, judge, engine: Engine, category: Category, status: str, code: str, compiled: bool | None
 ) -> None:
     """What the kernel did is a result. Where nothing is known of it, nothing is said of it."""
     task_id = task_body()["task_id"]
@@ -236,6 +235,7 @@ def test_how_a_task_ends(
     assert http.get(f"/results/{task_id}").json() == answer
 
 
+@pytest.mark.nightly
 def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
     """Numbers and times of a kernel's own kernels and of all are in the metadata, where they are known."""
     provenance = Provenance(
@@ -273,6 +273,7 @@ def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[...
     assert http.get(f"/results/{task_body()['task_id']}").json()["status"] == "completed"
 
 
+@pytest.mark.nightly
 def test_the_same_task_again(http: httpx.Client, judging: None, engine: Engine) -> None:
     """It is one evaluation, unless it is to be judged anew, or its kernel or a setting is another."""
     same = {http.post("/evaluate", json=task_body()).json()["metadata"]["evaluation_id"] for _ in range(2)}
@@ -284,11 +285,8 @@ def test_the_same_task_again(http: httpx.Client, judging: None, engine: Engine) 
         assert http.get(f"/results/{answer['task_id']}").json() == answer
 
 
-def test_two_tokens_with_one_id(
-    serve: Callable[[Config], Served], config: Config, token: Callable[..., str], engine: Engine, judging: None
-) -> None:
+def test_two_tokens_with_one_id(served: Served, token: Callable[..., str], judging: None) -> None:
     """Each finds its own task."""
-    served = serve(config)
     with served.client(token("problems")) as one, served.client(token("problems")) as other:
         mine = one.post("/evaluate", json=task_body()).raise_for_status().json()
         problem_of(other.get(f"/status/{mine['task_id']}"), 404, "unknown_evaluation")
@@ -298,9 +296,10 @@ def test_two_tokens_with_one_id(
         assert other.get(f"/results/{mine['task_id']}").json() == theirs
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "says"),
-    [
+@pytest.mark.nightly
+def test_bad_input_is_refused_with_what_to_do(http: httpx.Client, engine: Engine) -> None:
+    """And nothing is accepted."""
+    for change, status, says in (
         ({"task_id": ""}, 422, "task_id"),
         ({"task_id": "x" * 101}, 422, "task_id"),
         ({"task_id": 7}, 422, "task_id"),
@@ -315,23 +314,19 @@ def test_two_tokens_with_one_id(
         ({"device_preference": "gpu0"}, 422, "device_preference"),
         ({"device_preference": "cuda:3"}, 400, "no device 3"),
         ({"backend": "cuda"}, 503, "no live worker serves gpu"),
-    ],
-)
-def test_bad_input_is_refused_with_what_to_do(
-    http: httpx.Client, engine: Engine, change: dict[str, Any], status: int, says: str
-) -> None:
-    """And nothing is accepted."""
-    answer = http.post("/evaluate", json=task_body(**change))
-    assert answer.status_code == status, answer.text
-    assert says in answer.json()["detail"]
+    ):
+        answer = http.post("/evaluate", json=task_body(**change))
+        assert answer.status_code == status, answer.text
+        assert says in answer.json()["detail"]
     assert rows(engine) == []
 
 
-@pytest.mark.parametrize("path", ["/status/nothing", "/results/nothing", "/status/%00", "/results/a/b"])
-def test_unknown_tasks(http: httpx.Client, path: str) -> None:
+@pytest.mark.nightly
+def test_unknown_tasks(http: httpx.Client) -> None:
     """404, whatever the id looks like."""
-    answer = http.get(f"{http.base_url}{path}")
-    assert answer.status_code == 404, answer.text
+    for path in ("/status/nothing", "/results/nothing", "/status/%00", "/results/a/b"):
+        answer = http.get(f"{http.base_url}{path}")
+        assert answer.status_code == 404, answer.text
 
 
 def test_a_request_that_is_neither(http: httpx.Client) -> None:
