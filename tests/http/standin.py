@@ -42,7 +42,7 @@ class Served:
         make: Callable[..., FastAPI] = create_app,
     ) -> None:
         """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application."""
-        self._config = config
+        self.config = config
         self._admin = ""
         self.app = make(config, **app)
         self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
@@ -56,7 +56,7 @@ class Served:
     @property
     def admin(self) -> str:
         """The secret of a token that may do everything."""
-        self._admin = self._admin or admin_token(self._config)
+        self._admin = self._admin or admin_token(self.config)
         return self._admin
 
     def client(self, token: str | None = None) -> httpx.Client:
@@ -70,7 +70,7 @@ class Served:
 
     def emptied(self) -> str:
         """Remove all rows, and what the server remembers of them. Return the database's URL."""
-        url = self._config.require_database()
+        url = self.config.require_database()
         engine = connect(url, application="tests", pool_size=1)
         with engine.begin() as connection:
             # Neither foreign keys nor triggers count. A TRUNCATE could lock a statement of the server for good.

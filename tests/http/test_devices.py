@@ -50,34 +50,18 @@ def evaluate(http: httpx.Client, what: str, **changes: Any) -> httpx.Response:
     return http.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
 
 
-def test_devices_have_numbers(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """By host and index; idle ones are available, one that is out of service says why."""
+def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+    """They have numbers by host and index; what the supervisor saw last is there; idle ones are available."""
     found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
     assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
     assert http.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
-    gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
-    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h)
-    assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
-    assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
-    assert "a new fan" in found["devices"][1]["error"]
-    assert http.get("/status").json()["device_status"]["cuda:1"] == "error"
-
-
-def test_facts_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """What the supervisor saw last is there."""
     fake.say(1, temperature=66)
-    services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, what="the fact")
     shown = services.until(
-        lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
+        lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s
     )
-    assert shown["total_devices"] == 2
-    assert shown["devices"][1]["uuid"] == fake.uuids[1]
+    assert (shown["total_devices"], shown["devices"][1]["uuid"]) == (2, fake.uuids[1])
     assert shown["devices"][1]["memory_allocated"] == 1 << 30
-
-
-def test_booked_memory_and_who_waits(http: httpx.Client, services: Services, fake: Gpus) -> None:
-    """As the supervisor saw it last."""
     waiting = [("gpu1-0", 90, 5.0)]
     gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=60, capacity_bytes=100, waiting=waiting)
     first, second = services.until(lambda: (g := http.get("/v1/fleet").json()["gpus"])[1]["memory"] and g, 30)
@@ -86,8 +70,19 @@ def test_booked_memory_and_who_waits(http: httpx.Client, services: Services, fak
     assert second["memory"] == {"booked_bytes": 60, "capacity_bytes": 100}
     assert (waits["label"], waits["wanted_bytes"]) == ("gpu1-0", 90)
     gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=0, capacity_bytes=None, waiting=())
+    gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
+    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h)
+    assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
+    assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
+    assert "a new fan" in found["devices"][1]["error"]
+    assert http.get("/status").json()["device_status"]["cuda:1"] == "error"
+    answer = http.post("/reset_gpu/7")
+    assert answer.status_code == 400
+    assert "1 (NVIDIA H200" in answer.json()["detail"], "the answer names those there are"
+    assert http.post("/reset_gpu/x").status_code == 422
 
 
+@pytest.mark.nightly
 def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
     result = evaluate(http, "ok", preferred_device=1).json()
@@ -103,6 +98,7 @@ def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services,
     assert "0 (NVIDIA H200" in refused.json()["detail"]
 
 
+@pytest.mark.nightly
 def test_faults_are_counted_by_device(http: httpx.Client, services: Services) -> None:
     """The fleet's failures are faults; a kernel's are outcomes."""
     before = http.get("/fault_statistics").json()
@@ -136,6 +132,7 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(
     httpx.post(f"{http.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_does_not_pass_stays_out(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """The answer says so; it is back when a later test passes, which reset_devices asks for."""
     fake.ends("fail")
@@ -148,6 +145,7 @@ def test_a_gpu_that_does_not_pass_stays_out(http: httpx.Client, services: Servic
     assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
 
 
+@pytest.mark.nightly
 def test_a_reset_of_a_drained_gpu_leaves_it_drained(
     http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
 ) -> None:
@@ -180,6 +178,7 @@ def test_what_probes_took_out_of_service_stays_there(
     watcher.until_state("serving", 0)
 
 
+@pytest.mark.nightly
 def test_a_clean_up_tests_every_gpu_but_the_drained(http: httpx.Client, services: Services, fake: Gpus) -> None:
     """And sweeps: an attempt whose worker is gone is ended there and then."""
     gpus.drain(services.engine, fake.uuids[0], reason=None)
@@ -191,14 +190,7 @@ def test_a_clean_up_tests_every_gpu_but_the_drained(http: httpx.Client, services
     assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
 
 
-def test_an_unknown_device_cannot_be_reset(http: httpx.Client) -> None:
-    """The answer names those there are."""
-    answer = http.post("/reset_gpu/7")
-    assert answer.status_code == 400
-    assert "1 (NVIDIA H200" in answer.json()["detail"]
-    assert http.post("/reset_gpu/x").status_code == 422
-
-
+@pytest.mark.nightly
 def test_whoever_asks_need_not_wait(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
     """The fleet resets a GPU to the end when the client has gone."""
     tests = len(fake.tests())

@@ -10,25 +10,13 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from kqueue.config import Config
 from kqueue.store import evaluations
 from tests.http.standin import Served
+from tests.samples import request_fields
 
 #: What a producer that has a URL and a token has no use for.
-NEEDLESS = {
-    "alembic",
-    "billiard",
-    "celery",
-    "kombu",
-    "numpy",
-    "opentelemetry",
-    "psycopg",
-    "redis",
-    "rich",
-    "sqlalchemy",
-    "torch",
-    "typer",
-}
+NEEDLESS = {"alembic", "billiard", "celery", "kombu", "psycopg", "redis", "sqlalchemy"}
+NEEDLESS |= {"numpy", "opentelemetry", "rich", "torch", "typer"}
 
 PRODUCER = """
 import json, sys
@@ -40,16 +28,9 @@ print(json.dumps([str(ticket.evaluation_id), sorted({name.partition(".")[0] for 
 """
 
 
-def test_a_producer_over_http_loads_little(
-    serve: Callable[[Config], Served],
-    config: Config,
-    engine: Engine,
-    worker_id: UUID,
-    token: Callable[..., str],
-    fields: Callable[..., dict[str, object]],
-) -> None:
+def test_a_producer_over_http_loads_little(served: Served, engine: Engine, token: Callable[..., str]) -> None:
     """Submitting and asking for the verdict load neither Celery nor a database's driver nor torch."""
-    command = [sys.executable, "-c", PRODUCER, serve(config).url, token("problems"), json.dumps(fields())]
+    command = [sys.executable, "-c", PRODUCER, served.url, token("problems"), json.dumps(request_fields())]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     identity, loaded = json.loads(done.stdout)
     assert evaluations.existing(engine, [UUID(identity)]) == {UUID(identity)}

@@ -129,6 +129,7 @@ def test_serve_says_where_it_listens(config: Config, worker_id: UUID, path: Path
         assert f"kqueue serves {served.url}\n" in served.log.read_text()
         assert f"kqueue serves unix://{path}: its owner needs no token" in served.log.read_text()
         assert path.is_socket()
+        assert "warning" not in served.log.read_text(), "tokens are asked for elsewhere"
         with RemoteClient(f"unix://{path}") as kq:
             assert kq.batch("nothing") == []
         assert served.stop() == 0

@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import httpx
-import pytest
 from sqlalchemy import Engine, text
 
-from kqueue.config import Config
 from tests.http.standin import Served
 from tests.samples import request_fields
 from tests.traces.collector import collector
@@ -29,22 +27,18 @@ def kept(engine: Engine) -> dict[str, str | None]:
         return {str(row.id): row.traceparent for row in rows}
 
 
-@pytest.mark.parametrize(("path", "many"), [("", False), ("/batch", True), ("/each", True)])
-def test_the_header_is_kept(http: httpx.Client, engine: Engine, path: str, many: bool) -> None:
+def test_the_header_is_kept(http: httpx.Client, engine: Engine) -> None:
     """With each way to submit; one that is none counts for nothing, and the next request has its own."""
-    for number, header in enumerate((PARENT, "nonsense", "\xff", None)):
+    for number, (path, header) in enumerate(product(("", "/batch", "/each"), (PARENT, "nonsense", "\xff", None))):
         fields = request_fields(number)
         headers = {} if header is None else {"traceparent": header.encode("latin-1")}
-        answer = http.post(f"/v1/evaluations{path}", json={"entries": [fields]} if many else fields, headers=headers)
+        answer = http.post(f"/v1/evaluations{path}", json={"entries": [fields]} if path else fields, headers=headers)
         assert answer.is_success
-    assert sorted(kept(engine).values(), key=str) == [PARENT, None, None, None]
+    assert sorted(kept(engine).values(), key=str) == [PARENT] * 3 + [None] * 9
 
 
-def test_clients_over_http_send_it(
-    serve: Callable[[Config], Served], config: Config, engine: Engine, worker_id: object
-) -> None:
+def test_clients_over_http_send_it(served: Served, engine: Engine) -> None:
     """Both of them, in a producer that uses OpenTelemetry: its span of the submission is the parent."""
-    served = serve(config)
     with collector() as taking:
         done = subprocess.run(
             [sys.executable, str(PRODUCER), served.url, served.admin, json.dumps(request_fields(reuse=False))],

@@ -9,12 +9,19 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from kqueue.config import Config
 from kqueue.web import autopsy
 from tests.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
 from tests.waiting import until
 from tests.web.reading import HOSTILE, end_all_wrong, found_wrong, judged, shown
 from tests.web.visiting import OWN_FORM, visitor
+
+
+@pytest.fixture
+def served(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
+    """A server whose autopsies end with the test."""
+    return serve(config)
 
 
 @pytest.fixture

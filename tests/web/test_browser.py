@@ -94,7 +94,7 @@ def test_by_keyboard_alone(
     assert tab.locator("h2", has_text="Where it is wrong").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_axe_finds_nothing(
     visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None], scheme: str
 ) -> None:
@@ -141,6 +141,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_other_pages(
     visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str], scheme: str
@@ -152,6 +153,7 @@ def test_axe_finds_nothing_on_other_pages(
         assert _violations(tab) == [], address
 
 
+@pytest.mark.nightly
 def test_every_link_and_button_is_reached_by_keyboard(
     visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str]
 ) -> None:
@@ -178,6 +180,7 @@ def test_every_link_and_button_is_reached_by_keyboard(
         assert set(wanted) <= set(reached), address
 
 
+@pytest.mark.nightly
 def test_an_autopsy_is_begun_by_keyboard_and_followed(
     visit: Callable[..., Any],
     served: Served,
@@ -237,6 +240,7 @@ def test_news_come_without_a_reload(
     assert wrong == []
 
 
+@pytest.mark.nightly
 def test_no_page_scrolls_sideways_on_a_phone(
     visit: Callable[..., Any],
     served: Served,
