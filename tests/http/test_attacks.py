@@ -206,15 +206,7 @@ class TestStrangers:
             answer = http.post("/v1/evaluations", content=json.dumps(fields()), headers={"Content-Type": kind})
             problem_of(answer, 415, "unsupported_media_type")
 
-    def test_what_ails_the_services_is_not_told(
-        self,
-        serve,
-        config: Config,
-        engine: Engine,
-        worker_id: UUID,
-        server: Any,
-        caplog: Any,
-    ) -> None:
+    def test_what_ails_the_services_is_not_told(self, serve, config, engine, worker_id, server, caplog) -> None:
         """Neither hosts, paths, users nor statements, to anybody; the log has it, in one line for each request."""
         served = serve(config)
         name = str(engine.url.database)

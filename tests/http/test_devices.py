@@ -110,9 +110,7 @@ def test_faults_are_counted_by_device(http: httpx.Client, services: Services) ->
     assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
 
 
-def test_a_reset_ends_the_workers_and_tests_the_gpu(
-    http: httpx.Client, services: Services, fleet: Fleet, fake: Gpus
-) -> None:
+def test_a_reset_ends_the_workers_and_tests_the_gpu(http, services, fleet, fake) -> None:
     """What runs is broken off after its grace and done again; the other GPU goes on; the workers are new ones."""
     before = {worker.device: worker.pid for worker in fleet.live()}
     running = [services.submit("sleep-once", lane="gpu") for _ in range(2)]
@@ -146,9 +144,7 @@ def test_a_gpu_that_does_not_pass_stays_out(http: httpx.Client, services: Servic
 
 
 @pytest.mark.nightly
-def test_a_reset_of_a_drained_gpu_leaves_it_drained(
-    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
-) -> None:
+def test_a_reset_of_a_drained_gpu_leaves_it_drained(http, services, fake, watcher) -> None:
     """It is tested, and the answer tells how that went; it is for an operator to return it."""
     gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
     tests = len(fake.tests())
@@ -159,9 +155,7 @@ def test_a_reset_of_a_drained_gpu_leaves_it_drained(
     assert "a new fan" in answer["error"]
 
 
-def test_what_probes_took_out_of_service_stays_there(
-    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
-) -> None:
+def test_what_probes_took_out_of_service_stays_there(http, services, fake, watcher) -> None:
     """It may pass every test: no door but the operator's returns it, and the answer names that one."""
     with services.engine.begin() as connection:
         gpus.quarantine(connection, fake.uuids[0], reason="a cheat passed")

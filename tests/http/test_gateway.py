@@ -128,9 +128,7 @@ def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_a_gpu", "judging")
-def test_all_that_is_offered_works(
-    served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
-) -> None:
+def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine) -> None:
     """Each operation, with a token of the least scope that it needs; none is left out."""
     clients = {scope: served.client(token(scope)) for scope in ("read", "submit", "problems", "admin")}
     first = clients["problems"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
@@ -165,9 +163,7 @@ def test_all_that_is_offered_works(
         client.close()
 
 
-def test_what_the_server_leaves_to_others(
-    served: Served, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine, worker_id: UUID
-) -> None:
+def test_what_the_server_leaves_to_others(served: Served, token, fields, engine: Engine, worker_id: UUID) -> None:
     """The verdict of a cancelled evaluation is the database's own doing; a lost attempt is left to the workers.
 
     Where the server lacks a right, as before an upgrade of the database, it is a 503; the right is in the log alone.
@@ -195,9 +191,7 @@ def test_what_the_server_leaves_to_others(
         assert "permission" not in answer.text
 
 
-def test_whoever_takes_the_server_over_gets_no_further(
-    served: Served, login: str, token: Callable[..., str], fields: Callable[..., dict[str, Any]], engine: Engine
-) -> None:
+def test_whoever_takes_the_server_over_gets_no_further(served: Served, login: str, token, fields, engine) -> None:
     """With its login nobody writes a verdict, changes an evaluation or a source, widens a token, or gets rights."""
     with served.client(token("problems")) as http:
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]

@@ -46,9 +46,7 @@ def only(found: dict[tuple[tuple[str, str], ...], float], **labels: str) -> floa
     return sum(value for known, value in found.items() if labels.items() <= dict(known).items())
 
 
-def test_every_verdict_is_counted_once(
-    http: httpx.Client, judge: Callable[..., None], engine: Engine, serve: Callable[[Config], Served], config: Config
-) -> None:
+def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine, serve, config: Config) -> None:
     """However often one asks, and if it appears behind a later one; a server that starts begins at zero."""
     first, second, third, late, waiting = (submit(http, number) for number in range(5))
     for one in (first, second):
@@ -168,9 +166,7 @@ def test_figures_are_for_those_who_may_read(served: Served, token: Any) -> None:
         assert "kqueue_queued" in reader.get("/metrics").text
 
 
-def test_probes_are_told_and_counted_as_nobodys(
-    http: httpx.Client, judge: Callable[..., None], engine: Engine, worker_id: Any
-) -> None:
+def test_probes_are_told_and_counted_as_nobodys(http: httpx.Client, judge, engine: Engine, worker_id: Any) -> None:
     """What they showed, what is paused for it, and how many verdicts are in doubt."""
     judge(submit(http, 0))
     probed = probes.submit(engine, "cpu", ProbeKind.CHEAT)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -324,9 +323,7 @@ class TestFaults:
         ("number", "signals"),
         [(10, [signal.SIGKILL]), pytest.param(100, [signal.SIGTERM, signal.SIGKILL], marks=pytest.mark.nightly)],
     )
-    def test_a_restart_while_many_wait(
-        self, config: Config, tmp_path: Path, engine: Engine, judge, fields, number: int, signals: list[int]
-    ) -> None:
+    def test_a_restart_while_many_wait(self, config, tmp_path, engine, judge, fields, number: int, signals) -> None:
         """Each gets its answer after reconnecting, none is evaluated twice; a kill is no worse than a stop."""
         served = Served(config, tmp_path / "serve.log")
 

@@ -135,9 +135,7 @@ def test_a_batch_of_tasks(http: httpx.Client, judging: None, engine: Engine) -> 
 
 
 @pytest.mark.nightly
-def test_a_batch_that_takes_longer_than_its_client_waits(
-    http: httpx.Client, judge: Callable[..., None], engine: Engine
-) -> None:
+def test_a_batch_that_takes_longer_than_its_client_waits(http: httpx.Client, judge, engine: Engine) -> None:
     """Its answer has the results that are there; the same batch again waits for the same evaluations."""
     body = {"batch_id": "b", "tasks": [task_body(0, timeout=0.2), task_body(1, timeout=0.2)]}
     assert http.post("/evaluate/batch", json=body).json()["batch_status"] == "processing"
@@ -216,9 +214,7 @@ def test_another_entry_point(http: httpx.Client, engine: Engine) -> None:
         ),
     ],
 )
-def test_how_a_task_ends(
-    http: httpx.Client, judge, engine: Engine, category: Category, status: str, code: str, compiled: bool | None
-) -> None:
+def test_how_a_task_ends(http, judge, engine, category, status, code, compiled) -> None:
     """What the kernel did is a result. Where nothing is known of it, nothing is said of it."""
     task_id = task_body()["task_id"]
     with ThreadPoolExecutor(1) as pool:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
+from kqueue.mcp import door
 from kqueue.states import Priority
 from kqueue.store import tokens
 from tests.http.serving import problem_of
@@ -25,6 +26,7 @@ HELLO = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}},
 }
+NO_TEXT = b"Bearer kq_\xe9"
 ACCEPTS = {"Accept": "application/json, text/event-stream"}
 
 
@@ -37,15 +39,7 @@ def hello(here: Here, credential: str | bytes | None, **headers: str) -> httpx.R
 def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) -> None:
     """401 for none, a wrong, an expired and a revoked one, before a body is looked at; the next request counts."""
     gone = token(expires_after=timedelta(seconds=-1))
-    for credential in (
-        None,
-        "Bearer kq_wrong",
-        f"Bearer {gone}",
-        "Basic eDp5",
-        "Bearer",
-        "kq_wrong",
-        b"Bearer kq_\xe9",
-    ):
+    for credential in (None, "Bearer kq_wrong", f"Bearer {gone}", "Basic eDp5", "Bearer", "kq_wrong", NO_TEXT):
         answer = hello(here, credential)
         problem_of(answer, 401, "unauthenticated")
         assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -86,12 +80,11 @@ def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
     asyncio.run(main())
 
 
-def test_limits_and_priorities_are_those_of_the_token(
-    config: Config, worker_id, token, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_and_priorities_are_those_of_the_token(serve, config, worker_id, token, engine, monkeypatch) -> None:
     """Evaluations count as the token's own; one that may not ask for `interactive` is told so."""
-    served = Served(config.model_copy(update={"http_max_queued": 2}))
+    served = serve(config.model_copy(update={"http_max_queued": 2}))
     monkeypatch.setenv("KQUEUE_URL", served.url)
+    monkeypatch.setattr(door, "_RETRY_S", 1.0)
 
     async def main(here: Here) -> None:
         async with over_http(here.url, token(priority=Priority.BATCH)) as client:
@@ -112,7 +105,6 @@ def test_limits_and_priorities_are_those_of_the_token(
 
     with Here() as here:
         asyncio.run(main(here))
-    served.close()
 
 
 def test_a_session_is_its_token_s_alone(here: Here, token) -> None:
@@ -170,21 +162,21 @@ def test_other_names_of_this_address_are_refused(here: Here, token) -> None:
     assert hello(here, credential, Origin=here.address).status_code == 200
 
 
-def test_a_name_that_is_allowed(api: Served, token, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_allowed(served: Served, token, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a proxy the proxy's name is served, with a port and without."""
-    monkeypatch.setenv("KQUEUE_URL", api.url)
+    monkeypatch.setenv("KQUEUE_URL", served.url)
     with Here(["fleet.example"]) as here:
         for host, status in (("fleet.example", 200), ("fleet.example:443", 200), ("127.0.0.1", 421)):
             assert hello(here, f"Bearer {token('read')}", Host=host).status_code == status, host
 
 
 def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
-    config: Config, worker_id, token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve, config: Config, worker_id, token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner's unix socket and a fleet that asks local users for no token are not open to others through it."""
     open_to_all = config.model_copy(update={"http_tokens": "trust-local-users"})
     path = tmp_path / "run" / "http.sock"
-    served = Served(open_to_all, path)
+    served = serve(open_to_all, path)
     for url in (served.url, f"unix://{path}"):
         monkeypatch.setenv("KQUEUE_URL", url)
         monkeypatch.setenv("KQUEUE_TOKEN", token("admin"))
@@ -198,13 +190,10 @@ def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
                     assert "scope submit" in refusal(await client.call_tool("judge", NEW))
 
             asyncio.run(main())
-    served.close()
 
 
-@pytest.mark.parametrize("trust", ["required", "trust-local-users"])
-def test_tokens_are_asked_for_without_kqueue_serve_too(
-    config: Config, worker_id, token, queued, monkeypatch: pytest.MonkeyPatch, trust: str
-) -> None:
+@pytest.mark.parametrize("trust", [pytest.param("required", marks=pytest.mark.nightly), "trust-local-users"])
+def test_tokens_are_asked_for_without_kqueue_serve_too(config, worker_id, token, queued, monkeypatch, trust) -> None:
     """On the fleet's own Postgres and Redis the same tokens count, with the same scopes."""
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
@@ -223,11 +212,11 @@ def test_tokens_are_asked_for_without_kqueue_serve_too(
     assert len(queued()) == 1
 
 
-def test_on_stdio_the_process_s_own_token_counts(api: Served, token, engine: Engine) -> None:
+def test_on_stdio_the_process_s_own_token_counts(served: Served, token, engine: Engine) -> None:
     """It may do what that token may; a wrong one is told to the agent, call by call."""
 
     async def use(secret: str, tool: str, given: dict[str, Any]) -> Any:
-        async with over_stdio({"KQUEUE_URL": api.url, "KQUEUE_TOKEN": secret}) as client:
+        async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": secret}) as client:
             return await client.call_tool(tool, given)
 
     assert "scope submit" in refusal(asyncio.run(use(token("read"), "judge", NEW)))

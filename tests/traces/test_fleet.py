@@ -20,9 +20,8 @@ from uuid import UUID
 import pytest
 
 from kqueue import logs
-from kqueue.config import Config
 from tests.fleet.told import Fleet, Services
-from tests.traces.collector import Collector, collector
+from tests.traces.collector import Collector
 from workers.exporter import ENDPOINTS, Exporter, is_wanted
 from workers.judge.host import linux
 
@@ -30,15 +29,9 @@ PRODUCER = Path(__file__).with_name("producer.py")
 PROBLEM = """
 import torch
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-def get_inputs():
-    return [torch.randn(64)]
-
-def get_init_inputs():
-    return []
+Model = torch.nn.ReLU
+get_inputs = lambda: [torch.randn(64)]
+get_init_inputs = lambda: []
 """
 #: It tells what it can see of a trace.
 KERNEL = """
@@ -68,13 +61,6 @@ def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
     yield begin
     for fleet in started:
         fleet.stop()
-
-
-@pytest.fixture
-def taking() -> Iterator[Collector]:
-    """A collector that takes all."""
-    with collector() as kept:
-        yield kept
 
 
 def sender(fleet: Fleet) -> list[int]:
@@ -136,6 +122,7 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
     assert services.config().require_database().encode() not in text
 
 
+@pytest.mark.nightly
 def test_traces_of_the_last_moment_are_sent(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
     """A fleet that ends tells of what it has just judged, also by a process that has only begun to start.
 
@@ -156,6 +143,7 @@ def test_traces_of_the_last_moment_are_sent(services: Services, start: Callable[
     assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
 
 
+@pytest.mark.nightly
 def test_a_collector_that_does_not_answer_changes_nothing(services: Services, start: Callable[..., Fleet]) -> None:
     """One that takes the connection and says nothing: verdicts come, and the fleet ends when told to."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -173,6 +161,7 @@ def test_a_collector_that_does_not_answer_changes_nothing(services: Services, st
             assert not services.alive(waits)
 
 
+@pytest.mark.nightly
 def test_a_collector_that_is_not_there_is_told_once(services: Services, start: Callable[..., Fleet]) -> None:
     """The log says what is wrong, and not at each try."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
@@ -185,22 +174,21 @@ def test_a_collector_that_is_not_there_is_told_once(services: Services, start: C
     assert fleet.stop(15) == 0
 
 
-@pytest.mark.parametrize(
-    ("environment", "wanted"),
-    [
-        ({}, False),
-        ({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"}, True),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318"}, True),
-        ({ENDPOINTS[1]: " "}, False),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "True"}, False),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
-    ],
-)
-def test_opentelemetry_s_own_variables_switch_it_on(environment: dict[str, str], wanted: bool) -> None:
+def test_opentelemetry_s_own_variables_switch_it_on() -> None:
     """There is no setting of kqueue's for it."""
-    assert is_wanted(environment) is wanted
+    named = {ENDPOINTS[1]: "http://127.0.0.1:4318"}
+    assert is_wanted({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"})
+    assert is_wanted(named)
+    for off in (
+        {},
+        {ENDPOINTS[1]: " "},
+        named | {"OTEL_SDK_DISABLED": "True"},
+        named | {"OTEL_TRACES_EXPORTER": "none"},
+    ):
+        assert not is_wanted(off)
 
 
+@pytest.mark.nightly
 def test_without_a_setting_nothing_is_started(services: Services, start: Callable[..., Fleet]) -> None:
     """No process, whatever is installed."""
     fleet = start()
@@ -208,9 +196,7 @@ def test_without_a_setting_nothing_is_started(services: Services, start: Callabl
     assert sender(fleet) == []
 
 
-def test_without_the_extra_the_fleet_says_what_to_install(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_extra_the_fleet_says_what_to_install(config, monkeypatch, capfd) -> None:
     """And runs as without the setting."""
 
     def missing(name: str) -> str:

@@ -71,9 +71,7 @@ def _log_in(tab: Any, secret: str) -> None:
     tab.wait_for_url(re.compile(r"/$"))
 
 
-def test_by_keyboard_alone(
-    visit: Callable[..., Any], token: Callable[[str], str], queued: UUID, judge: Callable[..., None]
-) -> None:
+def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
     judge(queued, ended(Category.WRONG_VALUES))
     tab = visit()
     tab.goto("/evaluations")
@@ -95,9 +93,7 @@ def test_by_keyboard_alone(
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
-def test_axe_finds_nothing(
-    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None], scheme: str
-) -> None:
+def test_axe_finds_nothing(visit, served: Served, token, judge, scheme: str) -> None:
     with served.client() as api:
         waits, wrong, right = (submit(api, number) for number in range(3))
     judge(wrong, ended(Category.WRONG_VALUES, log="hello\n"))
@@ -143,9 +139,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_other_pages(
-    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str], scheme: str
-) -> None:
+def test_axe_finds_nothing_on_other_pages(visit, token, addresses, scheme: str) -> None:
     tab = visit(color_scheme=scheme)
     _log_in(tab, token("problems"))
     for address in addresses:
@@ -154,9 +148,7 @@ def test_axe_finds_nothing_on_other_pages(
 
 
 @pytest.mark.nightly
-def test_every_link_and_button_is_reached_by_keyboard(
-    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str]
-) -> None:
+def test_every_link_and_button_is_reached_by_keyboard(visit, token, addresses) -> None:
     """Each gets the focus once on a way through the page, and shows that it has it."""
     tab = visit()
     _log_in(tab, token("problems"))
@@ -181,14 +173,7 @@ def test_every_link_and_button_is_reached_by_keyboard(
 
 
 @pytest.mark.nightly
-def test_an_autopsy_is_begun_by_keyboard_and_followed(
-    visit: Callable[..., Any],
-    served: Served,
-    token: Callable[[str], str],
-    judge: Callable[..., None],
-    engine: Engine,
-    worker_id: UUID,
-) -> None:
+def test_an_autopsy_is_begun_by_keyboard_and_followed(visit, served: Served, token, judge, engine, worker_id) -> None:
     identity = judged(served, judge, found_wrong(), problem=TAIL)
     tab = visit()
     _log_in(tab, token("problems"))
@@ -216,9 +201,7 @@ def _violations(tab: Any) -> list[Any]:
     )
 
 
-def test_news_come_without_a_reload(
-    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None]
-) -> None:
+def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None:
     with served.client() as api:
         first = submit(api, 1)
     tab = visit()
@@ -241,13 +224,7 @@ def test_news_come_without_a_reload(
 
 
 @pytest.mark.nightly
-def test_no_page_scrolls_sideways_on_a_phone(
-    visit: Callable[..., Any],
-    served: Served,
-    token: Callable[[str], str],
-    judge: Callable[..., None],
-    addresses: list[str],
-) -> None:
+def test_no_page_scrolls_sideways_on_a_phone(visit, served: Served, token, judge, addresses) -> None:
     with served.client() as api:
         body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
         answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})

@@ -221,9 +221,7 @@ def test_two_kernels_are_compared(served: Served, browser: httpx.Client) -> None
     assert browser.get(f"/evaluations/{one}", params={"against": str(stranger_s)}).status_code == 422
 
 
-def test_what_others_wrote_is_shown_and_does_nothing(
-    served: Served, browser: httpx.Client, judge, engine: Engine
-) -> None:
+def test_what_others_wrote_is_shown_and_does_nothing(served: Served, browser: httpx.Client, judge, engine) -> None:
     named = {"problem_label": HOSTILE, "kernel_label": HOSTILE, "batch": HOSTILE, "producer": HOSTILE}
     source = f"class ModelNew:\n    x = '''{HOSTILE}'''\n# </pre></div></main>{HOSTILE}\n# {'y' * 900_000}\n"
     identity = put(served, **named, kernel=source)

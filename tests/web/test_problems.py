@@ -49,9 +49,7 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
 
 
-def test_the_roofline_of_a_problem(
-    served: Served, browser: httpx.Client, judge: Judge, engine: Engine, worker_id: UUID, problem_hash: str
-) -> None:
+def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, problem_hash) -> None:
     """Each kernel's last profile on the device of the very last one, drawn and in numbers; and categories in a bar."""
     judged(served, judge, examined("nobody asked"))
     page = shown(browser, f"/problems/{problem_hash}")
@@ -81,9 +79,7 @@ def test_the_roofline_of_a_problem(
     assert drawn(browser, section) == 1
 
 
-def test_problems_are_listed_and_found(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_problems_are_listed_and_found(served, browser, judge, monkeypatch, problem_hash) -> None:
     """In pages, by a part of the name, and by the beginning of the hash."""
     monkeypatch.setattr(problems, "_PAGE", 2)
     for number in range(3):
@@ -115,9 +111,7 @@ def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, probl
     assert browser.get(f"/problems/{'0' * 64}?format=csv").status_code == 404
 
 
-def test_a_long_list_as_csv(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_long_list_as_csv(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Each row once and in order, whatever is written at once; no more rows than are allowed."""
     for number in range(5):
         judged(served, judge, took(0.1 * (number + 1)), kernel_label=f"number {number}")
@@ -187,9 +181,7 @@ def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser
     assert page.count('class="added"') == 3  # with the head
 
 
-def test_a_chart_waits_for_few_others(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_chart_waits_for_few_others(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Where too many wait the answer says when to ask again; a chart that was drawn leaves its place to another."""
     judged(served, judge, took(0.5))
     places = BoundedSemaphore(1)
@@ -202,9 +194,7 @@ def test_a_chart_waits_for_few_others(
     assert browser.get(address).status_code == 200
 
 
-def test_a_chart_is_drawn_once_for_what_it_shows(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Each theme has its own, and a new verdict makes another; of all that were drawn the last ones are kept."""
     drawings: list[object] = []
 
@@ -256,9 +246,7 @@ def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge:
     assert drawn(browser, shown(browser, f"/compare/{one}/{other}")) == 1
 
 
-def test_without_matplotlib(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_without_matplotlib(served, browser, judge, monkeypatch, problem_hash) -> None:
     """The page has its tables and says what to install; the chart's address says so too."""
     judged(served, judge, took(0.5))
     monkeypatch.setattr(problems, "can_draw", lambda: False)

@@ -180,9 +180,7 @@ def test_a_link_grows_old_and_is_no_session(served: Served, engine: Engine) -> N
         assert client.get("/login", params={"link": secret}).status_code == 403
 
 
-def test_a_session_is_no_link_and_no_credential_of_the_api(
-    browser: httpx.Client, served: Served, queued: UUID, engine: Engine
-) -> None:
+def test_a_session_is_no_link_and_no_credential_of_the_api(browser, served, queued, engine) -> None:
     """And its table holds no secret."""
     with stranger(served) as client:
         assert client.get("/login", params={"link": _cookie(browser)}).status_code == 403
@@ -214,14 +212,7 @@ def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
     server.execute(f'DROP ROLE "{name}"')
 
 
-def test_the_server_s_own_role_is_enough(
-    serve: Callable[[Config], Served],
-    config: Config,
-    login: str,
-    token: Callable[[str], str],
-    engine: Engine,
-    queued: UUID,
-) -> None:
+def test_the_server_s_own_role_is_enough(serve, config: Config, login: str, token, engine: Engine, queued) -> None:
     served = serve(config.model_copy(update={"database_url": SecretStr(login)}))
     link = sessions.invite(engine, "somebody")
     with visitor(served, token("submit")) as client, stranger(served) as guest:
