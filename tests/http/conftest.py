@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from uuid import UUID
 
 import httpx
 import pytest
-from sqlalchemy import Engine
 
 from tests.http.fixtures import *  # noqa: F403
-from tests.http.standin import Served, worker_that_passes_all
+from tests.http.standin import Served
 
 
 @pytest.fixture
@@ -18,10 +16,3 @@ def http(served: Served) -> Iterator[httpx.Client]:
     """A client of the server that may do everything."""
     with served.client() as client:
         yield client
-
-
-@pytest.fixture
-def judging(engine: Engine, worker_id: UUID) -> Iterator[None]:
-    """A worker that passes whatever is queued."""
-    with worker_that_passes_all(engine, worker_id):
-        yield

@@ -16,10 +16,10 @@ from kqueue.contract import Outcome
 from kqueue.http.app import create_app
 from kqueue.local.valkey import Valkey
 from kqueue.store import tokens
-from tests.http.standin import Served, end
+from tests.http.standin import Served, end, worker_that_passes_all
 from tests.services import Server
 
-__all__ = ["application", "config", "database_url", "house", "judge", "serve", "served", "token"]
+__all__ = ["application", "config", "database_url", "house", "judge", "judging", "serve", "served", "token"]
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +93,10 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
         assert end(engine, worker_id, UUID(str(identity)), outcome)
 
     return one
+
+
+@pytest.fixture
+def judging(engine: Engine, worker_id: UUID) -> Iterator[None]:
+    """A worker that passes whatever is queued."""
+    with worker_that_passes_all(engine, worker_id):
+        yield

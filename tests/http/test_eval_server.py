@@ -15,7 +15,6 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import MAX_SOURCE_BYTES
-from kqueue.store.tokens import Scope
 from tests.http.standin import Served
 from tests.samples import ended
 from tests.waiting import until
@@ -95,10 +94,14 @@ def test_what_the_kernel_or_the_problem_did_is_a_200(ask, judging: None) -> None
         pytest.param(Category.REFERENCE_ERROR, 200, False, marks=pytest.mark.nightly),
         pytest.param(Category.REFERENCE_TIMEOUT, 200, False, marks=pytest.mark.nightly),
         (Category.JUDGE_ERROR, 503, None),
+        pytest.param(Category.CANCELLED, 409, None, marks=pytest.mark.nightly),
     ],
 )
 def test_how_an_evaluation_ends(asked, judge, engine: Engine, category: Category, status: int, compiled: Any) -> None:
-    """Nothing of a kernel's own is an error of the server; what the fleet did is a 503, and is judged again."""
+    """Nothing of a kernel's own is an error of the server; what the fleet did is a 503, and is judged again.
+
+    A cancelled one, which says nothing of the kernel, is a 409.
+    """
     source = uuid4().hex
     for _ in range(2 if status == 503 else 1):
         identity, waiting = asked(custom_model_src=source)
@@ -110,18 +113,12 @@ def test_how_an_evaluation_ends(asked, judge, engine: Engine, category: Category
         if status == 503:
             assert (int(answer.headers["Retry-After"]) > 0, found["code"]) == (True, "judge_error")
             assert found["evaluation_ids"] == [str(identity)]
+        elif status == 409:
+            assert found["code"] == "cancelled"
         else:
             assert (found["metadata"]["category"], found["metadata"]["blame"]) == (category, category.blame)
             assert (found["compiled"], found["correctness"]) == (compiled, False)
             assert (found["runtime"], found["ref_runtime"]) == (-1.0, -1.0)
-
-
-@pytest.mark.nightly
-def test_a_cancelled_evaluation_is_a_409(http: httpx.Client, asked) -> None:
-    """It says nothing of the kernel, and the fleet did not fail."""
-    identity, waiting = asked()
-    http.post(f"/v1/evaluations/{identity}/cancel").raise_for_status()
-    assert (waiting.result(30).status_code, waiting.result().json()["code"]) == (409, "cancelled")
 
 
 def test_equal_requests_are_one_evaluation(ask, asked, judge, engine: Engine) -> None:
@@ -229,26 +226,6 @@ def test_bodies(served: Served, http: httpx.Client, ask, judging: None) -> None:
     with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
         connection.sendall(b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n")
         assert connection.recv(64).startswith(b"HTTP/1.1 413"), "before it is read"
-
-
-def test_tokens(served: Served, token: Callable[..., str], judging: None) -> None:
-    """Reading, submitting, new problems and running the fleet need tokens of their scopes; the status needs none."""
-    secrets = {scope: token(scope) for scope in Scope}
-    given = body(original_model_src=uuid4().hex)
-
-    def status(method: str, path: str, scope: Scope | None, **more: Any) -> int:
-        headers = {} if scope is None else {"Authorization": f"Bearer {secrets[scope]}"}
-        return httpx.request(method, served.url + path, headers=headers, timeout=60, **more).status_code
-
-    assert httpx.get(f"{served.url}/health").json() == {"status": "healthy"}
-    assert status("GET", "/status", None) == 401
-    assert status("GET", "/status", Scope.READ) == 200
-    callers = (None, Scope.READ, Scope.SUBMIT, Scope.PROBLEMS)
-    assert [status("POST", "/eval", scope, json=given) for scope in callers] == [401, 403, 403, 200]
-    assert status("POST", "/eval", Scope.SUBMIT, json=given) == 200, "the problem is stored by now"
-    for path in ("/cleanup", "/reset_devices", "/reset_gpu/0"):
-        assert [status("POST", path, scope) for scope in callers] == [401, 403, 403, 403]
-    assert status("POST", "/reset_gpu/0", Scope.ADMIN) == 400
 
 
 def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from uuid import uuid4
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS as REGISTRY
 from schemathesis.checks import load_all_checks
+from sqlalchemy import Engine
 
+from kqueue.store import workers
 from tests.http.standin import Served
 from tests.samples import request_fields
 
@@ -36,8 +39,9 @@ class Api(NamedTuple):
 
 
 @pytest.fixture
-def api(served: Served, judging: None) -> Api:
+def api(served: Served, judging: None, engine: Engine) -> Api:
     """The description that a server gives of itself, with a judge behind it that passes everything."""
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     with served.client() as http:
         http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
     described = schemathesis.openapi.from_url(f"{served.url}/openapi.json")

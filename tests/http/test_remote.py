@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from sqlalchemy import Engine, text
 
@@ -38,8 +45,11 @@ from kqueue import (
     WaitTimeout,
 )
 from kqueue.config import Config
+from kqueue.store import evaluations
 from tests.http.serving import Served
 from tests.http.standin import Served as InProcess
+from tests.samples import request_fields
+from tests.traces.collector import collector
 
 
 @pytest.fixture
@@ -49,10 +59,16 @@ def client(served: InProcess) -> Iterator[RemoteClient]:
         yield client
 
 
+TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
+
+
 def count(engine: Engine, what: str = "evaluations") -> int:
     """Rows of a table."""
     with engine.connect() as connection:
         return connection.scalar(text(f"SELECT count(*) FROM {what}"))  # type: ignore[return-value]
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class TestTheSameInterface:
@@ -360,3 +376,60 @@ class TestFaults:
         with served:
             asyncio.run(main())
         assert (count(engine), count(engine, "attempts")) == (number + 1, number)
+
+
+#: What a producer that has a URL and a token has no use for.
+NEEDLESS = {"alembic", "billiard", "celery", "kombu", "psycopg", "redis", "sqlalchemy"}
+NEEDLESS |= {"numpy", "opentelemetry", "rich", "torch", "typer"}
+
+PRODUCER = """
+import json, sys
+import kqueue
+with kqueue.RemoteClient(sys.argv[1], token=sys.argv[2]) as kq:
+    ticket = kq.submit(**json.loads(sys.argv[3]))
+    assert ticket.verdict() is None
+print(json.dumps([str(ticket.evaluation_id), sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_a_producer_over_http_loads_little(served: InProcess, engine: Engine, token: Callable[..., str]) -> None:
+    """Submitting and asking for the verdict load neither Celery nor a database's driver nor torch."""
+    command = [sys.executable, "-c", PRODUCER, served.url, token("problems"), json.dumps(request_fields())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    identity, loaded = json.loads(done.stdout)
+    assert evaluations.existing(engine, [UUID(identity)]) == {UUID(identity)}
+    assert NEEDLESS & set(loaded) == set()
+
+
+def kept(engine: Engine) -> dict[str, str | None]:
+    """What each evaluation names."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT id, traceparent FROM evaluations"))
+        return {str(row.id): row.traceparent for row in rows}
+
+
+def test_the_header_is_kept(http: httpx.Client, engine: Engine) -> None:
+    """With each way to submit; one that is none counts for nothing, and the next request has its own."""
+    for number, (path, header) in enumerate(product(("", "/batch", "/each"), (PARENT, "nonsense", "\xff", None))):
+        fields = request_fields(number)
+        headers = {} if header is None else {"traceparent": header.encode("latin-1")}
+        answer = http.post(f"/v1/evaluations{path}", json={"entries": [fields]} if path else fields, headers=headers)
+        assert answer.is_success
+    assert sorted(kept(engine).values(), key=str) == [PARENT] * 3 + [None] * 9
+
+
+def test_clients_over_http_send_it(served: InProcess, engine: Engine) -> None:
+    """Both of them, in a producer that uses OpenTelemetry: its span of the submission is the parent."""
+    with collector() as taking:
+        done = subprocess.run(
+            [sys.executable, str(TRACED), served.url, served.admin, json.dumps(request_fields(reuse=False))],
+            env=os.environ | taking.variables(),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stderr
+        submits = [f"00-{span.trace}-{span.identity}-01" for span in taking.spans if span.name == "submit"]
+    ids = done.stdout.split()
+    assert len(ids) == 2
+    assert kept(engine) == dict(zip(ids, submits, strict=True))

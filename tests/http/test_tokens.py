@@ -14,7 +14,16 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue import AccessRefused, ConfigError, InvalidRequest, RemoteClient, Request, Ticket, UnknownProblem
+from kqueue import (
+    AccessRefused,
+    BudgetSpent,
+    ConfigError,
+    InvalidRequest,
+    RemoteClient,
+    Request,
+    Ticket,
+    UnknownProblem,
+)
 from kqueue.config import Config, load
 from kqueue.http import OPEN_WARNING
 from kqueue.http.app import create_app
@@ -23,17 +32,20 @@ from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
 from tests.http.serving import Served as Process
 from tests.http.serving import command, problem_of
-from tests.http.standin import Served
+from tests.http.standin import Served, end
+from tests.samples import request_fields
 from tests.services import Server
 
 #: The least scope for each of some requests.
 NEEDS = [
     ("GET", "/v1/evaluations", "read"),
     ("GET", "/v1/fleet", "read"),
+    ("GET", "/status", "read"),
     ("POST", "/v1/evaluations", "submit"),
     ("POST", "/v1/evaluations/00000000-0000-0000-0000-000000000000/cancel", "submit"),
     ("POST", "/cleanup", "admin"),
     ("POST", "/reset_devices", "admin"),
+    ("POST", "/reset_gpu/0", "admin"),
 ]
 #: A problem that nobody has submitted, an entry with it, and the rest of a job's fields.
 NEW = "class Model: new = 1"
@@ -73,6 +85,7 @@ class TestAccess:
                 problem_of(answer, 401, "unauthenticated")
                 assert answer.headers["www-authenticate"].startswith("Bearer")
             assert http.get("/openapi.json").status_code == 200
+            assert http.get("/health").json() == {"status": "healthy"}, "all else of the fleet is for readers"
 
     def test_a_wrong_one(self, serve, config: Config, worker_id) -> None:
         """Refused, also where none would have been needed."""
@@ -110,18 +123,6 @@ class TestAccess:
             whose = connection.scalars(text("SELECT DISTINCT producer FROM evaluations")).all()
         assert whose == [f"token:{known.id}"]
 
-    def test_pages_of_a_browser(self, serve, config: Config, worker_id, token, fields) -> None:
-        """Without a token no page may submit, under whatever name it reaches this machine; programs may."""
-        with serve(open_to_all(config)).stranger() as http:
-            for headers in ({"Origin": "https://example.org"}, {"Host": "rebound.example.org"}, {"Origin": "null"}):
-                problem_of(http.post("/v1/evaluations", json=fields(), headers=headers), 403, "forbidden")
-                bearer = {"Authorization": f"Bearer {token('problems')}"}
-                assert http.post("/v1/evaluations", json=fields(), headers=headers | bearer).status_code == 201
-            assert http.post("/v1/evaluations", json=fields()).status_code == 201
-            assert (
-                http.post("/v1/evaluations", json=fields(), headers={"Origin": str(http.base_url)}).status_code == 201
-            )
-
     def test_elsewhere_than_on_loopback(self, serve, config: Config, worker_id: UUID, token) -> None:
         """A server that others can reach wants tokens, of requests from this machine too."""
         served = serve(config.model_copy(update={"http_address": "0.0.0.0"}))
@@ -157,20 +158,6 @@ class TestProblems:
             for table in ("problems", "kernels", "evaluations"):
                 assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
 
-    def test_each_for_itself(self, http: httpx.Client, served: Served, engine: Engine, fields) -> None:
-        """In the place of the entry; the others are accepted."""
-        with served.client() as other:
-            other.post("/v1/evaluations", json=fields(0)).raise_for_status()
-        name = Request(**fields()).problem_name
-        unknown = f"sha256:{'0' * 64}"
-        entries = [fields(1), fields(2, problem=NEW), fields(3, problem=name), fields(4, problem=unknown), {}]
-        results = http.post("/v1/evaluations/each", json={"entries": entries}).json()["results"]
-        codes = [slot["error"] and slot["error"]["code"] for slot in results]
-        assert codes == [None, "forbidden", None, "unknown_problem", "invalid_request"]
-        assert results[3]["error"]["problem_hashes"] == ["0" * 64]
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM problems")) == 1
-
     def test_a_stored_one_is_named_or_repeated(self, http: httpx.Client, served: Served, token, fields) -> None:
         """By its hash or by its very source; what nobody stored is an unknown problem to everybody."""
         unknown = fields(2, problem=f"sha256:{'0' * 64}")
@@ -186,7 +173,7 @@ class TestProblems:
             assert http.get(f"/v1/evaluations/{identity}/artifacts/problem.py").text == fields()["problem"]
 
     def test_from_python(self, served: Served, token, fields) -> None:
-        """The clients raise what they raise elsewhere, and a batch keeps its places."""
+        """The clients raise what they raise elsewhere; a refused entry of a batch stands in its place."""
         with RemoteClient(served.url, token=token("problems")) as owner:
             owner.submit(**fields(0))
         name = Request(**fields()).problem_name
@@ -368,3 +355,37 @@ class TestCommand:
             assert (status, out) == (2, ""), given
             assert what in error
         assert tokens.listing(engine) == []
+
+
+def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_id: UUID) -> None:
+    """429 with the time to wait, a typed exception at once, and `token list` and `cost` tell what is used and left."""
+    made = json.loads(
+        command(config, "token", "create", "--name", "n", "--scope", "problems", "--budget", "1m/hour", "--json")[1]
+    )
+    assert made["budget"] == {"seconds": 60, "window_s": 3600, "then": "refuse", "used_s": 0, "left_s": 60}
+    with served.client(made["token"]) as http:
+        accepted = http.post("/v1/evaluations", json=request_fields(1)).raise_for_status().json()
+        assert end(engine, worker_id, UUID(accepted["evaluation_id"]))
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE attempts SET started_at = now() - interval '900 s'"))
+        answer = http.post("/v1/evaluations", json=request_fields(2))
+        body = problem_of(answer, 429, "budget_spent")
+        assert 3500 < int(answer.headers["retry-after"]) <= 3600
+        assert (body["budget_s"], body["window_s"]) == (60, 3600)
+        assert http.get(f"/v1/evaluations/{accepted['evaluation_id']}").status_code == 200
+        problem_of(http.post("/v1/evaluations/each", json={"entries": [request_fields(3)]}), 429, "budget_spent")
+    with RemoteClient(url=served.url, token=made["token"]) as client, pytest.raises(BudgetSpent) as spent:
+        client.submit(**request_fields(2))
+    assert spent.value.retry_after_s > 3500
+    [listed] = [json.loads(line) for line in command(config, "token", "list", "--json")[1].splitlines()][:1]
+    assert 600 <= listed["budget"]["used_s"] <= 900
+    assert listed["budget"]["left_s"] == 0
+    [cost] = [json.loads(line) for line in command(config, "cost", "--json")[1].splitlines()]
+    assert cost["budget"]["left_s"] == 0
+    assert "then refuse" in " ".join(command(config, "cost")[1].split())
+    command(config, "token", "edit", "n", "--budget", "3600s/7d", "--when-spent", "lower")[1]
+    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=60) as http:
+        assert http.post("/v1/evaluations", json=request_fields(2)).status_code == 201
+    command(config, "token", "edit", made["id"], "--no-budget")[1]
+    listed = [json.loads(line) for line in command(config, "token", "list", "--json")[1].splitlines()]
+    assert [one["budget"] for one in listed] == [None] * len(listed)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 import pytest
+from mcp import Client
 from sqlalchemy import Engine, text
 
 from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served
-from tests.mcp.agents import Here
+from tests.mcp.agents import Here, over_http
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,25 @@ def tools(house: Served) -> Iterator[Here]:
 def here(tools: Here, served: Served) -> Here:
     """Those tools, before a fleet with one live CPU worker."""
     return tools
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop in which coroutines of tests run."""
+    return "asyncio"
+
+
+@pytest.fixture
+def mode() -> str:
+    """The client's way to begin a session."""
+    return "auto"
+
+
+@pytest.fixture
+async def client(here: Here, token: Callable[..., str], mode: str, anyio_backend: str) -> AsyncGenerator[Client]:
+    """An agent's client whose token may bring problems."""
+    async with over_http(here.url, token(), mode=mode) as client:
+        yield client
 
 
 @pytest.fixture

@@ -164,8 +164,8 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
 
 
 def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The pages have all else, and name the command that compares them. A megabyte is not too long by itself."""
-    empty, short = "\n" * 100_000, "class ModelNew: short"
+    """The pages have all else, and name the command that compares them."""
+    empty = "\n" * 100_000
     one, other = (judged(served, judge, took(0.5), kernel=f"class ModelNew: {name}\n{empty}") for name in "ab")
     told = f"<code>kqueue diff {one} {other}</code>"
     for address in (f"/compare/{one}/{other}", f"/evaluations/{one}?against={other}"):
@@ -173,9 +173,14 @@ def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser
         assert told in page
         assert "The sources are the same" not in page
         assert 'class="added"' not in page
+
+
+@pytest.mark.nightly
+def test_a_megabyte_is_not_too_long_by_itself(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Lines count."""
     lines = "".join(f"    value = value + {number % 50} * other\n" for number in range(30_000))
     long = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}")
-    longer = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}    value = 1\n{short}")
+    longer = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}    value = 1\nclass ModelNew: short")
     page = shown(browser, f"/compare/{long}/{longer}")
     assert "kqueue diff" not in page
     assert page.count('class="added"') == 3  # with the head

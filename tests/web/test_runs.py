@@ -82,7 +82,7 @@ def test_a_record_of_another_version(engine: Engine, browser: httpx.Client) -> N
     """A run whose plan lacks what this version writes, and whose tree makes no sense, is shown all the same."""
     plans: list[dict[str, object]] = [{"metrics": []}, {"metrics": "x"}, {"metrics": [3]}, {}]
     for number, plan in enumerate(plans):
-        run = searches.create(engine, f"odd {number}", plan)
+        run = searches.create(engine, f"odd-{number}", plan)
         searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": 1}, {"number": 1, "parent": 0}], None)
         searches.ended(engine, run.id, 0, category="of_another_version")
         page = shown(browser, f"/runs/{run.id}")

@@ -95,8 +95,8 @@ def test_what_is_no_token_does_not_let_in(served: Served) -> None:
 
 def test_a_login_leads_nowhere_else(served: Served, token: Callable[[str], str]) -> None:
     secret = token("read")
-    with stranger(served) as client:
-        for there in (*(f"{begin}evil.example" for begin in ("https://", "//", "/\\", "/\t/")), SCRIPT, "/login"):
+    for there in (*(f"{begin}evil.example" for begin in ("https://", "//", "/\\", "/\t/")), SCRIPT, "/login"):
+        with stranger(served) as client:
             assert 'name="next" value="/"' in client.get("/login", params={"next": there}).text
             assert '<a href="/">' in enter(client, secret, next=there).text
 
