@@ -119,8 +119,6 @@ def written(engine: Engine) -> int:
 
 
 class TestSubmit:
-    """Accepting."""
-
     def test_accepted_and_sent(self, client: Client, config: Config, engine: Engine, fields) -> None:
         """The evaluation lies in Postgres, its message in its lane's queue, and that is noted."""
         ticket = client.submit(**fields())
@@ -219,8 +217,6 @@ class TestSubmit:
 
 
 class TestRefused:
-    """Bad input is named, with the fix, before anything is written."""
-
     def test_bad_fields(self, client: Client, engine: Engine, fields) -> None:
         """The field, what is wrong and what would be right; never the source itself."""
         for changes, error, message in WRONG:
@@ -297,8 +293,6 @@ class TestRefused:
 
 
 class TestWait:
-    """Waiting: told, not polling."""
-
     def test_before_and_after(self, client: Client, engine: Engine, judge, fields) -> None:
         """A verdict that comes later and one that was there already are returned, whatever strangers notify."""
         ticket = client.submit(**fields())
@@ -389,8 +383,6 @@ class TestWait:
 
 @pytest.mark.usefixtures("judging")
 class TestEvaluate:
-    """Submitting and waiting in one."""
-
     def test_one(self, client: Client, fields) -> None:
         """A verdict for a request."""
         assert client.evaluate(**fields(), timeout=60).passed
@@ -423,8 +415,6 @@ class TestEvaluate:
 
 
 class TestAsync:
-    """The same for asyncio."""
-
     def test_the_whole_way(self, config: Config, judging, fields) -> None:
         """Submit, wait, evaluate and batches as coroutines."""
 
@@ -484,8 +474,6 @@ class TestAsync:
 
 
 class TestPublicFace:
-    """What `import kqueue` offers and costs."""
-
     def test_every_name_is_there(self) -> None:
         """Each lazily offered name exists, and the checker's list is the same."""
         typed = {

@@ -60,7 +60,7 @@ def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]
     running: list[Served] = []
 
     def start(config: Config, path: Path | None = None, **limits: Any) -> Served:
-        running.append(Served(config, path, make=application, **limits))
+        running.append(Served(config, path, **{"make": application, **limits}))
         return running[-1]
 
     yield start

@@ -135,8 +135,6 @@ def everything(connection: socket.socket) -> bytes:
 
 
 class TestStrangers:
-    """Those who have no token."""
-
     def test_no_body_of_theirs_is_read(self, served: Served) -> None:
         """They are refused before any of it has come."""
         head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s%s\r\n\r\n"
@@ -231,8 +229,6 @@ def problem_of_any(answer: httpx.Response, status: int, code: str) -> dict[str, 
 
 
 class TestConnections:
-    """Those who connect and do not go on."""
-
     def test_requests_that_do_not_come_in(self, serve, config: Config, worker_id: UUID, fields) -> None:
         """They are hung up on, also while they drip; who waits for a verdict is not."""
         with serve(config, server={"receive_s": 1.0}).client() as http:
@@ -298,8 +294,6 @@ class TestConnections:
 
 
 class TestBodies:
-    """What JSON can be, and should not."""
-
     def test_values_that_nothing_can_hold(self, http: httpx.Client, engine: Engine, fields) -> None:
         """422 by itself and in a batch; in its place where each is for itself; nothing is written."""
         for more in UNHOLDABLE:
@@ -385,8 +379,6 @@ def test_long_reading_keeps_nobody_from_the_rest(served: Served, token, engine: 
 
 
 class TestStreams:
-    """Events that are asked for too often."""
-
     def test_how_many_may_be_open(self, serve, config: Config, worker_id: UUID, fields) -> None:
         """429 with Retry-After beyond that, until one is closed."""
         with serve(config, app={"streams": 2}).client() as http:
@@ -409,8 +401,6 @@ class TestStreams:
 
 
 class TestOthers:
-    """One token's holder and another's."""
-
     @pytest.fixture
     def pair(self, served: Served, token) -> Any:
         """Clients with two tokens that may submit."""

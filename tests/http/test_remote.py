@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,9 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import Engine, text
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue import (
     AccessRefused,
@@ -45,6 +46,7 @@ from kqueue import (
     WaitTimeout,
 )
 from kqueue.config import Config
+from kqueue.http.app import create_app
 from kqueue.store import evaluations
 from tests.http.serving import Served
 from tests.http.standin import Served as InProcess
@@ -72,8 +74,6 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class TestTheSameInterface:
-    """What a producer does not notice."""
-
     @pytest.mark.parametrize(("remote", "direct"), [(RemoteClient, Client), (AsyncRemoteClient, AsyncClient)])
     def test_every_method(self, remote: type, direct: type) -> None:
         """Whatever the direct client can be asked."""
@@ -178,8 +178,6 @@ class TestTheSameInterface:
 
 
 class TestAddresses:
-    """Whom it asks, and what it shows."""
-
     def test_from_the_environment(self, served: InProcess, token, monkeypatch, fields) -> None:
         """KQUEUE_URL and KQUEUE_TOKEN."""
         monkeypatch.setenv("KQUEUE_URL", served.url)
@@ -245,76 +243,50 @@ class TestAddresses:
                 client.submit(**fields())
 
 
-class Lossy(threading.Thread):
-    """A proxy that takes a request to the server and then loses the answer, as often as told."""
+class Lossy:
+    """A middleware that has a request served, and then loses the answer, as often as told."""
 
-    def __init__(self, port: int, losses: int) -> None:
-        super().__init__(daemon=True)
-        self._port, self._losses = port, losses
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.lost = 0
+    left = 0
 
-    def run(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            lose = self.lost < self._losses
-            self.lost += lose
-            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
-            threading.Thread(target=self._back, args=(far, near, lose), daemon=True).start()
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-    @staticmethod
-    def _carry(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not Lossy.left or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        Lossy.left -= 1
+        answer: list[Message] = []
 
-    def _back(self, far: socket.socket, near: socket.socket, lose: bool) -> None:
-        try:
-            while data := far.recv(65536):
-                if lose:
-                    break
-                near.sendall(data)
-        except OSError:
-            pass
-        for end in (near, far):
-            # Closing alone would not wake the thread that reads from it.
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        async def keep(message: Message) -> None:
+            answer.append(message)
 
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        await self._app(scope, receive, keep)
+        await send(answer[0])
+        raise ConnectionError("the rest of the answer is lost")
 
 
 class TestFaults:
-    """What a network and a restart do."""
-
-    def test_a_lost_answer_is_no_second_evaluation(self, served: InProcess, engine: Engine, fields) -> None:
+    def test_a_lost_answer_is_no_second_evaluation(self, serve, config: Config, worker_id, engine, fields) -> None:
         """Sent again under the key that it had; to the producer it is new all the same."""
+
+        def lossy(given: Config) -> FastAPI:
+            app = create_app(given)
+            app.add_middleware(Lossy)
+            return app
+
+        served = serve(config, make=lossy)
+        tickets: list[Any] = []
         ways: list[Callable[[RemoteClient], Iterable[Any]]] = [
             lambda client: [client.submit(**fields())],
             lambda client: client.submit_batch([fields(1), fields(2)]),
             lambda client: client.submit_each([fields(3), fields(4)]),
         ]
-        tickets: list[Any] = []
         for send in ways:
-            proxy = Lossy(int(served.url.rpartition(":")[2]), losses=2)
-            proxy.start()
-            try:
-                with RemoteClient(proxy.url, token=served.admin) as client:
-                    tickets += send(client)
-            finally:
-                proxy.close()
-            assert proxy.lost == 2
+            with RemoteClient(served.url, token=served.admin) as client:
+                Lossy.left = 2
+                tickets += send(client)
+            assert Lossy.left == 0
         assert all(ticket.created for ticket in tickets)
         assert count(engine) == len(tickets) == 5
 

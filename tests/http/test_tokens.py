@@ -62,8 +62,6 @@ def open_to_all(config: Config) -> Config:
 
 
 class TestAccess:
-    """401 and 403."""
-
     def test_scopes(self, served: Served, token) -> None:
         """Each holds those before it."""
         for scope in ORDER:
@@ -131,8 +129,6 @@ class TestAccess:
 
 
 class TestProblems:
-    """New problems need a scope of their own: their source runs too."""
-
     @pytest.fixture
     def http(self, served: Served, token) -> Iterator[httpx.Client]:
         """A client whose token may submit kernels, and bring no problem."""
@@ -189,8 +185,6 @@ class TestProblems:
 
 
 class TestTheSwitch:
-    """`KQUEUE_HTTP_TOKENS=trust-local-users`."""
-
     def test_it_is_said_and_no_token_is(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
         """The server warns and lets this machine in. Its log has no token, good or bad, whatever the log's level."""
         secret, wrong = token("problems"), "kq_" + "wrong" * 8
@@ -218,8 +212,6 @@ class TestTheSwitch:
 
 
 class TestMigration:
-    """Tokens of before."""
-
     def test_what_they_may(self, server: Server) -> None:
         """A former `submit` may bring problems still; back again nobody gains a right."""
         url = server.empty_database(f"test_{uuid4().hex}")
@@ -252,8 +244,6 @@ class TestMigration:
 
 
 class TestKept:
-    """What the table holds, and what is written of a token."""
-
     def test_only_the_digest(self, engine: Engine, token) -> None:
         """256 bits, found again by its digest alone."""
         secret = token("read")
@@ -316,8 +306,6 @@ class TestKept:
 
 
 class TestCommand:
-    """`kqueue token`."""
-
     def test_made_listed_and_revoked(self, config: Config, engine: Engine) -> None:
         """The secret is printed once, by itself; the list has all but that."""
         create = ("token", "create", "--name", "trainer", "--scope", "submit", "--expires", "30d")

@@ -67,8 +67,6 @@ NO_FILTERS = [
 
 
 class TestSubmit:
-    """Accepting."""
-
     def test_accepted_and_sent(self, http: httpx.Client, config: Config, fields) -> None:
         """201, a Location, and the message in the lane's queue."""
         answer = http.post("/v1/evaluations", json=fields())
@@ -156,8 +154,6 @@ class TestSubmit:
 
 
 class TestWait:
-    """Waiting and looking."""
-
     def test_the_verdict_whole(self, http: httpx.Client, judge, fields) -> None:
         """What a producer wants of it stands in it, derived facts too."""
         identity = http.post("/v1/evaluations", json=fields(kernel_label="mine")).json()["evaluation_id"]
@@ -233,8 +229,6 @@ class TestWait:
 
 
 class TestReports:
-    """Lists, batches, files, tables."""
-
     @pytest.fixture
     def three(self, http: httpx.Client, judge, fields) -> list[str]:
         """One passed, one failed, one queued."""
@@ -359,8 +353,6 @@ def events_of(lines: Any) -> list[dict[str, str]]:
 
 
 class TestEvents:
-    """A batch's progress as it happens."""
-
     def test_to_the_end_and_again(self, http: httpx.Client, judge, fields) -> None:
         """Each verdict once, progress, the end; then nothing is left to be sent. Ids of other streams are named."""
         entries = [fields(i, batch="b") for i in range(3)]
