@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -33,7 +33,6 @@ from kqueue import (
     Request,
     SchemaMismatch,
     Settings,
-    Ticket,
     UnknownEvaluation,
     UnknownLane,
     UnknownProblem,
@@ -47,6 +46,7 @@ from kqueue.store import evaluations, schema, workers
 from tests.samples import ended
 
 INF = float("inf")
+TABLES = ("evaluations", "problems", "kernels")
 #: Wrong fields of a request, the error, and what it says.
 WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"backend": "rust"}, InvalidRequest, r"backend: .*'cuda'.*not 'rust'"),
@@ -110,20 +110,18 @@ def judging(engine: Engine, judge) -> Iterator[None]:
 def written(engine: Engine) -> int:
     """Rows of anything that a submission writes."""
     with engine.connect() as connection:
-        return connection.scalars(
-            text(
-                "SELECT (SELECT count(*) FROM evaluations) + (SELECT count(*) FROM problems) "
-                "+ (SELECT count(*) FROM kernels)"
-            )
-        ).one()
+        return sum(len(connection.execute(text(f"SELECT FROM {table}")).all()) for table in TABLES)
 
 
 class TestSubmit:
     def test_accepted_and_sent(self, client: Client, config: Config, engine: Engine, fields) -> None:
-        """The evaluation lies in Postgres, its message in its lane's queue, and that is noted."""
+        """The evaluation lies in Postgres, its message in its lane's queue, and that is noted; a ticket is a value."""
         ticket = client.submit(**fields())
         assert ticket.created
         assert not ticket.done()
+        assert client.get(ticket.evaluation_id) == ticket
+        assert isinstance(hash(ticket), int)
+        assert "_transport" not in repr(ticket)
         with broker.make_app(config) as app:
             assert broker.waiting(app, "cpu") == {ticket.evaluation_id}
         assert evaluations.published(engine) == {"cpu": {ticket.evaluation_id}}
@@ -414,63 +412,59 @@ class TestEvaluate:
         assert client.evaluate_batch([]) == []
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
 class TestAsync:
-    def test_the_whole_way(self, config: Config, judging, fields) -> None:
+    @pytest.fixture
+    async def client(self, config: Config, worker_id: UUID) -> AsyncGenerator[AsyncClient]:
+        async with AsyncClient(config) as client:
+            yield client
+
+    async def test_the_whole_way(self, client: AsyncClient, judging, fields) -> None:
         """Submit, wait, evaluate and batches as coroutines."""
+        ticket = await client.submit(**fields())
+        verdict = await ticket.wait(timeout=60)
+        assert verdict.passed
+        assert await ticket.done()
+        assert await ticket.verdict() == await client.verdict(ticket.evaluation_id) == verdict
+        assert await (await client.get(str(ticket.evaluation_id))).cancel() is False
+        assert (await client.evaluate(**fields(1), timeout=60)).passed
+        answers = await client.evaluate_batch([fields(2), {}, fields(3)], timeout=60)
+        assert [type(a) for a in answers] == [Verdict, InvalidRequest, Verdict]
+        tickets = await client.submit_batch([fields(4, batch="night"), fields(5, batch="night")])
+        assert len(await client.wait_all(tickets, 20)) == 2
+        assert await client.batch("night") == tickets
+        with pytest.raises(UnknownEvaluation):
+            await client.cancel(uuid4())
 
-        async def main() -> None:
-            async with AsyncClient(config) as client:
-                ticket = await client.submit(**fields())
-                verdict = await ticket.wait(timeout=60)
-                assert verdict.passed
-                assert await ticket.done()
-                assert await ticket.verdict() == await client.verdict(ticket.evaluation_id) == verdict
-                assert await (await client.get(str(ticket.evaluation_id))).cancel() is False
-                assert (await client.evaluate(**fields(1), timeout=60)).passed
-                answers = await client.evaluate_batch([fields(2), {}, fields(3)], timeout=60)
-                assert [type(a) for a in answers] == [Verdict, InvalidRequest, Verdict]
-                tickets = await client.submit_batch([fields(4, batch="night"), fields(5, batch="night")])
-                assert len(await client.wait_all(tickets, 20)) == 2
-                assert await client.batch("night") == tickets
-                with pytest.raises(UnknownEvaluation):
-                    await client.cancel(uuid4())
-
-        asyncio.run(main())
-
-    def test_hundreds_of_waiters_need_no_threads(self, config: Config, worker_id, judge, fields) -> None:
+    async def test_hundreds_of_waiters_need_no_threads(self, client: AsyncClient, judge, fields) -> None:
         """Waiting is done by the loop and one listening thread; a cancelled waiter harms no other."""
+        tickets = await client.submit_batch([fields(n) for n in range(50)])
+        before = threading.active_count()
+        waiters = [asyncio.create_task(ticket.wait(60)) for ticket in tickets * 6]
+        await asyncio.sleep(0.1)
+        assert threading.active_count() <= before + 1
+        waiters[0].cancel()
+        for ticket in tickets:
+            await asyncio.to_thread(judge, ticket.evaluation_id)
+        answers = await asyncio.gather(*waiters, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert all(isinstance(answer, Verdict) for answer in answers[1:])
 
-        async def main() -> None:
-            async with AsyncClient(config) as client:
-                tickets = await client.submit_batch([fields(n) for n in range(100)])
-                before = threading.active_count()
-                waiters = [asyncio.create_task(ticket.wait(60)) for ticket in tickets * 3]
-                await asyncio.sleep(0.1)
-                assert threading.active_count() <= before + 1
-                waiters[0].cancel()
-                for ticket in tickets:
-                    await asyncio.to_thread(judge, ticket.evaluation_id)
-                answers = await asyncio.gather(*waiters, return_exceptions=True)
-                assert isinstance(answers[0], asyncio.CancelledError)
-                assert all(isinstance(answer, Verdict) for answer in answers[1:])
-
-        asyncio.run(main())
-
-    def test_timeouts_and_order(self, config: Config, worker_id, judge, fields) -> None:
+    async def test_timeouts_and_order(self, client: AsyncClient, judge, fields) -> None:
         """`as_completed` yields as verdicts come; what does not come is a WaitTimeout."""
-
-        async def main() -> None:
-            async with AsyncClient(config) as client:
-                first, second = await client.submit_batch([fields(0), fields(1)])
-                await asyncio.to_thread(judge, second.evaluation_id)
-                coming = client.as_completed([first, second], timeout=0.5)
-                assert (await anext(coming))[0] == second
-                with pytest.raises(WaitTimeout, match="1 of 2"):
-                    await anext(coming)
-                with pytest.raises(WaitTimeout):
-                    await first.wait(timeout=0.05)
-
-        asyncio.run(main())
+        first, second = await client.submit_batch([fields(0), fields(1)])
+        await asyncio.to_thread(judge, second.evaluation_id)
+        coming = client.as_completed([first, second], timeout=0.5)
+        assert (await anext(coming))[0] == second
+        with pytest.raises(WaitTimeout, match="1 of 2"):
+            await anext(coming)
+        with pytest.raises(WaitTimeout):
+            await first.wait(timeout=0.05)
 
 
 class TestPublicFace:
@@ -494,12 +488,3 @@ class TestPublicFace:
             "kqueue.Client; found = {'torch', 'alembic', 'rich', 'typer'} & set(sys.modules); assert not found, found"
         )
         subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": os.environ["PATH"]})
-
-
-def test_a_ticket_is_a_value(client: Client, fields) -> None:
-    """Tickets compare by evaluation, can be dict keys, and print without their client."""
-    ticket = client.submit(**fields())
-    assert client.get(ticket.evaluation_id).evaluation_id == ticket.evaluation_id
-    assert "_transport" not in repr(ticket)
-    assert isinstance(hash(ticket), int)
-    assert isinstance(ticket, Ticket)

@@ -64,11 +64,12 @@ def visit(chromium: Any, served: Served) -> Iterator[Callable[..., Any]]:
         context.close()
 
 
-def _log_in(tab: Any, secret: str) -> None:
+def _log_in(tab: Any, secret: str) -> Any:
     tab.goto("/login")
     tab.fill("#token", secret)
     tab.press("#token", "Enter")
     tab.wait_for_url(re.compile(r"/$"))
+    return tab
 
 
 def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
@@ -140,8 +141,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
 @pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_other_pages(visit, token, addresses, scheme: str) -> None:
-    tab = visit(color_scheme=scheme)
-    _log_in(tab, token("problems"))
+    tab = _log_in(visit(color_scheme=scheme), token("problems"))
     for address in addresses:
         assert tab.goto(address).status == 200, address
         assert _violations(tab) == [], address
@@ -150,8 +150,7 @@ def test_axe_finds_nothing_on_other_pages(visit, token, addresses, scheme: str) 
 @pytest.mark.nightly
 def test_every_link_and_button_is_reached_by_keyboard(visit, token, addresses) -> None:
     """Each gets the focus once on a way through the page, and shows that it has it."""
-    tab = visit()
-    _log_in(tab, token("problems"))
+    tab = _log_in(visit(), token("problems"))
     for address in addresses:
         tab.goto(address)
         wanted = tab.evaluate(
@@ -175,8 +174,7 @@ def test_every_link_and_button_is_reached_by_keyboard(visit, token, addresses) -
 @pytest.mark.nightly
 def test_an_autopsy_is_begun_by_keyboard_and_followed(visit, served: Served, token, judge, engine, worker_id) -> None:
     identity = judged(served, judge, found_wrong(), problem=TAIL)
-    tab = visit()
-    _log_in(tab, token("problems"))
+    tab = _log_in(visit(), token("problems"))
     tab.goto(f"/evaluations/{identity}")
     tab.get_by_role("button", name="Autopsy").focus()
     tab.keyboard.press("Enter")
@@ -232,16 +230,14 @@ def test_no_page_scrolls_sideways_on_a_phone(visit, served: Served, token, judge
     judge(right, examined("k" * 200))
     identity = UUID(answer.raise_for_status().json()["evaluation_id"])
     judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
-    tab = visit(viewport={"width": 375, "height": 700})
-    _log_in(tab, token("submit"))
+    tab = _log_in(visit(viewport={"width": 375, "height": 700}), token("submit"))
     for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
         tab.goto(address)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
 
 
 def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str], queued: UUID) -> None:
-    tab = visit(java_script_enabled=False)
-    _log_in(tab, token("submit"))
+    tab = _log_in(visit(java_script_enabled=False), token("submit"))
     tab.goto(f"/evaluations/{queued}")
     tab.get_by_role("button", name="Cancel").click()
     tab.get_by_text("cancelled").first.wait_for()
