@@ -38,7 +38,7 @@ def job_body(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_job_from_beginning_to_end(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-    """Its id is the evaluation's; its result is that of `/eval`; moments are in order; unknown fields are passed over."""
+    """Its id is the evaluation's, its result that of `/eval`; moments are in order. Unknown fields are passed over."""
     accepted = http.post("/evaluate", json=job_body(timeout=60, build_dir="/x", device="cuda:0")).json()
     assert accepted["status"] == "queued"
     path = f"/job/{accepted['job_id']}"
