@@ -138,67 +138,6 @@ def test_equal_requests_are_one_evaluation(ask, asked, judge, engine: Engine) ->
     assert (later != identity, waiting.result(60).json()["metadata"]["joined"]) == (True, False)
 
 
-@pytest.mark.nightly
-def test_a_key_decides_where_it_is_given(http: httpx.Client, ask, judging: None) -> None:
-    """The same key is the same evaluation, another key another one; for another kernel or setting it is refused.
-
-    Without a key, another setting is another evaluation.
-    """
-    source = uuid4().hex
-    changes = ({"seed_num": 43}, {"num_correct_trials": 2}, {"num_perf_trials": 7})
-    answers = [ask(custom_model_src=source, **change) for change in ({}, *changes)]
-    assert len({answer.json()["metadata"]["evaluation_id"] for answer in answers}) == 4
-
-    def post(key: str, **change: Any) -> httpx.Response:
-        return http.post("/eval", json=body(custom_model_src=source) | change, headers={"Idempotency-Key": key})
-
-    key = uuid4().hex
-    same = {post(key).json()["metadata"]["evaluation_id"] for _ in range(2)}
-    assert len(same) == 1
-    assert post(uuid4().hex).json()["metadata"]["evaluation_id"] not in same
-    for change in ({"custom_model_src": "other"}, *changes):
-        refused = post(key, **change)
-        assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_conflict"), change
-        assert f"'{key}' was used for another problem, kernel or lane" in refused.json()["detail"]
-
-
-@pytest.mark.nightly
-def test_a_client_that_goes_away_ends_its_wait_alone(served: Served, ask, asked, judge, engine, caplog) -> None:
-    """The evaluation goes on, the server has nothing to complain of, and who comes back gets the answer."""
-    given = body()
-    content = json.dumps(given).encode()
-    head = f"POST /eval HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\nContent-Length: {len(content)}"
-    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
-        connection.sendall(f"{head}\r\n\r\n".encode() + content)
-        until(lambda: count(engine) == 1, what="the evaluation")
-    with engine.connect() as connection:
-        identity = connection.scalar(text("SELECT id FROM evaluations"))
-    judge(identity)
-    assert ask(**given).json()["metadata"]["evaluation_id"] == str(identity)
-    assert not [record for record in caplog.records if record.exc_info], caplog.text
-
-
-@pytest.mark.nightly
-def test_bodies(served: Served, http: httpx.Client, ask, judging: None) -> None:
-    """JSON without a type is understood, unknown fields are named; all else is refused with what is wrong."""
-    answer = ask(num_correct_trails=1, build_dir="/x").raise_for_status()
-    assert answer.json()["metadata"]["ignored_fields"] == ["build_dir", "num_correct_trails"]
-    request = http.build_request("POST", "/eval", content=json.dumps(body()))
-    assert "content-type" not in request.headers
-    assert http.send(request).json()["correctness"] is True
-    for kind in ("application/x-www-form-urlencoded", "text/plain"):
-        for path in ("/eval", "/evaluate"):
-            answer = http.post(path, content="{}", headers={"Content-Type": kind})
-            assert answer.status_code == 415
-            assert "Content-Type: application/json" in answer.json()["detail"]
-    assert http.post("/eval", content=b"{", headers=JSON).status_code == 400
-    missing = http.post("/eval", json={"custom_model_src": "x"})
-    assert (missing.status_code, "original_model_src" in missing.json()["detail"]) == (422, True)
-    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
-        connection.sendall(b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n")
-        assert connection.recv(64).startswith(b"HTTP/1.1 413"), "before it is read"
-
-
 def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> None:
     """They say so, in their usual forms, and how many wait; probes may ask with HEAD, and with a slash at the end."""
     waits, answer = asked()
@@ -224,3 +163,63 @@ def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> 
     assert found["/backend_info"]["default_backend"] == "cuda"
     assert set(found["/backend_info"]["backend_descriptions"]) == set(found["/backend_info"]["supported_backends"])
     assert http.get("/fault_statistics").json()["per_device_faults"] == {}
+
+
+@pytest.mark.nightly
+class TestMore:
+    def test_a_key_decides_where_it_is_given(self, http: httpx.Client, ask, judging: None) -> None:
+        """The same key is the same evaluation, another key another one; for another kernel or setting it is refused.
+
+        Without a key, another setting is another evaluation.
+        """
+        source = uuid4().hex
+        changes = ({"seed_num": 43}, {"num_correct_trials": 2}, {"num_perf_trials": 7})
+        answers = [ask(custom_model_src=source, **change) for change in ({}, *changes)]
+        assert len({answer.json()["metadata"]["evaluation_id"] for answer in answers}) == 4
+
+        def post(key: str, **change: Any) -> httpx.Response:
+            return http.post("/eval", json=body(custom_model_src=source) | change, headers={"Idempotency-Key": key})
+
+        key = uuid4().hex
+        same = {post(key).json()["metadata"]["evaluation_id"] for _ in range(2)}
+        assert len(same) == 1
+        assert post(uuid4().hex).json()["metadata"]["evaluation_id"] not in same
+        for change in ({"custom_model_src": "other"}, *changes):
+            refused = post(key, **change)
+            assert (refused.status_code, refused.json()["code"]) == (409, "idempotency_conflict"), change
+            assert f"'{key}' was used for another problem, kernel or lane" in refused.json()["detail"]
+
+    def test_a_client_that_goes_away_ends_its_wait_alone(self, served, ask, asked, judge, engine, caplog) -> None:
+        """The evaluation goes on, the server has nothing to complain of, and who comes back gets the answer."""
+        given = body()
+        content = json.dumps(given).encode()
+        head = (
+            f"POST /eval HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\nContent-Length: {len(content)}"
+        )
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
+            connection.sendall(f"{head}\r\n\r\n".encode() + content)
+            until(lambda: count(engine) == 1, what="the evaluation")
+        with engine.connect() as connection:
+            identity = connection.scalar(text("SELECT id FROM evaluations"))
+        judge(identity)
+        assert ask(**given).json()["metadata"]["evaluation_id"] == str(identity)
+        assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+    def test_bodies(self, served: Served, http: httpx.Client, ask, judging: None) -> None:
+        """JSON without a type is understood, unknown fields are named; all else is refused with what is wrong."""
+        answer = ask(num_correct_trails=1, build_dir="/x").raise_for_status()
+        assert answer.json()["metadata"]["ignored_fields"] == ["build_dir", "num_correct_trails"]
+        request = http.build_request("POST", "/eval", content=json.dumps(body()))
+        assert "content-type" not in request.headers
+        assert http.send(request).json()["correctness"] is True
+        for kind in ("application/x-www-form-urlencoded", "text/plain"):
+            for path in ("/eval", "/evaluate"):
+                answer = http.post(path, content="{}", headers={"Content-Type": kind})
+                assert answer.status_code == 415
+                assert "Content-Type: application/json" in answer.json()["detail"]
+        assert http.post("/eval", content=b"{", headers=JSON).status_code == 400
+        missing = http.post("/eval", json={"custom_model_src": "x"})
+        assert (missing.status_code, "original_model_src" in missing.json()["detail"]) == (422, True)
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
+            connection.sendall(b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n")
+            assert connection.recv(64).startswith(b"HTTP/1.1 413"), "before it is read"

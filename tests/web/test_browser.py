@@ -138,59 +138,6 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     ]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_other_pages(visit, token, addresses, scheme: str) -> None:
-    tab = _log_in(visit(color_scheme=scheme), token("problems"))
-    for address in addresses:
-        assert tab.goto(address).status == 200, address
-        assert _violations(tab) == [], address
-
-
-@pytest.mark.nightly
-def test_every_link_and_button_is_reached_by_keyboard(visit, token, addresses) -> None:
-    """Each gets the focus once on a way through the page, and shows that it has it."""
-    tab = _log_in(visit(), token("problems"))
-    for address in addresses:
-        tab.goto(address)
-        wanted = tab.evaluate(
-            "[...document.querySelectorAll("
-            "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
-            ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
-        )
-        reached: list[str] = []
-        while True:
-            tab.keyboard.press("Tab")
-            at, outline = tab.evaluate(
-                "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
-            )
-            if at is None or at in reached:
-                break
-            assert outline != "none", (address, at)
-            reached.append(at)
-        assert set(wanted) <= set(reached), address
-
-
-@pytest.mark.nightly
-def test_an_autopsy_is_begun_by_keyboard_and_followed(visit, served: Served, token, judge, engine, worker_id) -> None:
-    identity = judged(served, judge, found_wrong(), problem=TAIL)
-    tab = _log_in(visit(), token("problems"))
-    tab.goto(f"/evaluations/{identity}")
-    tab.get_by_role("button", name="Autopsy").focus()
-    tab.keyboard.press("Enter")
-    tab.wait_for_url("**/autopsy")
-    tab.get_by_text("live", exact=True).wait_for()
-    tab.get_by_text("It takes a minute at most").wait_for()
-
-    def over() -> bool:
-        end_all_wrong(engine, worker_id)
-        return tab.locator("h2", has_text="What was found").count() == 1
-
-    until(over, what="the autopsy's end")
-    assert tab.locator("h2", has_text="repro.py").count() == 1
-    assert _violations(tab) == []
-
-
 def _violations(tab: Any) -> list[Any]:
     # The page's policy lets in no script but the server's: a debugger's is beside it.
     tab.evaluate(_AXE.read_text())
@@ -221,21 +168,6 @@ def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None
     assert wrong == []
 
 
-@pytest.mark.nightly
-def test_no_page_scrolls_sideways_on_a_phone(visit, served: Served, token, judge, addresses) -> None:
-    with served.client() as api:
-        body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
-        answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
-        right = submit(api, 1)
-    judge(right, examined("k" * 200))
-    identity = UUID(answer.raise_for_status().json()["evaluation_id"])
-    judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
-    tab = _log_in(visit(viewport={"width": 375, "height": 700}), token("submit"))
-    for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
-        tab.goto(address)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
-
-
 def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str], queued: UUID) -> None:
     tab = _log_in(visit(java_script_enabled=False), token("submit"))
     tab.goto(f"/evaluations/{queued}")
@@ -243,3 +175,68 @@ def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str]
     tab.get_by_text("cancelled").first.wait_for()
     tab.get_by_role("button", name="Log out").click()
     tab.wait_for_url("**/login")
+
+
+@pytest.mark.nightly
+class TestMore:
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_axe_finds_nothing_on_other_pages(self, visit, token, addresses, scheme: str) -> None:
+        tab = _log_in(visit(color_scheme=scheme), token("problems"))
+        for address in addresses:
+            assert tab.goto(address).status == 200, address
+            assert _violations(tab) == [], address
+
+    def test_every_link_and_button_is_reached_by_keyboard(self, visit, token, addresses) -> None:
+        """Each gets the focus once on a way through the page, and shows that it has it."""
+        tab = _log_in(visit(), token("problems"))
+        for address in addresses:
+            tab.goto(address)
+            wanted = tab.evaluate(
+                "[...document.querySelectorAll("
+                "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
+                ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
+            )
+            reached: list[str] = []
+            while True:
+                tab.keyboard.press("Tab")
+                at, outline = tab.evaluate(
+                    "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
+                )
+                if at is None or at in reached:
+                    break
+                assert outline != "none", (address, at)
+                reached.append(at)
+            assert set(wanted) <= set(reached), address
+
+    def test_an_autopsy_is_begun_by_keyboard_and_followed(
+        self, visit, served: Served, token, judge, engine, worker_id
+    ) -> None:
+        identity = judged(served, judge, found_wrong(), problem=TAIL)
+        tab = _log_in(visit(), token("problems"))
+        tab.goto(f"/evaluations/{identity}")
+        tab.get_by_role("button", name="Autopsy").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/autopsy")
+        tab.get_by_text("live", exact=True).wait_for()
+        tab.get_by_text("It takes a minute at most").wait_for()
+
+        def over() -> bool:
+            end_all_wrong(engine, worker_id)
+            return tab.locator("h2", has_text="What was found").count() == 1
+
+        until(over, what="the autopsy's end")
+        assert tab.locator("h2", has_text="repro.py").count() == 1
+        assert _violations(tab) == []
+
+    def test_no_page_scrolls_sideways_on_a_phone(self, visit, served: Served, token, judge, addresses) -> None:
+        with served.client() as api:
+            body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
+            answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
+            right = submit(api, 1)
+        judge(right, examined("k" * 200))
+        identity = UUID(answer.raise_for_status().json()["evaluation_id"])
+        judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
+        tab = _log_in(visit(viewport={"width": 375, "height": 700}), token("submit"))
+        for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
+            tab.goto(address)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
