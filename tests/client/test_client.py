@@ -339,8 +339,8 @@ class TestWait:
             assert [future.result().passed for future in waiting] == [True, True]
 
     def test_many_waiters_one_thread(self, client: Client, judge, fields) -> None:
-        """A hundred tickets, several waiters each, need one more thread and one more connection."""
-        tickets = client.submit_batch(fields(n) for n in range(100))
+        """Many tickets, several waiters each, need one more thread and one more connection."""
+        tickets = client.submit_batch(fields(n) for n in range(40))
         futures = [client._transport.watch(ticket.evaluation_id) for ticket in tickets * 3]
         assert [thread.name for thread in threading.enumerate()].count("kqueue-verdicts") == 1
         for ticket in tickets:
