@@ -40,13 +40,15 @@ class Served:
         server: Mapping[str, Any] = MappingProxyType({}),
         app: Mapping[str, Any] = MappingProxyType({}),
         make: Callable[..., FastAPI] = create_app,
+        port: int = 0,
     ) -> None:
         """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application."""
         self.config = config
         self._admin = ""
         self.app = make(config, **app)
-        self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
-        self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
+        self._sockets = [listen("127.0.0.1", port), *([] if path is None else [listen_at(path)])]
+        self.port = self._sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         self._server = Server(self.app, **server)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
         self._thread.start()

@@ -196,7 +196,7 @@ class TestMore:
         head = (
             f"POST /eval HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\nContent-Length: {len(content)}"
         )
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
+        with socket.create_connection(("127.0.0.1", served.port)) as connection:
             connection.sendall(f"{head}\r\n\r\n".encode() + content)
             until(lambda: count(engine) == 1, what="the evaluation")
         with engine.connect() as connection:
@@ -220,6 +220,6 @@ class TestMore:
         assert http.post("/eval", content=b"{", headers=JSON).status_code == 400
         missing = http.post("/eval", json={"custom_model_src": "x"})
         assert (missing.status_code, "original_model_src" in missing.json()["detail"]) == (422, True)
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
+        with socket.create_connection(("127.0.0.1", served.port)) as connection:
             connection.sendall(b"POST /eval HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n")
             assert connection.recv(64).startswith(b"HTTP/1.1 413"), "before it is read"

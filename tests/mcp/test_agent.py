@@ -67,6 +67,7 @@ def steps(said: str) -> list[str]:
 WHOLE = ["syntax_error", "runtime_error", "wrong_values", "passed"]
 
 
+@pytest.mark.nightly
 def test_an_agent_repairs_a_kernel_on_stdio(fleet: LocalFleet) -> None:
     """The example finds the fleet of this machine, and each report tells what to change next."""
     status, said = run(KQUEUE_HOME=str(fleet.config.home))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import anyio
 import httpx
@@ -131,9 +130,13 @@ def test_a_fleet_that_is_away_is_told_as_such(config: Config, worker_id, token, 
         served.stop()
 
 
-def test_a_wait_lives_through_a_restart(config: Config, worker_id, token, judge, queued, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, judge, queued, monkeypatch) -> None:
     """Progress says that the fleet is away; the verdict comes when it is back."""
     heard: list[str] = []
+    served = serve(config)
+    monkeypatch.setenv("KQUEUE_URL", served.url)
+    monkeypatch.setattr(door, "_RETRY_S", 1.0)
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         heard.append(message or "")
@@ -143,23 +146,19 @@ def test_a_wait_lives_through_a_restart(config: Config, worker_id, token, judge,
             while not any(words in message for message in heard):
                 await anyio.sleep(0.05)
 
-    async def main(served: Process) -> Any:
-        async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token()}) as client:
+    async def restart() -> None:
+        await until("waits:")
+        await asyncio.to_thread(served.close)
+        await until("cannot be reached")
+        await asyncio.to_thread(serve, config, port=served.port)
+        [identity] = queued()
+        await asyncio.to_thread(judge, identity)
 
-            async def restart() -> None:
-                await until("waits:")
-                await asyncio.to_thread(served.stop, signal.SIGKILL)
-                await until("cannot be reached")
-                await asyncio.to_thread(served.start)
-                [identity] = queued()
-                await asyncio.to_thread(judge, identity)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(restart)
-                return await client.call_tool("judge", GIVEN | {"timeout_s": 300}, progress_callback=progress)
-
-    with Process(config, tmp_path / "serve.log") as served:
-        assert told(asyncio.run(main(served)))["passed"]
+    with Here() as here:
+        async with over_http(here.url, token()) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(restart)
+            result = await client.call_tool("judge", GIVEN | {"timeout_s": 300}, progress_callback=progress)
+    assert told(result)["passed"]
 
 
 @pytest.mark.slow("starts a server")
